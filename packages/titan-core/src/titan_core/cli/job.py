@@ -1,0 +1,80 @@
+"""``titan job show``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from titan_core.cli.arguments import json_argument, load, recipe_arguments, world_size_argument
+from titan_core.cli.output import print_json, print_table
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan job show``."""
+    recipe_arguments(parser)
+    world_size_argument(parser)
+    json_argument(parser)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print what a recipe assembles to: components, mesh, batch, and the order of the transforms."""
+    job = assemble(*load(arguments), arguments.world_size)
+    facts = describe(job)
+    if arguments.json:
+        print_json(facts)
+        return 0
+    model, batch = facts["model"], facts["batch"]
+    mesh = " x ".join(f"{name}={degree}" for name, degree in facts["mesh"].items())
+    rows = [
+        ("model", f"{model['name']}: {model['parameters']:,} parameters, {model['flops_per_token']:.4g} FLOPs a token"),
+        ("mesh", f"{facts['world_size']} process(es): {mesh}"),
+        ("batch", f"{batch['global_size']} sequences of {batch['seq_len']} tokens = {batch['ranks']} ranks x "
+                  f"{batch['microbatches']} microbatches x {batch['local_size']}; {batch['logical_shards']} logical shards"),
+        *((name, value) for name, value in facts["components"].items()),
+        *((f"transform {place}", f"{one['phase']}: {one['name']} ({one['distribution']})")
+          for place, one in enumerate(facts["transforms"], 1)),
+    ]  # fmt: skip
+    print_table(("", f"job of {job.config.source}"), rows)
+    return 0
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """The assembled job, for programs."""
+    batch = job.facts.batch
+    picked = {
+        "dataset": job.dataset,
+        "tokenizer": job.tokenizer,
+        "optimizer": job.optimizer,
+        "lr schedule": job.lr_schedule,
+    }
+    components = {kind: component.name for kind, component in picked.items()}
+    components["checkpoint"] = job.checkpoint.name if job.checkpoint is not None else "none"
+    components["metric loggers"] = ", ".join(one.name for one in job.loggers) or "none"
+    components["debug"] = ", ".join(one.name for one in job.debuggers) or "none"
+    return {
+        "source": job.config.source,
+        "digest": job.digest(),
+        "world_size": job.facts.mesh.world_size,
+        "mesh": dict(job.facts.mesh.degrees),
+        "model": {
+            "name": job.name,
+            "parameters": job.facts.model.num_params,
+            "flops_per_token": job.facts.model.flops_per_token(batch.seq_len),
+        },
+        "batch": {
+            "global_size": batch.global_size,
+            "local_size": batch.local_size,
+            "microbatches": batch.microbatches,
+            "ranks": batch.ranks,
+            "logical_shards": batch.logical_shards,
+            "seq_len": batch.seq_len,
+        },
+        "components": components,
+        "transforms": [
+            {"phase": one.phase.name, "name": one.name, "distribution": job.registry.owner(one).distribution}
+            for one in job.transforms
+        ],
+        "dump_folder": job.dump_folder,
+    }

@@ -1,0 +1,140 @@
+"""The command ``titan``: finds the subcommand among the plugins' and runs it. Imports no torch itself."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from titan_core.components import Command
+from titan_core.config.overrides import parse_overrides
+from titan_core.config.render import describe_options
+from titan_core.discovery import CORE
+from titan_core.errors import UserError, nearest
+from titan_core.registry import Registry
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with its complaints told like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError.one("command line", message, f"see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``titan`` with ``argv`` (default: the process's arguments); returns the exit status."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        if os.environ.get("TITAN_TRACEBACK"):
+            raise
+        report(error)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("titan: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        # Whoever read our output has had enough (`titan plugins | head`). Keep the interpreter from complaining too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _stdout_is_closed() -> bool:
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def report(error: UserError) -> None:
+    """Print a line for each problem, with the rank in front where there are several."""
+    rank = os.environ.get("RANK")
+    prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
+    for problem in error.problems:
+        print(f"{prefix}{problem}", file=sys.stderr)
+
+
+def _run(argv: list[str]) -> int:
+    registry = Registry.from_installed()
+    commands: dict[str, Command] = {}
+    for command in registry.all(Command):
+        commands.setdefault(command.name, command)  # the core's come first; a second claim is a conflict, told below
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview(commands))
+        return 0
+    if argv[0] == "--version":
+        core = next(plugin for plugin in registry.found.plugins if plugin.name == CORE)
+        print(f"titan-core {core.version}")
+        return 0
+    command, arguments = _find(commands, argv)
+    claims = [problem for problem in registry.conflicts if problem.where == f"command {command.name!r}"]
+    if claims and command.name != "plugins":
+        raise UserError(*claims)
+    own, overrides = _split(arguments) if command.overrides else (arguments, [])
+    parser = _Parser(
+        prog=f"titan {command.name}",
+        description=command.summary,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=describe_options(registry.sections()) if command.overrides else None,
+    )
+    if command.arguments is not None:
+        command.arguments.load()(parser)
+    namespace = parser.parse_args(own)
+    namespace.registry = registry
+    namespace.overrides = parse_overrides(overrides)
+    namespace.override_arguments = overrides
+    run = command.run.load()
+    gc.enable()
+    return run(namespace)
+
+
+def _find(commands: dict[str, Command], argv: list[str]) -> tuple[Command, list[str]]:
+    """The command that ``argv`` begins with, one word or two, and what follows it."""
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if name in commands and len(argv) >= words:
+            return commands[name], argv[words:]
+    group = [name.split()[1] for name in commands if name.startswith(argv[0] + " ")]
+    if group:
+        wanted = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
+        if not wanted:
+            raise UserError.one(f"titan {argv[0]}", "a subcommand is needed", f"one of {', '.join(group)}")
+        raise UserError.one(f"titan {argv[0]} {wanted}", "no such command", nearest(wanted, group))
+    first_words = list(dict.fromkeys(name.split()[0] for name in commands))
+    raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Part ``--section.key value`` from a command's own arguments: argparse would take the values for positionals."""
+    own: list[str] = []
+    overrides: list[str] = []
+    waiting = list(reversed(arguments))
+    while waiting:
+        argument = waiting.pop()
+        flag, equals, _ = argument.partition("=")
+        if flag.startswith("--") and "." in flag:
+            overrides.append(argument)
+            if not equals and waiting and not waiting[-1].startswith("--"):
+                overrides.append(waiting.pop())
+        else:
+            own.append(argument)
+    return own, overrides
+
+
+def _overview(commands: dict[str, Command]) -> str:
+    width = max(map(len, commands)) + 2
+    lines = ["usage: titan COMMAND ...", "", "Pre-train language models with jobs assembled from plugins.", ""]
+    lines += [f"  titan {name:<{width}} {command.summary}" for name, command in commands.items()]
+    return "\n".join([*lines, "", "`titan COMMAND --help` tells more. Errors: TITAN_TRACEBACK=1 shows tracebacks."])

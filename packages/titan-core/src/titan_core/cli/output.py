@@ -1,0 +1,20 @@
+"""Tables and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """``value`` as indented JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of aligned columns; the last one is as long as it is. (``rich`` would take longer to import than most
+    commands take to run.)"""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for row in (headers, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,59 @@
+"""``titan plugins``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from titan_core.cli.output import print_json, print_table
+from titan_core.registry import Registry
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List plugins with what they provide, broken ones with why, and conflicts."""
+    registry: Registry = arguments.registry
+    if arguments.json:
+        print_json(as_json(registry))
+        return 0
+    rows = []
+    for plugin in registry.found.plugins:
+        kinds: dict[str, list[str]] = {}
+        for component in plugin.components:
+            kinds.setdefault(component.kind, []).append(component.name)
+        first = (plugin.name, f"{plugin.distribution} {plugin.version}")
+        for kind, names in kinds.items() or [("-", ["nothing yet"])]:
+            rows.append((*first, kind, ", ".join(names)))
+            first = ("", "")
+    for broken in registry.found.broken:
+        rows.append((broken.name, f"{broken.distribution} {broken.version}", "BROKEN", broken.reason))
+    for disabled in registry.found.disabled:
+        rows.append((disabled.name, f"{disabled.distribution} {disabled.version}", "off", "switched off"))
+    print_table(("plugin", "distribution", "stage", "provides"), rows)
+    for problem in registry.conflicts:
+        print(f"conflict: {problem}")
+    return 0
+
+
+def as_json(registry: Registry) -> dict[str, Any]:
+    """The same for programs."""
+    found = registry.found
+    return {
+        "plugins": [
+            {
+                "name": plugin.name,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "provides": [
+                    {"stage": component.kind, "name": component.name, "summary": component.summary}
+                    for component in plugin.components
+                ],
+            }
+            for plugin in found.plugins
+        ],
+        "broken": [
+            {"name": one.name, "distribution": one.distribution, "version": one.version, "reason": one.reason}
+            for one in found.broken
+        ],
+        "disabled": [{"name": one.name, "distribution": one.distribution, "version": one.version} for one in found.disabled],
+        "conflicts": [str(problem) for problem in registry.conflicts],
+    }

@@ -1,0 +1,20 @@
+"""``titan recipes``."""
+
+from __future__ import annotations
+
+import argparse
+
+from titan_core.cli.output import print_json, print_table
+from titan_core.components import Recipe
+from titan_core.registry import Registry
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the recipes of all plugins."""
+    registry: Registry = arguments.registry
+    recipes = [(one.name, registry.owner(one).distribution, one.summary) for one in registry.all(Recipe)]
+    if arguments.json:
+        print_json([{"name": name, "distribution": owner, "summary": summary} for name, owner, summary in recipes])
+    else:
+        print_table(("recipe", "distribution", "what"), recipes)
+    return 0

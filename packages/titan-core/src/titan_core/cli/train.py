@@ -1,0 +1,76 @@
+"""``titan train``: one process, or many by torchrun's own launcher."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from titan_core.cli.arguments import load, recipe_arguments
+from titan_core.errors import UserError
+from titan_core.job.assemble import assemble
+
+EXIT_FAILURE = 1
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan train``."""
+    recipe_arguments(parser)
+    launch = parser.add_argument_group("several processes (torchrun underneath)")
+    launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one a GPU')
+    launch.add_argument("--nnodes", default="1", metavar="N[:M]", help="machines, or a range of them (elastic)")
+    launch.add_argument("--node-rank", default="0", metavar="K", help="number of this machine, without a rendezvous")
+    launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet")
+    launch.add_argument(
+        "--rdzv-backend", default="c10d", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
+    )
+    launch.add_argument("--rdzv-id", default="titan", metavar="ID", help="the job's name at the rendezvous")
+    launch.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the job, then train it here or launch the processes that do."""
+    config, registry = load(arguments)
+    if arguments.nproc_per_node is not None or arguments.nnodes != "1":
+        from titan_core.train.launch import launch, processes
+
+        # Checked once here, so that a mistake is told once, before any process starts.
+        assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
+        return launch(arguments)
+    rank, world_size = _place_in_environment()
+    job = assemble(config, registry, world_size)
+    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("titan_core").setLevel(logging.INFO if rank == 0 else logging.ERROR)
+
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from titan_core.train.finite_guard import NonFiniteError
+    from titan_core.train.trainer import train
+
+    try:
+        # Under torchrun, ``record`` leaves the error where the launcher finds it.
+        (record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train)(job)
+    except NonFiniteError as error:
+        if rank == 0:
+            print(f"titan: stopped: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    return 0
+
+
+def _place_in_environment() -> tuple[int, int]:
+    """Rank and world size as a launcher such as torchrun says; 0 of 1 without one.
+
+    Raises:
+        UserError: half of what a launcher sets, or no numbers.
+    """
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return 0, 1
+    if rank is None or world_size is None or not (rank.isdecimal() and world_size.isdecimal()):
+        raise UserError.one(
+            f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
+            "a launcher sets both, to whole numbers",
+            "start with torchrun or --nproc-per-node, or unset them",
+        )
+    return int(rank), int(world_size)

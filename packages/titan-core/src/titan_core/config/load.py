@@ -1,0 +1,162 @@
+"""TOML and overrides to a resolved config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli
+from pydantic import ValidationError
+
+from titan_core.components import Recipe
+from titan_core.config.config import Config
+from titan_core.config.overrides import COMMAND_LINE, Override, value_of
+from titan_core.config.problems import problems_of, show
+from titan_core.config.section import Section
+from titan_core.config.sections import JobSection, PluginsSection
+from titan_core.errors import Problem, UserError, nearest
+from titan_core.known_packages import package_for
+from titan_core.registry import Registry
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RawConfig:
+    """A TOML document, not validated yet."""
+
+    source: str
+    name: str
+    """The recipe's name, or the file's without its ending; names the default run directory."""
+    tables: Table
+
+
+def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) -> tuple[Config, Registry]:
+    """Read ``recipe`` (a recipe's name or a TOML file's path), apply ``overrides``, validate every section.
+
+    Returns the config, and ``registry`` without the plugins that the config switches off.
+
+    Raises:
+        UserError: everything that is wrong with it, at once where possible.
+    """
+    raw = read_raw(recipe, registry)
+    registry = registry.without(_disabled(raw, overrides))
+    return resolve(raw, overrides, registry), registry
+
+
+def read_raw(recipe: str, registry: Registry) -> RawConfig:
+    """Find and parse the TOML.
+
+    Raises:
+        UserError: no such recipe or file, not readable, or not TOML.
+    """
+    names = [component.name for component in registry.all(Recipe)]
+    if recipe in names:
+        text = registry.get(Recipe, recipe).file.read_text(encoding="utf-8")
+        return RawConfig(recipe, recipe, _parse(text, recipe))
+    path = Path(recipe)
+    if not (recipe.endswith(".toml") or path.exists()):
+        raise UserError.one(recipe, "no recipe of this name, and no file", f"{nearest(recipe, names)} (see `titan recipes`)")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError.one(recipe, f"not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8") from None
+    except OSError as error:
+        raise UserError.one(recipe, f"cannot be read: {error.strerror}", "check the path") from None
+    return RawConfig(recipe, path.stem, _parse(text, recipe))
+
+
+def _parse(text: str, source: str) -> Table:
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        line = text.splitlines()[error.lineno - 1].strip() if error.lineno <= len(text.splitlines()) else "end of file"
+        raise UserError.one(
+            f"{source}:{error.lineno}", f"not valid TOML: {error.msg} (column {error.colno})", f"mend this line: {line}"
+        ) from None
+
+
+def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
+    """The plugins to switch off. Read before anything else, since it decides which sections there are."""
+    table = raw.tables.get(PluginsSection.section, {})
+    names = table.get("disable", []) if isinstance(table, dict) else []
+    for override in overrides:
+        if override.key == "plugins.disable":
+            names = value_of(override.text, PluginsSection, "disable")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -> Config:
+    """Apply ``overrides`` to ``raw`` and validate every section by its owner's class."""
+    classes = registry.sections()
+    tables: Table = {name: dict(value) if isinstance(value, dict) else value for name, value in raw.tables.items()}
+    for override in overrides:
+        _apply(override, tables, classes)
+    overridden = frozenset(override.key for override in overrides)
+    config = Config(raw.source, {}, overridden)  # for its ``where``
+
+    problems: list[Problem] = []
+    for name, value in tables.items():
+        if not isinstance(value, dict):
+            problems.append(Problem(config.where(name, value), "a key outside of any section", "put it under a [section]"))
+        elif name not in classes:
+            problems.append(unknown_section(config, name, registry))
+    sections: dict[type[Section], Section] = {}
+    for name, owners in classes.items():
+        table = tables.get(name, {})
+        if not isinstance(table, dict):
+            continue
+        if name == JobSection.section:
+            table.setdefault("dump_folder", f"outputs/{raw.name}")
+        known = [key for cls in owners for key in cls.model_fields]
+        for key in table:
+            if key not in known:
+                where = config.where(f"{name}.{key}", table[key])
+                problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
+        for cls in owners:
+            mine = {key: value for key, value in table.items() if key in cls.model_fields}
+            try:
+                sections[cls] = cls.model_validate(mine)
+            except ValidationError as error:
+                problems += problems_of(error, name, cls, mine, config.where)
+    if problems:
+        raise UserError(*problems)
+    return Config(raw.source, sections, overridden)
+
+
+def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
+    """No installed plugin owns ``[name]``: a misspelling, a plugin to install, or one that is broken or switched off."""
+    sections = list(registry.sections())
+    where = config.where(f"[{name}]")
+    if any(key.startswith(name + ".") for key in config.overridden):
+        where = f"{COMMAND_LINE}: --{name}.*"
+    package = package_for(name)
+    if package is not None:
+        return Problem(where, "no plugin in use owns this section", registry.remedy(package))
+    way_out = nearest(name, sections)
+    broken = registry.broken_note()
+    return Problem(where, "no installed plugin owns this section", f"{way_out}{broken}")
+
+
+def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:
+    """A misspelling, or a key that a package adds which is not there."""
+    package = package_for(f"{section}.{key}", exactly=True)
+    return registry.remedy(package) if package is not None else nearest(key, known)
+
+
+def _apply(override: Override, tables: Table, classes: Mapping[str, Sequence[type[Section]]]) -> None:
+    section, *path = override.key.split(".")
+    where = f"{COMMAND_LINE}: --{override.key}"
+    table = tables.setdefault(section, {})
+    for part in path[:-1]:
+        if not isinstance(table, dict):
+            break
+        table[part] = dict(table[part]) if isinstance(table.get(part), dict) else {}
+        table = table[part]
+    if not isinstance(table, dict) or not all(path):
+        raise UserError.one(where, f"does not name a key ({show(override.text)})", "write --section.key VALUE")
+    owners = classes.get(section, ()) if len(path) == 1 else ()
+    cls = next((cls for cls in owners if path[-1] in cls.model_fields), None)
+    table[path[-1]] = value_of(override.text, cls, path[-1])

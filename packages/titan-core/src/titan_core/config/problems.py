@@ -1,0 +1,71 @@
+"""Pydantic's complaints, told in Titan's way: file, key, value, reason, way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from titan_core.config.docs import field_docs
+from titan_core.errors import Problem, nearest
+
+Where = Callable[[str, Any], str]
+"""(dotted key, value) -> where it came from, as a person would say it."""
+
+
+def show(value: Any) -> str:
+    """A value as one would write it in TOML."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        return repr(value)
+
+
+def problems_of(
+    error: ValidationError, prefix: str, cls: type[BaseModel], raw: Mapping[str, Any], where: Where
+) -> list[Problem]:
+    """The problems in ``error``, which was raised while ``raw`` was validated as ``cls`` under the key ``prefix``."""
+    problems = []
+    for entry in error.errors(include_url=False):
+        path = [str(part) for part in entry["loc"]]
+        key = ".".join([prefix, *path])
+        value = entry["input"]
+        if entry["type"] == "extra_forbidden":
+            fields = list(_fields_at(cls, path[:-1]))
+            problems.append(Problem(where(key, value), "unknown key", nearest(path[-1], fields)))
+        elif entry["type"] == "missing":
+            problems.append(Problem(where(key, None), "a value is needed", "add the key"))
+        elif not path:
+            # A rule over several keys of the section: what was validated says more than the whole section would.
+            problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
+        else:
+            about = field_docs(cls).get(path[0])
+            way_out = f"{key} is: {about.rstrip('.')}" if about else "give another value"
+            problems.append(Problem(where(key, value), _reason(entry), way_out))
+    return problems
+
+
+def _reason(entry: Any) -> str:
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    return message.replace("Input should be", "must be", 1)
+
+
+def _fields_at(cls: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys that may stand at ``path`` inside ``cls`` (one nested list of models is all that sections have)."""
+    if not path:
+        return list(cls.model_fields)
+    field = cls.model_fields.get(path[0])
+    nested = _nested_model(field.annotation) if field is not None else None
+    return list(nested.model_fields) if nested is not None else []
+
+
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _nested_model(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,57 @@
+"""A config as TOML, and as documentation."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from titan_core.config.config import Config
+from titan_core.config.docs import field_docs
+from titan_core.config.problems import show
+from titan_core.config.section import Section
+
+
+def to_toml(config: Config) -> str:
+    """The resolved config, every section and key, as TOML that gives the same config when read."""
+    import tomli_w  # only wanted here, and every command imports this module
+
+    return tomli_w.dumps(config.as_dict())
+
+
+def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int = 100) -> str:
+    """All keys with types, defaults and meaning, as ``--help`` prints them."""
+    import textwrap
+
+    lines = ["config overrides (--section.key VALUE):"]
+    for name, owners in sections.items():
+        lines += ["", f"[{name}]"]
+        docs = {key: text for cls in owners for key, text in field_docs(cls).items()}
+        for key, field in ((key, field) for cls in owners for key, field in cls.model_fields.items()):
+            default = field.get_default(call_default_factory=True)
+            shown = "" if default is None or default == "" else f" (default {show(default)})"
+            lines.append(f"  --{name}.{key} {type_name(field.annotation)}")
+            text = f"{docs.get(key, '')}{shown}"
+            lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a person would write it in a help text."""
+    if annotation in (type(None), None):
+        return "none"
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(type_name(argument) for argument in get_args(annotation))
+    if origin is list:
+        return f"[{type_name(get_args(annotation)[0])}, ...]"
+    if origin is dict:
+        return "{...}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "{" + ", ".join(annotation.model_fields) + "}"
+    return str(getattr(annotation, "__name__", annotation))

@@ -1,0 +1,50 @@
+"""JSON Schema of a recipe, so that an editor completes and checks its keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from titan_core.components import Model
+from titan_core.config.docs import field_docs
+from titan_core.registry import Registry
+
+
+def json_schema(registry: Registry) -> dict[str, Any]:
+    """The schema of a recipe under the plugins of ``registry``. ``[model.args]`` is that of any model family found."""
+    sections = registry.sections()
+    families = {model.name: type(next(iter(model.flavors.values()))) for model in registry.all(Model) if model.flavors}
+    described = (*(cls for owners in sections.values() for cls in owners), *families.values())
+    references, definitions = models_json_schema([(cls, "validation") for cls in described], ref_template="#/$defs/{model}")
+    for cls in described:
+        properties = _definition(definitions, references[cls, "validation"])["properties"]
+        for key, text in field_docs(cls).items():
+            properties[key]["description"] = text
+    for cls in families.values():
+        # A recipe gives only what differs from the flavor, so nothing in [model.args] is required.
+        _definition(definitions, references[cls, "validation"]).pop("required", None)
+    properties = {}
+    for name, owners in sections.items():
+        merged: dict[str, Any] = {}
+        for cls in owners:
+            merged |= _definition(definitions, references[cls, "validation"])["properties"]
+        properties[name] = {"type": "object", "properties": merged, "additionalProperties": False}
+    args = properties["model"]["properties"]["args"]
+    properties["model"]["properties"]["args"] = {
+        "description": args["description"],
+        "anyOf": [references[cls, "validation"] for cls in families.values()] or [{"type": "object"}],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Titan recipe",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": definitions["$defs"],
+    }
+
+
+def _definition(definitions: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    definition: dict[str, Any] = definitions["$defs"][reference["$ref"].removeprefix("#/$defs/")]
+    return definition

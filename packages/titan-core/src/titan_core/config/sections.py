@@ -1,0 +1,173 @@
+"""The core's own config sections. Names follow TorchTitan's TOML of 2025 where it had them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from titan_core.config.section import Section
+
+
+class JobSection(Section):
+    section: ClassVar[str] = "job"
+
+    description: str = ""
+    """What this run is about, in your words; written into the run's directory."""
+    dump_folder: str = ""
+    """The run's directory: resolved config, plugin versions, metrics. Default: outputs/<recipe>."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; "auto" is CUDA where there is one."""
+
+
+class PluginsSection(Section):
+    section: ClassVar[str] = "plugins"
+
+    disable: list[str] = Field(default_factory=list)
+    """Plugins to switch off, by name (see `titan plugins`); the variable TITAN_DISABLE_PLUGINS adds to them."""
+
+
+class ModelSection(Section):
+    section: ClassVar[str] = "model"
+
+    name: str = "llama3"
+    """Model family (see `titan plugins`)."""
+    flavor: str = "debug"
+    """Size of the model."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Single model arguments that differ from the flavor's, e.g. --model.args.n_layers 4."""
+    tokenizer: str = "byte"
+    """Tokenizer: "byte" (needs no file), "llama3" (tokenizer.model), "hf" (tokenizer.json), or a plugin's."""
+    tokenizer_path: str | None = None
+    """The tokenizer's file."""
+
+
+class TrainingSection(Section):
+    section: ClassVar[str] = "training"
+
+    dataset: str = "stdlib"
+    """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
+    dataset_path), "json", "parquet", "text" (local files in dataset_path), or a plugin's."""
+    dataset_path: str | None = None
+    """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
+    steps: int = Field(default=1000, gt=0)
+    """Optimizer steps."""
+    seq_len: int = Field(default=2048, gt=0)
+    """Tokens in a sequence."""
+    local_batch_size: int = Field(default=8, gt=0)
+    """Sequences that one data-parallel rank takes in one forward pass."""
+    global_batch_size: int = Field(default=-1, ge=-1)
+    """Sequences in one optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size times the
+    data-parallel degree (so no accumulation)."""
+    max_norm: float = Field(default=1.0, ge=0.0)
+    """Clip gradients to this global norm; 0 does not clip."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Decides initial weights and the order of data."""
+    deterministic: bool = False
+    """Only deterministic algorithms, bit for bit the same on each run; slower on GPUs."""
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """How exact fp32 matrix products are: TF32 on GPUs and bf16 units on CPUs are used below "highest"."""
+    mixed_precision_param: Literal["float32", "bfloat16"] = "float32"
+    """Compute forward and backward with parameters cast to this type; the optimizer keeps fp32 ones."""
+    mixed_precision_reduce: Literal["float32", "bfloat16"] = "float32"
+    """Sum gradients over ranks in this type."""
+    on_nan: Literal["stop", "ignore"] = "stop"
+    """What to do when the loss or the gradient norm is not finite."""
+
+
+class DataSection(Section):
+    section: ClassVar[str] = "data"
+
+    text_field: str = "text"
+    """The field of a record that holds its text."""
+    on_end: Literal["repeat", "stop"] = "repeat"
+    """When the dataset ends: read it again, or stop the job cleanly."""
+    logical_shards: int = Field(default=0, ge=0)
+    """Streams that the dataset is divided into; ranks own whole streams, so it must be a multiple of the data-parallel
+    degree and divide the global batch. 0: one for each sequence of the global batch. Changing it changes the data's
+    order; changing the number of ranks does not."""
+
+
+class ParamGroupSpec(BaseModel):
+    """Settings for the parameters whose names match a pattern."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    pattern: str
+    """Shell wildcards over the parameter's full name, e.g. "*norm*"."""
+    weight_decay: float | None = Field(default=None, ge=0.0)
+    """Instead of optimizer.weight_decay."""
+    lr_scale: float = Field(default=1.0, ge=0.0)
+    """Times optimizer.lr."""
+
+
+class OptimizerSection(Section):
+    section: ClassVar[str] = "optimizer"
+
+    name: str = "AdamW"
+    """Optimizer: "AdamW", "Adam", or a plugin's."""
+    lr: float = Field(default=8e-4, gt=0.0)
+    """Peak learning rate."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Decay of the running mean of gradients."""
+    beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
+    """Decay of the running mean of squared gradients."""
+    eps: float = Field(default=1e-8, gt=0.0)
+    """Added to the denominator."""
+    weight_decay: float = Field(default=0.1, ge=0.0)
+    """Decoupled weight decay (AdamW), or an L2 penalty (Adam)."""
+    implementation: Literal["auto", "for-loop", "foreach", "fused"] = "auto"
+    """How the update runs; "auto" is fused, which CPU and CUDA both have."""
+    param_groups: list[ParamGroupSpec] | None = None
+    """Settings by parameter name; the first pattern that matches a parameter decides. Default: no weight decay on norms
+    and biases."""
+
+
+class LRSchedulerSection(Section):
+    section: ClassVar[str] = "lr_scheduler"
+
+    name: str = "wsd"
+    """Schedule: "wsd" (warmup, stable, decay), or a plugin's."""
+    warmup_steps: int = Field(default=200, ge=0)
+    """Steps over which the learning rate rises linearly to its peak."""
+    decay_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of all steps, the last ones, over which it decays; without it, decay begins right after the warmup."""
+    decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
+    """Shape of the decay."""
+    min_lr_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The learning rate never decays below this times its peak."""
+
+
+class MetricsSection(Section):
+    section: ClassVar[str] = "metrics"
+
+    log_freq: int = Field(default=10, gt=0)
+    """Log metrics every so many steps (and the first and the last)."""
+
+
+class ParallelismSection(Section):
+    section: ClassVar[str] = "parallelism"
+
+    data_parallel_replicate_degree: int = Field(default=1, gt=0)
+    """Copies of the model that train on different data (DDP; HSDP together with sharding)."""
+    data_parallel_shard_degree: int = Field(default=-1, ge=-1)
+    """Ranks that one copy of parameters, gradients and optimizer state is divided over (FSDP). -1: all that are left."""
+    tensor_parallel_degree: int = Field(default=1, gt=0)
+    """Ranks that each layer is divided over."""
+    pipeline_parallel_degree: int = Field(default=1, gt=0)
+    """Groups of ranks that hold successive layers."""
+    context_parallel_degree: int = Field(default=1, gt=0)
+    """Ranks that each sequence is divided over."""
+
+
+CORE_SECTIONS: tuple[type[Section], ...] = (
+    JobSection,
+    PluginsSection,
+    ModelSection,
+    TrainingSection,
+    DataSection,
+    OptimizerSection,
+    LRSchedulerSection,
+    MetricsSection,
+    ParallelismSection,
+)

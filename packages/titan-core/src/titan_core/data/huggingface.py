@@ -1,0 +1,142 @@
+"""Datasets read by Hugging Face ``datasets``: hub names, streamed, and local JSON and Parquet files, memory-mapped."""
+
+from __future__ import annotations
+
+import glob
+import math
+from typing import Any
+
+import datasets
+
+from titan_core.data.local_files import ENDINGS, find_files
+from titan_core.data.shuffled import ShuffledDocuments
+from titan_core.data.source import DatasetRequest, DocumentShard, DocumentSource, State
+from titan_core.errors import UserError
+
+PRESETS = {
+    "c4": ("allenai/c4", "en", "train"),
+    "c4_validation": ("allenai/c4", "en", "validation"),
+}
+"""Hub datasets that have a name of their own here: (hub name, configuration, split)."""
+
+
+def open_local(request: DatasetRequest) -> DocumentSource:
+    """Local JSON (lines) or Parquet files.
+
+    Raises:
+        UserError: files that ``datasets`` cannot read, without documents, or without the text field.
+    """
+    files = find_files(request, ENDINGS[request.name])
+    datasets.disable_progress_bars()
+    try:
+        table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in files], split="train")
+    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
+        cause = error.__cause__ or error
+        raise UserError.one(request.where, f"cannot be read as {request.name}: {cause}", "mend the file") from error
+    if len(table) == 0:
+        raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
+    if request.text_field not in table.column_names:
+        there = ", ".join(table.column_names)
+        raise UserError.one(request.where, f"no field {request.text_field!r}; there is {there}", "set data.text_field")
+    return ShuffledDocuments(_Rows(table, request), request.seed)
+
+
+class _Rows:
+    def __init__(self, table: datasets.Dataset, request: DatasetRequest) -> None:
+        self._table = table.select_columns([request.text_field])
+        self._request = request
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def text(self, index: int) -> str:
+        """The text of a row."""
+        return _text_of(self._table[index], self._request)
+
+
+def open_hub(request: DatasetRequest) -> DocumentSource:
+    """A dataset of the Hugging Face hub, streamed: ``training.dataset_path = "name"`` or ``"name:configuration"``, or one
+    of :data:`PRESETS`.
+
+    Raises:
+        UserError: no such dataset, or no network.
+    """
+    if request.name in PRESETS:
+        path, configuration, split = PRESETS[request.name]
+        path = request.path or path
+    else:
+        path, _, configuration = (request.path or "").partition(":")
+        split = "train"
+    try:
+        stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise UserError.one(
+            f"dataset {path!r}",
+            f"cannot be opened on the hub: {type(error).__name__}: {error}",
+            "check its name and the network, or train on local files (training.dataset = 'json')",
+        ) from error
+    return StreamedDocuments(stream, request)
+
+
+class StreamedDocuments:
+    """An ``IterableDataset`` divided into logical shards: by its files as far as their number allows, and by counting
+    documents beyond that."""
+
+    num_documents = None
+
+    def __init__(self, stream: Any, request: DatasetRequest) -> None:
+        self._stream = stream
+        self._request = request
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """Logical shard ``index`` of ``count``; each epoch reads in the same order."""
+        by_file = math.gcd(count, self._stream.num_shards)
+        part = self._stream.shard(num_shards=by_file, index=index % by_file)  # a copy, with a position of its own
+        return _StreamShard(part, self._request, index // by_file, count // by_file)
+
+
+class _StreamShard:
+    """Every ``step``-th document of a stream, from the ``first`` on."""
+
+    def __init__(self, stream: Any, request: DatasetRequest, first: int, step: int) -> None:
+        self._stream = stream
+        self._request = request
+        self._first = first
+        self._step = step
+        self._iterator: Any = None
+        self._loaded: State | None = None  # what the stream forgets that it was given, until it is iterated over
+        self._seen = 0
+
+    def __iter__(self) -> _StreamShard:
+        return self
+
+    def __next__(self) -> str:
+        if self._iterator is None:
+            self._iterator = iter(self._stream)
+        for record in self._iterator:
+            mine = self._seen % self._step == self._first
+            self._seen += 1
+            if mine:
+                return _text_of(record, self._request)
+        raise StopIteration
+
+    def state_dict(self) -> State:
+        return {"seen": self._seen, "stream": self._loaded if self._iterator is None else self._stream.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._seen = int(state["seen"])
+        self._iterator = None
+        self._loaded = state["stream"]
+        if self._loaded is not None:
+            self._stream.load_state_dict(self._loaded)
+
+
+def _text_of(record: dict[str, Any], request: DatasetRequest) -> str:
+    text = record.get(request.text_field)
+    if not isinstance(text, str):
+        there = ", ".join(record)
+        reason = f"the field holds {type(text).__name__}, not text" if text is not None else f"there is {there}"
+        raise UserError.one(
+            f"dataset {request.name!r}", f"no text in field {request.text_field!r}: {reason}", "set data.text_field"
+        )
+    return text

@@ -1,0 +1,111 @@
+"""Finding a local dataset's files, and a cheap look at them before a job starts. Free of torch and of ``datasets``."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from titan_core.data.source import DatasetRequest
+from titan_core.errors import Problem, UserError
+
+ENDINGS = {
+    "json": (".jsonl", ".json", ".ndjson"),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".md"),
+}
+
+
+def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
+    """The files that ``request.path`` (a file, a folder, or a glob) names, sorted.
+
+    Raises:
+        UserError: no path, or no file there.
+    """
+    if not request.path:
+        raise UserError.one(
+            request.where, f"dataset {request.name!r} needs the path of its files", "set training.dataset_path"
+        )
+    path = Path(request.path).expanduser()
+    if path.is_file():
+        return [path]  # also where its name looks like a pattern
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.suffix in endings]
+        if not files:
+            raise UserError.one(request.where, f"the folder has no file ending in {' or '.join(endings)}", "check the path")
+    else:
+        files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+        if not files:
+            raise UserError.one(request.where, "no such file", "check the path (a file, a folder, or a glob)")
+    return sorted(files)
+
+
+def check_files(request: DatasetRequest) -> list[Problem]:
+    """Whether the files are there, hold something, and have the text field in their first record."""
+    try:
+        files = find_files(request, ENDINGS[request.name])
+        if not any(file.stat().st_size for file in files):
+            return [Problem(request.where, "the dataset is empty", "give a file with documents in it")]
+        if request.name == "json":
+            return list(_check_json(files, request))
+        if request.name == "parquet":
+            return list(_check_parquet(files, request))
+    except UserError as error:
+        return list(error.problems)
+    except OSError as error:
+        return [Problem(request.where, f"cannot be read: {error.strerror}", "check its permissions")]
+    return []
+
+
+def check_hub(request: DatasetRequest) -> list[Problem]:
+    """Whether a name was given; the network is not asked."""
+    if request.name == "hub" and not request.path:
+        return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
+    return []
+
+
+def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
+    """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
+    for file in files:
+        with file.open("rb") as stream:
+            number, line = next(((n, line) for n, line in enumerate(stream, 1) if line.strip()), (0, b""))
+        if not line:
+            continue
+        if line.lstrip().startswith(b"[") or line.strip() == b"{":
+            return  # one array, or indented objects
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            yield Problem(f"{file}:{number}", f"not a JSON record: {error}", "each line must be one JSON object")
+            return
+        if not isinstance(record, dict):
+            yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be like {"text": "..."}')
+        elif request.text_field not in record:
+            yield _no_field(f"{file}:{number}", request.text_field, list(record))
+        return
+    yield Problem(request.where, "the dataset is empty", "give a file with documents in it")
+
+
+def _check_parquet(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = 0
+    for file in files:
+        try:
+            metadata = pyarrow.parquet.read_metadata(file)
+        except pyarrow.ArrowException as error:
+            yield Problem(str(file), f"not a Parquet file: {error}", "check the path")
+            return
+        names = metadata.schema.to_arrow_schema().names
+        if request.text_field not in names:
+            yield _no_field(str(file), request.text_field, names)
+            return
+        rows += metadata.num_rows
+    if not rows:
+        yield Problem(request.where, "the dataset is empty", "give a file with documents in it")
+
+
+def _no_field(where: str, field: str, there: list[str]) -> Problem:
+    return Problem(where, f"no field {field!r}; there is {', '.join(there)}", "set data.text_field")

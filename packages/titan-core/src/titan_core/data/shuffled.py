@@ -1,0 +1,69 @@
+"""A source over documents that can be fetched by index, in a new order each epoch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy
+from numpy import int64
+from numpy.typing import NDArray
+
+from titan_core.data.source import DocumentShard, State
+
+
+class RandomAccess(Protocol):
+    """Documents that can be fetched by index, as :class:`ShuffledDocuments` wants them."""
+
+    def __len__(self) -> int: ...
+
+    def text(self, index: int) -> str:
+        """The text of document ``index``."""
+        ...
+
+
+class ShuffledDocuments:
+    """A source over documents that can be fetched by index: each epoch in an order of its own, made from the seed."""
+
+    def __init__(self, documents: RandomAccess, seed: int) -> None:
+        self._documents = documents
+        self._seed = seed
+        self._order: tuple[int, NDArray[int64]] | None = None
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents an epoch has."""
+        return len(self._documents)
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """Every ``count``-th document of the epoch's order, from ``index`` on."""
+        return _IndexedShard(self._documents, self._epoch_order(epoch)[index::count])
+
+    def _epoch_order(self, epoch: int) -> NDArray[int64]:
+        """The order of an epoch; kept, since all logical shards of a rank want the same."""
+        if self._order is None or self._order[0] != epoch:
+            generator = numpy.random.Generator(numpy.random.Philox(key=[self._seed, epoch]))
+            self._order = (epoch, generator.permutation(len(self._documents)))
+        return self._order[1]
+
+
+class _IndexedShard:
+    def __init__(self, documents: RandomAccess, indices: NDArray[int64]) -> None:
+        self._documents = documents
+        self._indices = indices
+        self._next = 0
+
+    def __iter__(self) -> _IndexedShard:
+        return self
+
+    def __next__(self) -> str:
+        if self._next >= len(self._indices):
+            raise StopIteration
+        text = self._documents.text(int(self._indices[self._next]))
+        self._next += 1
+        return text
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])

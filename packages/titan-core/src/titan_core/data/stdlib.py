@@ -1,0 +1,47 @@
+"""The embedded corpus: the Python standard library's own source text. Real text on every machine, without a network."""
+
+from __future__ import annotations
+
+import sysconfig
+import tokenize
+from pathlib import Path
+
+from titan_core.data.source import DatasetRequest, DocumentSource
+from titan_core.errors import Problem
+
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
+
+
+class StandardLibrary:
+    """A document is a source file."""
+
+    def __init__(self, root: Path) -> None:
+        self._files = sorted(path for path in root.rglob("*.py") if not _LEFT_OUT.intersection(path.relative_to(root).parts))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def text(self, index: int) -> str:
+        """The file's text, decoded as Python would."""
+        with tokenize.open(self._files[index]) as file:
+            return file.read()
+
+
+def open_stdlib(request: DatasetRequest) -> DocumentSource:
+    """The corpus of the Python that runs this."""
+    from titan_core.data.shuffled import ShuffledDocuments  # numpy, which the check below can do without
+
+    return ShuffledDocuments(StandardLibrary(_root()), request.seed)
+
+
+def check_stdlib(request: DatasetRequest) -> list[Problem]:
+    """A Python without its library's source (a frozen or zipped one) has no such corpus."""
+    if not (_root() / "argparse.py").is_file():
+        return [Problem("dataset 'stdlib'", f"there is no source text in {_root()}", "set training.dataset")]
+    if request.path is not None:
+        return [Problem(request.where, "dataset 'stdlib' takes no path", 'set training.dataset = "text" or "json"')]
+    return []
+
+
+def _root() -> Path:
+    return Path(sysconfig.get_path("stdlib"))

@@ -1,0 +1,47 @@
+"""Errors that a user can mend, told in one line each: what, where, why, and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake. ``where`` names the file, the key and the value (or the plugin), ``why`` the reason,
+    ``way_out`` what to do next."""
+
+    where: str
+    why: str
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.where}: {self.why}" if self.where else self.why
+        if self.way_out:
+            line += f"; {self.way_out}"
+        return " ".join(line.split())
+
+
+class UserError(Exception):
+    """A mistake of the user's, or of a plugin they installed. The command line prints its problems, one line each and
+    without a traceback, and exits with status 2."""
+
+    def __init__(self, *problems: Problem) -> None:
+        if not problems:
+            raise ValueError("a UserError needs at least one problem")
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+    @classmethod
+    def one(cls, where: str, why: str, way_out: str = "") -> UserError:
+        """An error of a single problem."""
+        return cls(Problem(where, why, way_out))
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """'did you mean ...?' for a misspelt ``word``, or the list of what there is."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"there is {', '.join(sorted(known))}" if known else "there is none"

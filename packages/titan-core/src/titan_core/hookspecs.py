@@ -1,0 +1,155 @@
+"""The contract between Titan's core and its plugins, to be read from top to bottom by a plugin's author.
+
+A plugin is a module that an entry point of group ``titan.plugins`` names, by habit ``your_package/plugin.py``::
+
+    from titan_core.hookspecs import hookimpl
+    from titan_core.components import Model
+    from titan_core.ref import Ref
+
+    api = (1, 0)                                    # the version of this contract that it was written for
+
+    @hookimpl
+    def titan_models():
+        return [Model(name="tiny", summary="...", flavors=..., define=Ref("your_package.define:define"))]
+
+Rules: ``plugin.py`` must not import torch (nor anything slow); code behind a ``Ref`` may. A hook takes any subset of the
+arguments in its specification, by name. A misspelt hook, a wrong argument or a missing ``@hookimpl`` is an error at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from titan_core.components import (
+        Checkpoint,
+        Command,
+        Dataset,
+        Debugger,
+        LRSchedule,
+        MetricLogger,
+        Model,
+        Optimizer,
+        PrecisionTransform,
+        Recipe,
+        Tokenizer,
+        Transform,
+    )  # fmt: skip
+    from titan_core.job.job import Job
+    from titan_core.train.events import RunStart, StepReport, TrainEnd
+
+PROJECT = "titan"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+# ---- Registration: called once, at discovery. Each returns descriptions (titan_core.components), and must be quick. ----
+
+
+@hookspec
+def titan_models() -> Sequence[Model]:  # type: ignore[empty-body]
+    """Model stage: model families with their flavors."""
+
+
+@hookspec
+def titan_parallelisms() -> Sequence[Transform]:  # type: ignore[empty-body]
+    """Parallelism stage: transforms that divide, recompute or compile a model. They read its layout, never its class."""
+
+
+@hookspec
+def titan_precisions() -> Sequence[PrecisionTransform]:  # type: ignore[empty-body]
+    """Precision stage: transforms that change the number formats of a model's modules."""
+
+
+@hookspec
+def titan_checkpoints() -> Sequence[Checkpoint]:  # type: ignore[empty-body]
+    """Checkpoint stage: ways to save and restore a run. At most one is active in a job."""
+
+
+@hookspec
+def titan_debuggers() -> Sequence[Debugger]:  # type: ignore[empty-body]
+    """Debug stage: observers, built when a job selects them, that implement the lifecycle hooks below."""
+
+
+@hookspec
+def titan_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
+    """Sources of documents (``training.dataset``)."""
+
+
+@hookspec
+def titan_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
+    """Tokenizers (``model.tokenizer``)."""
+
+
+@hookspec
+def titan_optimizers() -> Sequence[Optimizer]:  # type: ignore[empty-body]
+    """Optimizers (``optimizer.name``)."""
+
+
+@hookspec
+def titan_lr_schedules() -> Sequence[LRSchedule]:  # type: ignore[empty-body]
+    """Learning rate schedules (``lr_scheduler.name``)."""
+
+
+@hookspec
+def titan_metric_loggers() -> Sequence[MetricLogger]:  # type: ignore[empty-body]
+    """Places that metrics go to."""
+
+
+@hookspec
+def titan_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
+    """Complete configs that ship with the plugin (``titan train NAME``)."""
+
+
+@hookspec
+def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
+    """Subcommands of ``titan``."""
+
+
+# ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
+# ---- called in every job, or register a Debugger, whose object implements them when a job selects it. A hook that raises
+# ---- ends the job. A hook costs microseconds: they fire per step, never per layer.
+
+
+@hookspec
+def titan_job_assembled(job: Job) -> None:
+    """The job is known and valid; no process group, device or model exists yet."""
+
+
+@hookspec
+def titan_train_start(run: RunStart) -> None:
+    """Everything is built and restored; the next thing is the first step."""
+
+
+@hookspec
+def titan_step_start(step: int) -> None:
+    """Optimizer step ``step`` (counted from 1) is about to load its batch."""
+
+
+@hookspec
+def titan_step_end(report: StepReport) -> None:
+    """The step's optimizer update has been issued. The report's tensors may still be in flight on the device: reading
+    one waits for it."""
+
+
+@hookspec
+def titan_settle(step: int) -> None:
+    """The state after ``step`` is about to be relied on: a checkpoint is taken, or the run is done. Who reads a step's
+    report late must do so now, and raise if it is bad."""
+
+
+@hookspec
+def titan_checkpoint_saved(step: int, path: str) -> None:
+    """A checkpoint of ``step`` is complete and committed at ``path``."""
+
+
+@hookspec
+def titan_exception(error: BaseException) -> None:
+    """The run is ending because ``error`` was raised (KeyboardInterrupt included)."""
+
+
+@hookspec
+def titan_train_end(end: TrainEnd) -> None:
+    """The run is over, by whatever way; the process group still exists, if the run came to have one."""

@@ -1,0 +1,217 @@
+"""Config and plugins to a job: pick components by name, check them against each other. Pure, and free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from titan_core.components import (
+    Checkpoint,
+    Component,
+    Dataset,
+    Debugger,
+    LRSchedule,
+    MetricLogger,
+    Model,
+    Optimizer,
+    Tokenizer,
+    Transform,
+)  # fmt: skip
+from titan_core.config.config import Config
+from titan_core.config.problems import problems_of
+from titan_core.config.sections import (
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    TrainingSection,
+)  # fmt: skip
+from titan_core.data.source import DatasetRequest
+from titan_core.errors import Problem, UserError
+from titan_core.job.batch_plan import plan_batch
+from titan_core.job.job import Job, JobFacts
+from titan_core.job.mesh_plan import plan_mesh
+from titan_core.known_packages import package_for
+from titan_core.layout import ModelDefinition
+from titan_core.phases import in_order
+from titan_core.registry import Registry
+from titan_core.tokenizers.tokenizer import TextTokenizer
+
+C = TypeVar("C", bound=Component)
+R = TypeVar("R")
+
+
+def assemble(config: Config, registry: Registry, world_size: int | None = None) -> Job:
+    """Decide everything about the job that ``config`` describes.
+
+    Args:
+        world_size: number of ranks; ``None`` takes the smallest world that the config allows.
+
+    Raises:
+        UserError: every problem that could be found, in one error.
+    """
+    registry.require_sound()
+    problems: list[Problem] = []
+
+    def attempt(make: Callable[..., R], *arguments: object) -> R | None:
+        """Collect what is wrong instead of ending at the first mistake."""
+        try:
+            return make(*arguments)
+        except UserError as error:
+            problems.extend(error.problems)
+            return None
+
+    model = attempt(_pick, config, registry, Model, "model.name")
+    definition = attempt(define_model, config, registry, model) if model is not None else None
+    dataset = attempt(_pick, config, registry, Dataset, "training.dataset")
+    request = dataset_request(config)
+    if dataset is not None and dataset.check is not None:
+        problems += dataset.check.load()(request)
+    tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
+    text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
+    optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
+    lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
+    mesh = attempt(plan_mesh, config, [dim for one in registry.all(Transform) for dim in one.mesh_dims], world_size)
+    batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
+    if definition is not None:
+        problems += check_sizes(config, definition, text_tokenizer)
+    problems += check_param_groups(config)
+    if mesh is None or batch is None or definition is None:
+        raise UserError(*problems)
+
+    facts = JobFacts(config, mesh, batch, definition)
+    active = [transform for transform in registry.all(Transform) if transform.active(facts)]
+    problems += check_served(facts, active, registry)
+    for transform in active:
+        if transform.check is not None:
+            problems += transform.check.load()(facts)
+    transforms = attempt(in_order, active)
+    steps = [transform.name for transform in active if transform.step is not None]
+    if len(steps) > 1:
+        problems.append(
+            Problem(f"transforms {', '.join(steps)}", "each wants to run the step its own way", "switch one off")
+        )
+    checkpoints = [one for one in registry.all(Checkpoint) if one.active(facts)]
+    if len(checkpoints) > 1:
+        names = ", ".join(one.name for one in checkpoints)
+        problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
+    if problems:
+        raise UserError(*problems)
+    assert model and dataset and tokenizer and text_tokenizer and optimizer and lr_schedule
+    assert transforms is not None
+    return Job(
+        facts=facts,
+        registry=registry,
+        model=model,
+        transforms=tuple(transforms),
+        dataset=dataset,
+        dataset_request=request,
+        tokenizer=tokenizer,
+        text_tokenizer=text_tokenizer,
+        optimizer=optimizer,
+        lr_schedule=lr_schedule,
+        checkpoint=checkpoints[0] if checkpoints else None,
+        loggers=tuple(one for one in registry.all(MetricLogger) if one.active(facts)),
+        debuggers=tuple(one for one in registry.all(Debugger) if one.active(facts)),
+    )
+
+
+def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
+    name = config.value(key)
+    if name not in registry.names(kind):
+        raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
+    return registry.get(kind, name)
+
+
+def define_model(config: Config, registry: Registry, model: Model) -> ModelDefinition:
+    """The model's flavor with ``[model.args]`` applied.
+
+    Raises:
+        UserError: no such flavor, or arguments that the model refuses.
+    """
+    section = config.section(ModelSection)
+    if section.flavor not in model.flavors:
+        flavors = ", ".join(model.flavors)
+        raise UserError(config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"it has {flavors}"))
+    args: BaseModel = model.flavors[section.flavor]
+    cls = type(args)
+    try:
+        args = cls.model_validate(_merged(args.model_dump(), section.args), strict=True)
+    except ValidationError as error:
+        raise UserError(*problems_of(error, "model.args", cls, section.args, config.where)) from None
+    return model.define.load()(args)
+
+
+def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with ``changes``; tables within tables are merged too."""
+    merged = dict(values)
+    for key, change in changes.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, change) if isinstance(inner, dict) and isinstance(change, dict) else change
+    return merged
+
+
+def dataset_request(config: Config) -> DatasetRequest:
+    """What the config asks of its dataset."""
+    training, data = config.section(TrainingSection), config.section(DataSection)
+    return DatasetRequest(
+        name=training.dataset,
+        path=training.dataset_path,
+        text_field=data.text_field,
+        seed=training.seed,
+        where=config.where("training.dataset_path", training.dataset_path),
+    )
+
+
+def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
+    path = config.section(ModelSection).tokenizer_path
+    try:
+        return tokenizer.build.load()(path)
+    except UserError as error:
+        where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
+        raise UserError(*(Problem(where, one.why, one.way_out) for one in error.problems)) from error
+
+
+def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer | None) -> Iterator[Problem]:
+    """Whether the sequences and the vocabulary fit the model."""
+    layout = model.layout
+    if config.section(TrainingSection).seq_len > layout.max_seq_len:
+        yield config.problem(
+            "training.seq_len",
+            f"the model takes at most {layout.max_seq_len} tokens",
+            "shorten it, or give the model a longer context with model.args",
+        )
+    if tokenizer is not None and tokenizer.vocab_size > layout.vocab_size:
+        yield config.problem(
+            "model.tokenizer",
+            f"its vocabulary has {tokenizer.vocab_size} tokens, and the model's only {layout.vocab_size}",
+            "choose another tokenizer or flavor, or set the model's vocabulary with model.args",
+        )
+
+
+def check_param_groups(config: Config) -> Iterator[Problem]:
+    """Whether each pattern can decide for a parameter."""
+    groups = config.section(OptimizerSection).param_groups or []
+    if len({group.pattern for group in groups}) < len(groups):
+        yield config.problem("optimizer.param_groups", "a pattern stands there twice, and the first always wins", "drop one")
+
+
+def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
+    """Whether every degree above 1, and mixed precision, is made real by a transform: never silently ignored."""
+    served = {key for transform in active for key in transform.serves}
+    asked = [dim.degree_key for dim in facts.mesh.dims if facts.mesh.degrees[dim.name] > 1]
+    training = facts.section(TrainingSection)
+    for key in ("mixed_precision_param", "mixed_precision_reduce"):
+        if getattr(training, key) != "float32":
+            asked.append(f"training.{key}")
+    for key in asked:
+        if key in served:
+            continue
+        shown = facts.config.value(key)
+        why = "no plugin in use provides it"
+        if shown == -1:
+            dim = next(dim for dim in facts.mesh.dims if dim.degree_key == key)
+            why = f"{facts.mesh.degrees[dim.name]} processes are left to it, and {why}"
+        package = package_for(key)
+        yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")

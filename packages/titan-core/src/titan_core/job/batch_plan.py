@@ -1,0 +1,62 @@
+"""How a global batch is divided: ranks, microbatches, logical shards of the data. Arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from titan_core.config.config import Config
+from titan_core.config.sections import DataSection, TrainingSection
+from titan_core.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sizes in sequences. ``global_size = ranks * microbatches * local_size``."""
+
+    global_size: int
+    local_size: int
+    microbatches: int
+    """Forward and backward passes per optimizer step (gradient accumulation)."""
+    ranks: int
+    """Ranks that see different sequences."""
+    logical_shards: int
+    """Streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
+    seq_len: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input tokens of one optimizer step, over all ranks."""
+        return self.global_size * self.seq_len
+
+
+def plan_batch(config: Config, ranks: int) -> BatchPlan:
+    """Divide the global batch over ``ranks``.
+
+    Raises:
+        UserError: sizes that do not divide each other.
+    """
+    training = config.section(TrainingSection)
+    local = training.local_batch_size
+    if training.global_batch_size == 0:
+        raise UserError(config.problem("training.global_batch_size", "must be at least 1, or -1"))
+    size = training.global_batch_size if training.global_batch_size > 0 else local * ranks
+    if size % (local * ranks):
+        lower = size // (local * ranks) * local * ranks
+        nearest = [candidate for candidate in (lower, lower + local * ranks) if candidate > 0]
+        raise UserError(
+            config.problem(
+                "training.global_batch_size",
+                f"must be a multiple of local_batch_size {local} x data-parallel degree {ranks} = {local * ranks}",
+                f"for example {' or '.join(map(str, nearest))}, or another local_batch_size",
+            )
+        )
+    shards = config.section(DataSection).logical_shards or size
+    if shards % ranks or size % shards:
+        raise UserError(
+            config.problem(
+                "data.logical_shards",
+                f"must be a multiple of the data-parallel degree {ranks} and divide the global batch of {size} sequences",
+                f"0 takes {size}",
+            )
+        )
+    return BatchPlan(size, local, size // (local * ranks), ranks, shards, training.seq_len)

@@ -1,0 +1,100 @@
+"""An assembled job: everything that was decided before anything is built. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from titan_core.components import (
+    Checkpoint,
+    Dataset,
+    Debugger,
+    LRSchedule,
+    MetricLogger,
+    Model,
+    Optimizer,
+    Tokenizer,
+    Transform,
+)  # fmt: skip
+from titan_core.config.config import Config
+from titan_core.config.section import Section
+from titan_core.config.sections import JobSection
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.job.mesh_plan import MeshPlan
+from titan_core.layout import ModelDefinition
+from titan_core.registry import Registry
+
+if TYPE_CHECKING:
+    from titan_core.data.source import DatasetRequest
+    from titan_core.tokenizers.tokenizer import TextTokenizer
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a component may ask about a job while it is assembled: its own section, and the job's sizes."""
+
+    config: Config
+    mesh: MeshPlan
+    batch: BatchPlan
+    model: ModelDefinition
+
+    def section(self, cls: type[S]) -> S:
+        """The config section of class ``cls``."""
+        return self.config.section(cls)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A valid job, ready for :func:`titan_core.train.trainer.train`."""
+
+    facts: JobFacts
+    registry: Registry
+    model: Model
+    transforms: tuple[Transform, ...]
+    """In the order of their application."""
+    dataset: Dataset
+    dataset_request: DatasetRequest
+    tokenizer: Tokenizer
+    text_tokenizer: TextTokenizer
+    optimizer: Optimizer
+    lr_schedule: LRSchedule
+    checkpoint: Checkpoint | None
+    loggers: tuple[MetricLogger, ...]
+    debuggers: tuple[Debugger, ...]
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return self.facts.config
+
+    @property
+    def dump_folder(self) -> str:
+        """The run's directory."""
+        return self.config.section(JobSection).dump_folder
+
+    @property
+    def name(self) -> str:
+        """The model with its flavor."""
+        return f"{self.model.name} {self.config.value('model.flavor')}"
+
+    def plugin_versions(self) -> list[dict[str, str]]:
+        """Every plugin that took part in assembling the job."""
+        return [
+            {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+            for plugin in self.registry.found.plugins
+        ]
+
+    def identity(self) -> dict[str, Any]:
+        """What all ranks must have in common: the resolved config, and each plugin with its version."""
+        return {
+            "config": self.config.as_dict(),
+            "plugins": {f"{one['distribution']}:{one['name']}": one["version"] for one in self.plugin_versions()},
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of :meth:`identity`."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()

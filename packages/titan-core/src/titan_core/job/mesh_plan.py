@@ -1,0 +1,115 @@
+"""The device mesh as arithmetic: which dimensions there are and how large each is. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from titan_core.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from titan_core.config.config import Config
+
+
+@dataclass(frozen=True)
+class MeshDim:
+    """A dimension of the device mesh."""
+
+    name: str
+    degree_key: str
+    """The config key that holds its size."""
+    divides: Literal["layers", "batch", "sequence", "weights"]
+    """What its ranks divide among them: the batch's sequences, the positions of each, the layers, or each layer's weights
+    (all of whose ranks then see the same tokens)."""
+    before: str | None = None
+    """For a third party's dimension: the standard dimension that it stands in front of (outside of). Default: innermost."""
+
+
+STANDARD_DIMS: tuple[MeshDim, ...] = (
+    MeshDim("pp", "parallelism.pipeline_parallel_degree", "layers"),
+    MeshDim("dp_replicate", "parallelism.data_parallel_replicate_degree", "batch"),
+    MeshDim("dp_shard", "parallelism.data_parallel_shard_degree", "batch"),
+    MeshDim("cp", "parallelism.context_parallel_degree", "sequence"),
+    MeshDim("tp", "parallelism.tensor_parallel_degree", "weights"),
+)
+"""From the outermost, which communicates least, to the innermost, which communicates most and belongs on the fastest
+links (TorchTitan paper, section 2.2)."""
+
+REMAINDER_KEY = "parallelism.data_parallel_shard_degree"
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """The mesh of a job: every dimension with its degree, outermost first, ones included."""
+
+    dims: tuple[MeshDim, ...]
+    degrees: Mapping[str, int]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.degrees.values())
+
+    @property
+    def batch_degree(self) -> int:
+        """Number of ranks (or groups of ranks) that see different sequences."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.divides == "batch")
+
+    def degree(self, name: str) -> int:
+        """Size of dimension ``name``; 1 where the job has no such dimension."""
+        return self.degrees.get(name, 1)
+
+    def __str__(self) -> str:
+        shown = [f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1]
+        return " x ".join(shown) or "one device"
+
+
+def dims_in_order(extra: Iterable[MeshDim]) -> tuple[MeshDim, ...]:
+    """The standard dimensions with third parties' ``extra`` ones in their places."""
+    dims = list(STANDARD_DIMS)
+    for dim in extra:
+        if dim in dims:
+            continue
+        names = [known.name for known in dims]
+        if dim.name in names:
+            raise UserError.one(f"mesh dimension {dim.name!r}", "two plugins define it", "switch one of them off")
+        dims.insert(names.index(dim.before) if dim.before in names else len(dims), dim)
+    return tuple(dims)
+
+
+def plan_mesh(config: Config, extra_dims: Iterable[MeshDim], world_size: int | None) -> MeshPlan:
+    """The degrees that ``config`` asks for, ``-1`` resolved.
+
+    Args:
+        world_size: number of ranks, or ``None`` for the smallest world that the config allows.
+
+    Raises:
+        UserError: the degrees do not multiply to ``world_size``.
+    """
+    dims = dims_in_order(extra_dims)
+    degrees: dict[str, int] = {dim.name: int(config.value(dim.degree_key)) for dim in dims}
+    fixed = math.prod(degree for degree in degrees.values() if degree > 0)
+    if degrees["dp_shard"] == 0:
+        raise UserError(config.problem(REMAINDER_KEY, "must be at least 1, or -1 for all ranks that are left"))
+    if degrees["dp_shard"] == -1:
+        if world_size is not None and world_size % fixed:
+            raise UserError(_mismatch(config, dims, degrees, world_size))
+        degrees["dp_shard"] = 1 if world_size is None else world_size // fixed
+    elif world_size is not None and fixed != world_size:
+        raise UserError(_mismatch(config, dims, degrees, world_size))
+    return MeshPlan(dims, degrees)
+
+
+def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:
+    asked = {dim.degree_key: degrees[dim.name] for dim in dims if degrees[dim.name] > 1}
+    fixed = math.prod(asked.values())
+    terms = " x ".join(f"{key} {degree}" for key, degree in asked.items())
+    wide = [key for key in asked if key != REMAINDER_KEY] or [REMAINDER_KEY]
+    if degrees["dp_shard"] > 0:
+        way_out = f"set {REMAINDER_KEY} = -1 to take all ranks that are left, or start {fixed} processes"
+    else:
+        way_out = f"start a multiple of {fixed} processes, or lower a degree"
+    reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), and there are {world_size} processes"
+    return Problem(config.where(wide[0], config.value(wide[0])), reason, way_out)

@@ -1,0 +1,31 @@
+"""Titan's own packages, by what a config asks of them. Used for one thing: telling a user which package to install."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PACKAGE_OF: Final = {
+    # a section, or one key of the core's sections
+    "activation_checkpoint": "titan-parallel",
+    "compile": "titan-parallel",
+    "parallelism": "titan-parallel",
+    "training.mixed_precision_param": "titan-parallel",
+    "training.mixed_precision_reduce": "titan-parallel",
+    # keys that a package adds to a section of the core's
+    "parallelism.fsdp_reshard_after_forward": "titan-parallel",
+    "checkpoint": "titan-ckpt",
+    "quantize": "titan-float8",
+    "float8": "titan-float8",
+    "mx": "titan-float8",
+    "profiling": "titan-debug",
+    "comm": "titan-debug",
+    "experimental": "titan-parallel",
+    # a model family
+    "llama3": "titan-models-llama",
+}
+
+
+def package_for(key: str, exactly: bool = False) -> str | None:
+    """The package of Titan's that provides a section (``"float8"``) or a key (``"parallelism.tensor_parallel_degree"``);
+    ``exactly``: not the one that provides its section."""
+    return PACKAGE_OF.get(key) or (None if exactly else PACKAGE_OF.get(key.partition(".")[0]))

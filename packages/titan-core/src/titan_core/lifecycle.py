@@ -1,0 +1,77 @@
+"""The lifecycle hooks, each as a typed method: what the trainer calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from titan_core import hookspecs
+
+if TYPE_CHECKING:
+    from titan_core.job.job import Job
+    from titan_core.train.events import RunStart, StepReport, TrainEnd
+
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Calls every registered observer. Observers are plugin modules, debuggers, metric loggers."""
+
+    def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        for observer in observers:
+            self.register(observer)
+
+    def register(self, observer: ModuleType | object) -> None:
+        """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
+
+        Raises:
+            pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
+        """
+        self._manager.register(observer)
+        self._manager.check_pending()
+
+    def job_assembled(self, job: Job) -> None:
+        """See :func:`titan_core.hookspecs.titan_job_assembled`."""
+        self._manager.hook.titan_job_assembled(job=job)
+
+    def train_start(self, run: RunStart) -> None:
+        """See :func:`titan_core.hookspecs.titan_train_start`."""
+        self._manager.hook.titan_train_start(run=run)
+
+    def step_start(self, step: int) -> None:
+        """See :func:`titan_core.hookspecs.titan_step_start`."""
+        self._manager.hook.titan_step_start(step=step)
+
+    def step_end(self, report: StepReport) -> None:
+        """See :func:`titan_core.hookspecs.titan_step_end`."""
+        self._manager.hook.titan_step_end(report=report)
+
+    def checkpoint_saved(self, step: int, path: str) -> None:
+        """See :func:`titan_core.hookspecs.titan_checkpoint_saved`."""
+        self._manager.hook.titan_checkpoint_saved(step=step, path=path)
+
+    def settle(self, step: int) -> None:
+        """See :func:`titan_core.hookspecs.titan_settle`."""
+        self._manager.hook.titan_settle(step=step)
+
+    def failed(self, error: BaseException, end: TrainEnd) -> None:
+        """The run ends by ``error``: tell every observer of both hooks. One that fails itself is logged, and neither hides
+        ``error`` nor keeps the others from hearing of it."""
+        for observer in self._manager.get_plugins():
+            others = [other for other in self._manager.get_plugins() if other is not observer]
+            for name, arguments in (("titan_exception", {"error": error}), ("titan_train_end", {"end": end})):
+                try:
+                    self._manager.subset_hook_caller(name, others)(**arguments)
+                except Exception:
+                    log.exception("observer %r failed in %s", observer, name)
+
+    def train_end(self, end: TrainEnd) -> None:
+        """See :func:`titan_core.hookspecs.titan_train_end`."""
+        self._manager.hook.titan_train_end(end=end)

@@ -1,0 +1,29 @@
+"""``metrics.jsonl``: one object a logged step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from titan_core.metrics.logger import LoggerRequest, Record
+from titan_core.train.run_directory import METRICS
+
+
+class JsonLines:
+    """Appends, so that a resumed run goes on in the same file; each line is on disk when ``log`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def log(self, record: Record) -> None:
+        """Append a line."""
+        self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def build_jsonl(request: LoggerRequest) -> JsonLines:
+    """The file in the run's directory."""
+    return JsonLines(Path(request.run.dump_folder) / METRICS)

@@ -1,0 +1,111 @@
+"""From step reports to figures that loggers take."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from titan_core.config.sections import MetricsSection, TrainingSection
+from titan_core.hookspecs import hookimpl
+from titan_core.job.job import Job
+from titan_core.lifecycle import Lifecycle
+from titan_core.metrics.logger import LoggerRequest, MetricLog, Record
+from titan_core.metrics.peak_flops import peak_flops
+from titan_core.train.checkpoint import TrainState
+from titan_core.train.device import device_name, peak_memory_gib, synchronize
+from titan_core.train.events import RunStart, StepReport, TrainEnd
+from titan_core.train.world import World
+
+
+class MetricsReporter:
+    """Measures between logged steps, on rank 0, as an observer of the run like any other."""
+
+    def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle) -> None:
+        self._job = job
+        self._world = world
+        self._state = state
+        self._lifecycle = lifecycle
+        self._frequency = job.config.section(MetricsSection).log_freq
+        self._loggers: list[MetricLog] = []
+        self._unlogged: StepReport | None = None
+        if world.rank == 0:
+            lifecycle.register(self)
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Build the loggers and start the clock."""
+        batch = self._job.facts.batch
+        self._steps = run.steps
+        self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
+        dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
+        self._peak = peak_flops(self._world.device, dtype) * self._world.size
+        request = LoggerRequest(run, device_name(self._world.device))
+        for component in self._job.loggers:
+            logger = component.build.load()(request)
+            self._loggers.append(logger)
+            self._lifecycle.register(logger)
+        self._begin_window(run.step)
+
+    @hookimpl(trylast=True)
+    def titan_step_end(self, report: StepReport) -> None:
+        """Log every ``metrics.log_freq`` steps, the first and the last."""
+        self._data_seconds += report.data_seconds
+        self._targets += report.num_targets
+        if report.step % self._frequency and report.step not in (1, self._steps):
+            self._unlogged = report
+            return
+        self._log(report)
+
+    @hookimpl(tryfirst=True)
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """Log the last step too where the data ended it."""
+        if self._unlogged is not None and not end.failed:
+            self._log(self._unlogged)
+
+    def _log(self, report: StepReport) -> None:
+        self._unlogged = None
+        record = self._record(report)
+        for logger in self._loggers:
+            logger.log(record)
+        self._begin_window(report.step)
+
+    def close(self) -> None:
+        """Close every logger."""
+        for logger in self._loggers:
+            logger.close()
+
+    def _begin_window(self, step: int) -> None:
+        self._window_step = step
+        self._targets = 0
+        self._data_seconds = 0.0
+        self._started = time.perf_counter()
+
+    def _record(self, report: StepReport) -> Record:
+        loss, grad_norm = report.loss.item(), report.grad_norm.item()
+        synchronize(self._world.device)
+        seconds = time.perf_counter() - self._started
+        steps = report.step - self._window_step
+        tokens_per_second = self._targets / seconds
+        flops = tokens_per_second * self._flops_per_token
+        return {
+            "step": report.step,
+            "loss": _finite(loss),
+            "grad_norm": _finite(grad_norm),
+            "lr": report.lr,
+            "tokens_per_second": tokens_per_second,
+            "tflops": flops / 1e12,
+            "mfu": flops / self._peak,
+            "memory_gib": peak_memory_gib(self._world.device),
+            "step_seconds": seconds / steps,
+            "data_seconds": self._data_seconds / steps,
+            "tokens_seen": self._state.tokens_seen,
+            "epoch": report.epoch,
+            "time": time.time(),
+        }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

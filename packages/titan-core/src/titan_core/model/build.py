@@ -1,0 +1,55 @@
+"""Building what a rank trains: the model on the meta device, transformed, then materialised."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from titan_core.config.config import Config
+from titan_core.config.sections import OptimizerSection, TrainingSection
+from titan_core.errors import UserError
+from titan_core.job.job import Job
+from titan_core.model.layout_check import check_layout
+from titan_core.model.materialise import materialise
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.patterns import matches
+from titan_core.train.loss import cross_entropy_sum
+
+
+def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
+    """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
+
+    Raises:
+        UserError: the model and its layout contradict each other.
+    """
+    definition = job.facts.model
+    with torch.device("meta"):
+        model = cast(nn.Module, definition.build())
+    check_layout(model, definition.layout, job.model.name)
+    _check_param_groups(model, job.config)
+    parts = [ModelPart(model, definition.layout, cross_entropy_sum)]
+    for transform in job.transforms:
+        apply = transform.apply.load()
+        results = [apply(part, context) for part in parts]
+        parts = [part for result in results for part in ([result] if isinstance(result, ModelPart) else result)]
+    for part in parts:
+        materialise(part, context.device, job.config.section(TrainingSection).seed)
+        part.module.train()
+    return parts
+
+
+def _check_param_groups(model: nn.Module, config: Config) -> None:
+    """A pattern of ``optimizer.param_groups`` that matches nothing is a misspelling. The whole model is here, not a part.
+
+    Raises:
+        UserError: naming the pattern.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for group in config.section(OptimizerSection).param_groups or []:
+        if not any(matches(name, [group.pattern]) for name in names):
+            where = config.where("optimizer.param_groups", group.pattern)
+            raise UserError.one(
+                where, "the pattern matches no parameter", f"the model has {names[0]}, {names[-1]} and the like"
+            )

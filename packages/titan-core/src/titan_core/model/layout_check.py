@@ -1,0 +1,70 @@
+"""Holding a layout against its model, when the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from titan_core.errors import Problem, UserError
+from titan_core.layout import ModelLayout
+from titan_core.patterns import matches
+
+
+def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
+    """Hold ``layout`` against ``model`` (whole, before any transform).
+
+    Raises:
+        UserError: names or patterns that match nothing, parameters or buffers without a first value, sizes that differ.
+    """
+    problems = [Problem(f"layout of model {name!r}", why, "mend the model plugin") for why in _mistakes(model, layout)]
+    if problems:
+        raise UserError(*problems)
+
+
+def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    modules = {path for path, _ in model.named_modules()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers())
+    for field in ("embedding", "head"):
+        names = getattr(layout, field)
+        yield from (f"{field} names {path!r}, which is no module" for path in names if path not in modules)
+        if not names:
+            yield f"{field} is empty"
+    if layout.blocks not in modules:
+        yield f"blocks names {layout.blocks!r}, which is no module"
+    else:
+        blocks = model.get_submodule(layout.blocks)
+        count = sum(1 for _ in blocks.children())
+        if not isinstance(blocks, nn.ModuleList | nn.ModuleDict):
+            yield f"blocks names {layout.blocks!r}, which is a {type(blocks).__name__}, not a ModuleList or ModuleDict"
+        elif count != layout.num_blocks:
+            yield f"num_blocks is {layout.num_blocks}, and {layout.blocks!r} has {count}"
+    for field in ("column", "row", "regions", "per_position", "mixers"):
+        for pattern in getattr(layout, field):
+            found = [path for path in modules if matches(path, [pattern])]
+            if not found:
+                yield f"{field} pattern {pattern!r} matches no module"
+            for path in found:
+                if field in ("column", "row") and not isinstance(model.get_submodule(path), nn.Linear):
+                    yield f"{field} pattern {pattern!r} matches {path!r}, which is not an nn.Linear"
+    for pattern in layout.parameters:
+        if not any(matches(path, [pattern]) for path in parameters):
+            yield f"parameters pattern {pattern!r} matches no parameter"
+    for path in (path for path, _ in model.named_parameters()):
+        if layout.initial_value(path) is None:
+            yield f"parameter {path!r} has no first value"
+    for pattern in layout.buffers:
+        if not any(matches(path, [pattern]) for path in buffers):
+            yield f"buffers pattern {pattern!r} matches no buffer"
+    for path in buffers:
+        if not matches(path, layout.buffers):
+            yield f"buffer {path!r} has no function that computes it"
+    for path, source in layout.tied.items():
+        if path not in parameters or source not in parameters:
+            yield f"tied names {path!r} and {source!r}, of which one is no parameter"
+        elif parameters[path] is not parameters[source]:
+            yield f"tied names {path!r} and {source!r}, which the model does not share"
+    aliases = set(parameters) - {path for path, _ in model.named_parameters()}
+    for path in sorted(aliases - set(layout.tied)):
+        yield f"parameter {path!r} is shared with another, and tied does not say with which"

@@ -1,0 +1,59 @@
+"""A rank's part of a model, and what a transform is given beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_core.job.job import JobFacts
+from titan_core.layout import ModelLayout
+
+if TYPE_CHECKING:
+    from titan_core.data.batch import Batch
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits ``[batch, seq, vocab]``, targets ``[batch, seq]``) -> loss, summed over all targets."""
+
+
+@dataclass
+class ModelPart:
+    """The whole model, or what a pipeline cut left of it on this rank. Transforms change it, or return another."""
+
+    module: nn.Module
+    layout: ModelLayout
+    loss: LossFunction
+
+    batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
+    """What happens to each microbatch before the model sees it, in order."""
+
+    def forward_loss(self, batch: Batch) -> Tensor:
+        """Loss of one microbatch, summed over its targets."""
+        for transform in self.batch_transforms:
+            batch = transform(batch)
+        return self.loss(self.module(batch.tokens, positions=batch.positions), batch.targets)
+
+    def retie(self) -> None:
+        """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
+        for name, source in self.layout.tied.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.module.get_submodule(owner), leaf, self.module.get_parameter(source))
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The repeated blocks that this part has, by fully qualified name, in order."""
+        container = self.module.get_submodule(self.layout.blocks)
+        return {f"{self.layout.blocks}.{name}": block for name, block in container.named_children()}
+
+
+@dataclass(frozen=True)
+class TransformContext:
+    """What a transform may use beside the part of the model that it changes."""
+
+    facts: JobFacts
+    mesh: DeviceMesh
+    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
+    device: torch.device

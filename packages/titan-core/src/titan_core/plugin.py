@@ -1,0 +1,178 @@
+"""What titan-core itself contributes, registered through the same door as a third party's."""
+
+from __future__ import annotations
+
+from titan_core.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
+from titan_core.config.sections import TrainingSection
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_datasets() -> list[Dataset]:
+    files = "titan_core.data.local_files:check_files"
+    hub = "titan_core.data.huggingface:open_hub"
+    return [
+        Dataset(
+            name="stdlib",
+            summary="source text of Python's standard library; needs no network",
+            open=Ref("titan_core.data.stdlib:open_stdlib"),
+            check=Ref("titan_core.data.stdlib:check_stdlib"),
+        ),
+        Dataset(
+            name="json",
+            summary="local JSON lines",
+            open=Ref("titan_core.data.huggingface:open_local"),
+            check=Ref(files),
+        ),
+        Dataset(
+            name="parquet",
+            summary="local Parquet files",
+            open=Ref("titan_core.data.huggingface:open_local"),
+            check=Ref(files),
+        ),
+        Dataset(
+            name="text",
+            summary="local text files",
+            open=Ref("titan_core.data.text_files:open_text"),
+            check=Ref(files),
+        ),
+        Dataset(
+            name="hub",
+            summary="any dataset of the Hugging Face hub, streamed",
+            open=Ref(hub),
+            check=Ref("titan_core.data.local_files:check_hub"),
+        ),
+        Dataset(
+            name="c4",
+            summary="C4 (allenai/c4, en), streamed",
+            open=Ref(hub),
+            check=Ref("titan_core.data.local_files:check_hub"),
+        ),
+        Dataset(
+            name="c4_validation",
+            summary="C4's validation split, streamed",
+            open=Ref(hub),
+            check=Ref("titan_core.data.local_files:check_hub"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_tokenizers() -> list[Tokenizer]:
+    return [
+        Tokenizer(
+            name="byte",
+            summary="one token a byte; needs no file",
+            build=Ref("titan_core.tokenizers.tiktoken_tokenizer:build_byte"),
+        ),
+        Tokenizer(
+            name="llama3",
+            summary="Llama 3's tokenizer.model",
+            build=Ref("titan_core.tokenizers.tiktoken_tokenizer:build_llama3"),
+        ),
+        Tokenizer(
+            name="hf",
+            summary="a Hugging Face tokenizer.json",
+            build=Ref("titan_core.tokenizers.hugging_face:build_hf"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_optimizers() -> list[Optimizer]:
+    return [
+        Optimizer(name="AdamW", summary="Adam with decoupled weight decay", build=Ref("titan_core.optim.adam:build_adamw")),
+        Optimizer(name="Adam", summary="Adam", build=Ref("titan_core.optim.adam:build_adam")),
+    ]
+
+
+@hookimpl
+def titan_lr_schedules() -> list[LRSchedule]:
+    return [
+        LRSchedule(name="wsd", summary="warmup, stable, decay", build=Ref("titan_core.optim.lr_schedule:build_wsd")),
+    ]
+
+
+@hookimpl
+def titan_metric_loggers() -> list[MetricLogger]:
+    return [
+        MetricLogger(
+            name="console",
+            summary="lines and a progress bar",
+            build=Ref("titan_core.metrics.console:build_console"),
+            active=lambda facts: True,
+        ),
+        MetricLogger(
+            name="jsonl",
+            summary="metrics.jsonl in the run's directory",
+            build=Ref("titan_core.metrics.jsonl:build_jsonl"),
+            active=lambda facts: True,
+        ),
+    ]
+
+
+@hookimpl
+def titan_debuggers() -> list[Debugger]:
+    return [
+        Debugger(
+            name="finite_guard",
+            summary="stops a run whose loss or gradient norm is not finite",
+            build=Ref("titan_core.train.finite_guard:build_finite_guard"),
+            active=lambda facts: facts.section(TrainingSection).on_nan == "stop",
+        ),
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    recipe: Ref = Ref("titan_core.cli.arguments:recipe_arguments")  # type: ignore[type-arg]
+    return [
+        Command(
+            name="train",
+            summary="train a recipe (default: llama3_debug)",
+            arguments=Ref("titan_core.cli.train:arguments"),
+            run=Ref("titan_core.cli.train:run"),
+            overrides=True,
+        ),
+        Command(
+            name="plugins",
+            summary="list installed plugins, and those that are broken",
+            arguments=Ref("titan_core.cli.arguments:json_argument"),
+            run=Ref("titan_core.cli.plugins:run"),
+        ),
+        Command(
+            name="recipes",
+            summary="list recipes",
+            arguments=Ref("titan_core.cli.arguments:json_argument"),
+            run=Ref("titan_core.cli.recipes:run"),
+        ),
+        Command(
+            name="config show",
+            summary="print the resolved config as TOML",
+            arguments=recipe,
+            run=Ref("titan_core.cli.config:show"),
+            overrides=True,
+        ),
+        Command(
+            name="config check",
+            summary="say whether a job would be valid",
+            arguments=Ref("titan_core.cli.config:check_arguments"),
+            run=Ref("titan_core.cli.config:check"),
+            overrides=True,
+        ),
+        Command(
+            name="config schema",
+            summary="print the JSON Schema of a recipe",
+            run=Ref("titan_core.cli.config:schema"),
+        ),
+        Command(
+            name="job show",
+            summary="print the job that a recipe assembles to",
+            arguments=Ref("titan_core.cli.job:arguments"),
+            run=Ref("titan_core.cli.job:show"),
+            overrides=True,
+        ),
+    ]

@@ -1,0 +1,147 @@
+"""Tokenizers on ``tiktoken``: bytes, and Llama 3's rank file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tiktoken
+
+from titan_core.errors import UserError
+
+BEGIN_OF_TEXT = "<|begin_of_text|>"
+END_OF_TEXT = "<|end_of_text|>"
+
+# How text is cut before pairs of bytes are merged, as published with Llama 3's tokenizer: contractions, words with one
+# leading character, up to three digits, punctuation, line ends, blanks. A tokenizer without it gives other ids.
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Llama 3.1's special tokens, in the order of their ids, which follow the ranks; the rest of 256 are reserved ones.
+_LLAMA3_NAMED = {
+    0: BEGIN_OF_TEXT,
+    1: END_OF_TEXT,
+    4: "<|finetune_right_pad_id|>",
+    6: "<|start_header_id|>",
+    7: "<|end_header_id|>",
+    8: "<|eom_id|>",
+    9: "<|eot_id|>",
+    10: "<|python_tag|>",
+}
+_LLAMA3_NUM_SPECIAL = 256
+
+
+_LONGEST_RUN = 25_000
+_LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
+
+
+class TiktokenTokenizer:
+    """A ``tiktoken.Encoding`` with Llama's marks around documents."""
+
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
+        self._encoding = encoding
+        self._begin = encoding.encode_single_token(BEGIN_OF_TEXT)
+        self._end = encoding.encode_single_token(END_OF_TEXT)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self._encoding.n_vocab
+
+    def encode_document(self, text: str) -> list[int]:
+        """The ids of ``text`` between begin and end of text."""
+        ids = [self._begin]
+        for piece in _pieces(text):
+            ids += self._encoding.encode_ordinary(piece)
+        ids.append(self._end)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``; bytes that are not UTF-8 are shown as U+FFFD."""
+        return self._encoding.decode(list(ids))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """``text``, cut after runs so long that tiktoken's regular expressions overflow their stack (it panics at a million
+    blanks); a text without such a run stays whole, and so do its ids."""
+    start = 0
+    for run in _LONG_RUN.finditer(text) if len(text) > _LONGEST_RUN else ():
+        yield text[start : run.end()]
+        start = run.end()
+    yield text[start:]
+
+
+def build_byte(path: str | None) -> TiktokenTokenizer:
+    """The default: an id for each byte, then the marks. Needs no file.
+
+    Raises:
+        UserError: a path was given, which says that another tokenizer was meant.
+    """
+    if path is not None:
+        raise UserError.one(
+            path, "tokenizer 'byte' takes no file", "set model.tokenizer to 'llama3' or 'hf', or drop the path"
+        )
+    return TiktokenTokenizer(
+        tiktoken.Encoding(
+            "byte",
+            pat_str=r"[\s\S]",
+            mergeable_ranks={bytes([byte]): byte for byte in range(256)},
+            special_tokens={BEGIN_OF_TEXT: 256, END_OF_TEXT: 257},
+        )
+    )
+
+
+def build_llama3(path: str | None) -> TiktokenTokenizer:
+    """Llama 3's ``tokenizer.model``: tiktoken's rank file, and 256 special tokens after its last rank.
+
+    Raises:
+        UserError: no file, or not a rank file.
+    """
+    if path is None:
+        raise UserError.one(
+            "model.tokenizer_path", "tokenizer 'llama3' needs its tokenizer.model", "set model.tokenizer_path"
+        )
+    ranks = read_rank_file(Path(path))
+    first = max(ranks.values()) + 1
+    reserved = iter(range(_LLAMA3_NUM_SPECIAL))
+    special = {
+        _LLAMA3_NAMED.get(place) or f"<|reserved_special_token_{next(reserved)}|>": first + place
+        for place in range(_LLAMA3_NUM_SPECIAL)
+    }
+    return TiktokenTokenizer(
+        tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    )
+
+
+def read_rank_file(path: Path) -> dict[bytes, int]:
+    """tiktoken's file format: a base64 token and its rank on each line.
+
+    ``tiktoken.load`` reads it too, but through a cache keyed by path, which does not see that a file has changed.
+
+    Raises:
+        UserError: not there, or a line that is something else.
+    """
+    try:
+        lines = path.expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise UserError.one(str(path), f"cannot be read: {error.strerror}", "check the path") from None
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise UserError.one(
+                f"{path}:{number}",
+                "not a rank file: each line must be a base64 token and its rank",
+                "give Llama 3's original tokenizer.model (Hugging Face's tokenizer.json is read by model.tokenizer = 'hf')",
+            ) from None
+    if any(bytes([byte]) not in ranks for byte in range(256)) or len(set(ranks.values())) != len(ranks):
+        raise UserError.one(str(path), "not a rank file: a byte has no rank, or two tokens share one", "download it again")
+    return ranks

@@ -1,0 +1,24 @@
+"""What a tokenizer is to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TextTokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    def encode_document(self, text: str) -> list[int]:
+        """The ids of a whole document, with the tokens that mark its begin and end. Special tokens' names inside the text
+        are plain text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, special tokens shown by name."""
+        ...

@@ -1,0 +1,58 @@
+"""The seam between the trainer and a checkpoint plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from titan_core.data.loader import DataLoader
+from titan_core.job.job import Job
+from titan_core.model.part import ModelPart
+from titan_core.train.world import World
+
+
+@dataclass
+class TrainState:
+    """Everything that a run must restore to go on as if it had not stopped."""
+
+    parts: list[ModelPart]
+    optimizer: Optimizer
+    lr_scheduler: LRScheduler
+    loader: DataLoader
+    step: int = 0
+    """Optimizer steps taken."""
+    tokens_seen: int = 0
+    """Target tokens trained on, over all ranks."""
+
+
+@dataclass(frozen=True)
+class CheckpointRequest:
+    """What a checkpoint plugin is built with."""
+
+    job: Job
+    world: World
+    state: TrainState
+    settle: Callable[[int], None]
+    """To be called with the step before a checkpoint of it is taken; raises where its numbers are bad."""
+    saved: Callable[[int, str], None]
+    """To be called with (step, path) once a checkpoint is complete."""
+
+
+class CheckpointStore(Protocol):
+    """Saves and restores one run."""
+
+    def restore(self) -> None:
+        """Bring the request's state to the newest checkpoint; leave it as it is where there is none."""
+        ...
+
+    def after_step(self, last: bool) -> None:
+        """Save the state, where that is due after the step that was just taken. ``last``: no other step will follow."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        ...

@@ -1,0 +1,61 @@
+"""What lifecycle hooks are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from titan_core.job.job import Job
+    from titan_core.model.part import ModelPart
+    from titan_core.train.world import World
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A run that is about to take its first step."""
+
+    job: Job
+    world: World
+    parts: list[ModelPart]
+    """This rank's parts of the model."""
+    step: int
+    """Steps already taken: 0, or the step of the checkpoint that was restored."""
+    steps: int
+    """The step after which training ends."""
+    dump_folder: str
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step. The tensors may still be in flight on the device; reading one waits for it."""
+
+    step: int
+    loss: Tensor
+    """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
+    grad_norm: Tensor
+    """Global norm of the gradients before clipping; a scalar, the same on every rank."""
+    lr: float
+    """The learning rate of this step (of the first parameter group)."""
+    num_targets: int
+    """Target tokens of the global batch."""
+    epoch: int
+    """How many times this rank's data was read to its end."""
+    data_seconds: float
+    """How long this rank waited for its data."""
+
+
+@dataclass(frozen=True)
+class TrainEnd:
+    """How a run ended."""
+
+    step: int
+    """The last step that was taken."""
+    completed: bool
+    """Whether that is the last step that the config asked for."""
+    reason: str
+    """In words."""
+    failed: bool = False
+    """Whether an exception ended it."""

@@ -1,0 +1,59 @@
+"""The global norm of gradients, and clipping by it, for parameters sharded in any way.
+
+Stock clipping wants all gradients of one kind on one mesh. Here each rank sums the squares of what it holds, each element
+weighted by one over the number of ranks that hold it too, and one all-reduce of a scalar makes the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from titan_core.train.world import World
+
+
+def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor]]:
+    """What this rank holds of each gradient, by the number of pieces that the gradient is divided into."""
+    by_pieces: dict[int, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        gradient: Tensor | None = parameter.grad
+        if gradient is None:
+            continue
+        if isinstance(gradient, DTensor):
+            if any(placement.is_partial() for placement in gradient.placements):
+                # What each rank learned from its positions is summed up once a step, not once a microbatch.
+                assert isinstance(parameter, DTensor)
+                gradient = gradient.redistribute(placements=parameter.placements)
+                parameter.grad = gradient
+            sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+            # Not ``is_shard``: TP under FSDP makes strided shards, which do not count as such.
+            pieces = math.prod(size for placement, size in sizes if not placement.is_replicate())
+            by_pieces[pieces].append(gradient.to_local())
+        else:
+            by_pieces[1].append(gradient)
+    return by_pieces
+
+
+@torch.no_grad()
+def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
+    """The 2-norm over all gradients of all ranks; an fp32 scalar, the same on every rank."""
+    # Ranks that hold the same pipeline stage: each element is on as many of them as its pieces leave.
+    holders = world.size // math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.divides == "layers")
+    total = torch.zeros((), dtype=torch.float32, device=world.device)
+    for pieces, tensors in gradients.items():
+        norm = torch.nn.utils.get_total_norm(tensors)
+        total += norm.float() ** 2 * (pieces / holders)
+    return world.sum(total).sqrt()
+
+
+@torch.no_grad()
+def clip_gradients(gradients: dict[int, list[Tensor]], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients in place by ``max_norm / norm`` where that is below 1."""
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for tensors in gradients.values():
+        torch._foreach_mul_(tensors, scale)

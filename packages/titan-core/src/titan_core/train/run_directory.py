@@ -1,0 +1,84 @@
+"""The run's directory: resolved config, plugin versions, metrics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from titan_core.config.render import to_toml
+from titan_core.errors import UserError
+from titan_core.job.job import Job
+
+CONFIG = "config.toml"
+PLUGINS = "plugins.json"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """``job.dump_folder``."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, folder: str) -> RunDirectory:
+        """Make the folder.
+
+        Raises:
+            UserError: it cannot be made.
+        """
+        path = Path(folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError.one(
+                f"job.dump_folder = {folder!r}", f"cannot be written: {error.strerror}", "choose another folder"
+            ) from None
+        return cls(path)
+
+    def begin(self, job: Job, step: int) -> None:
+        """Write what the run is.
+
+        A fresh start (``step`` 0) first moves an older run's files to ``previous/N``. A resumed run goes on in the same
+        metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too.
+        """
+        documents = {
+            CONFIG: to_toml(job.config),
+            PLUGINS: json.dumps(job.plugin_versions(), indent=2) + "\n",
+        }
+        if step > 0 and (self.path / METRICS).exists():
+            documents[METRICS] = _up_to(step, (self.path / METRICS).read_text(encoding="utf-8"))
+        old = [name for name, text in documents.items() if self._differs(name, text)]
+        if step == 0:
+            old = [name for name in (CONFIG, PLUGINS, METRICS) if (self.path / name).exists()]
+        if old:
+            previous = self.path / "previous"
+            number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
+            archive = previous / str(number)
+            archive.mkdir(parents=True)
+            for name in old:
+                shutil.move(self.path / name, archive / name)
+        for name, text in documents.items():
+            (self.path / name).write_text(text, encoding="utf-8")
+
+    def _differs(self, name: str, text: str) -> bool:
+        file = self.path / name
+        return file.exists() and file.read_text(encoding="utf-8") != text
+
+
+def _up_to(step: int, metrics: str) -> str:
+    """The whole lines of steps up to ``step``. A process that was killed may have left a torn one at the end."""
+    kept = []
+    for line in metrics.splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith("\n") and record["step"] <= step:
+            kept.append(line)
+    return "".join(kept)

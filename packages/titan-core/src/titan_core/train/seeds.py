@@ -1,0 +1,28 @@
+"""Seeds and determinism."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import torch
+
+from titan_core.config.sections import TrainingSection
+from titan_core.train.world import World
+
+
+def prepare_numerics(training: TrainingSection, world: World) -> None:
+    """Set matmul precision, determinism, and the generators that a model may draw from while it trains (dropout).
+
+    Weights and data do not depend on these generators. Ranks that see the same tokens get the same seed.
+    """
+    torch.set_float32_matmul_precision(training.float32_matmul_precision)
+    if training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # Filling new memory costs time, and nothing here reads memory that it did not write.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property unknown to type checkers)
+        torch.backends.cudnn.benchmark = False
+    seed = (training.seed * 1_000_003 + world.data_rank) % 2**63
+    torch.manual_seed(seed)
+    random.seed(seed)

@@ -1,0 +1,44 @@
+"""How a step runs forward and backward: one small seam, so that the trainer's loop reads the same for a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from titan_core.data.batch import Batch
+from titan_core.model.part import ModelPart
+
+
+class StepRunner(Protocol):
+    """Forward and backward over a rank's microbatches."""
+
+    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
+        """Add the gradient of (loss summed over targets) / ``num_targets`` to the parameters' gradients.
+
+        Args:
+            num_targets: target tokens of the *global* batch, so that gradients may simply be summed over ranks.
+
+        Returns:
+            This rank's share of the loss, a scalar on the device: the shares of all ranks that see different tokens sum to
+            the mean loss of the global batch (0 on a pipeline stage that computes no loss).
+        """
+        ...
+
+
+class GradientAccumulation:
+    """The plain step: one part of a model, microbatches one after another."""
+
+    def __init__(self, part: ModelPart) -> None:
+        self._part = part
+
+    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
+        """See :class:`StepRunner`."""
+        losses = []
+        for batch in microbatches:
+            loss = self._part.forward_loss(batch) / num_targets
+            loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()

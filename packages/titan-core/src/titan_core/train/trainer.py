@@ -1,0 +1,187 @@
+"""The story of a training run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+
+from titan_core.components import Checkpoint
+from titan_core.config.sections import LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.data.loader import DataLoader, StepData, require_documents
+from titan_core.data.source import DocumentSource
+from titan_core.errors import UserError
+from titan_core.job.job import Job
+from titan_core.lifecycle import Lifecycle
+from titan_core.metrics.reporter import MetricsReporter
+from titan_core.model.build import build_parts
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.optim.param_groups import param_groups
+from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
+from titan_core.train.events import RunStart, StepReport, TrainEnd
+from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.run_directory import RunDirectory
+from titan_core.train.seeds import prepare_numerics
+from titan_core.train.step import GradientAccumulation, StepRunner
+from titan_core.train.world import World, join_world
+
+
+def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
+    """Train ``job`` on this rank until its last step, the end of its data, or an error.
+
+    Args:
+        observers: further objects with lifecycle hooks (:mod:`titan_core.hookspecs`).
+
+    Raises:
+        UserError: a mistake in the config that only the data or the other ranks could show.
+    """
+    lifecycle = Lifecycle(plugin.module for plugin in job.registry.found.plugins)
+    for debugger in job.debuggers:
+        lifecycle.register(debugger.build.load()(job.facts))
+    for observer in observers:
+        lifecycle.register(observer)
+    with ExitStack() as stack:
+        trainer: Trainer | None = None
+        try:
+            lifecycle.job_assembled(job)
+            # Data and directory come first: what is wrong with them is known before any process group or model exists.
+            source = job.dataset.open.load()(job.dataset_request)
+            require_documents(source, job.facts.batch, job.dataset.name)
+            directory = RunDirectory.create(job.dump_folder)
+            world = stack.enter_context(join_world(job))
+            trainer = Trainer(job, world, source, lifecycle, directory)
+            stack.callback(trainer.close)
+            end = trainer.run()
+        except BaseException as error:
+            step = trainer.state.step if trainer is not None else 0
+            lifecycle.failed(error, TrainEnd(step, completed=False, reason=type(error).__name__, failed=True))
+            raise
+        lifecycle.train_end(end)
+        return end
+
+
+class Trainer:
+    """Everything that a run consists of, built; and its loop."""
+
+    def __init__(
+        self, job: Job, world: World, source: DocumentSource, lifecycle: Lifecycle, directory: RunDirectory
+    ) -> None:
+        self.job = job
+        self.world = world
+        self.lifecycle = lifecycle
+        self.training = job.config.section(TrainingSection)
+        prepare_numerics(self.training, world)
+
+        context = TransformContext(job.facts, world.mesh, world.device)
+        loader = DataLoader(source, job.text_tokenizer, job.facts.batch, job.config, world.data_rank)
+        parts = build_parts(job, context)
+        self.run_step = self._step_runner(parts, context)
+        named = [pair for part in parts for pair in part.module.named_parameters()]
+        self.parameters = [parameter for _, parameter in named]
+        section = job.config.section(OptimizerSection)
+        optimizer = job.optimizer.build.load()(param_groups(named, section), section)
+        lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
+        self.state = TrainState(parts, optimizer, lr_scheduler, loader)
+        self.checkpoints = self._checkpoint_store(job.checkpoint)
+        if self.checkpoints is not None:
+            self.checkpoints.restore()
+        if world.rank == 0:
+            directory.begin(job, self.state.step)
+        self._looked_after = -1  # the step after which :meth:`has_data` looked last
+        self._data_ended = False
+        self._num_targets = 0
+        self._data_seconds = 0.0
+        self.metrics = MetricsReporter(job, world, self.state, lifecycle)
+
+    def run(self) -> TrainEnd:
+        """Train until the last step, or until the data ends."""
+        state, steps = self.state, self.training.steps
+        self.lifecycle.train_start(RunStart(self.job, self.world, state.parts, state.step, steps, self.job.dump_folder))
+        while state.step < steps and self.has_data():
+            self.step()
+        self.lifecycle.settle(state.step)
+        completed = state.step >= steps
+        return TrainEnd(state.step, completed, reason="all steps are done" if completed else "the dataset has ended")
+
+    def step(self) -> None:
+        """One optimizer step. Its data must be there (:meth:`has_data`)."""
+        self.lifecycle.step_start(self.state.step + 1)
+        self.has_data()
+        data = self.state.loader.next_step()
+        assert data is not None
+        report = self._train_step(data, self._num_targets, self._data_seconds)
+        self.lifecycle.step_end(report)
+        if self.checkpoints is not None:
+            # The next step's data is read before, since whether this step is the last one depends on it.
+            self.checkpoints.after_step(last=self.state.step == self.training.steps or not self.has_data())
+
+    def close(self) -> None:
+        """Finish what is still being written."""
+        try:
+            self.metrics.close()
+        finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
+
+    def has_data(self) -> bool:
+        """Whether every rank has data for the next step. One sum over all ranks a step, which also counts the targets of the
+        global batch; the host needs both, so they travel as a CPU tensor.
+
+        Raises:
+            UserError: a rank's data is bad; on every rank.
+        """
+        if self._looked_after == self.state.step:
+            return not self._data_ended
+        data, mistake = None, None
+        started = time.perf_counter()
+        try:
+            data = self.state.loader.peek()
+        except UserError as error:
+            mistake = error
+        # Counted once for ranks that see the same tokens.
+        counts_targets = data is not None and self.world.is_first_along("layers", "sequence", "weights")
+        targets = data.num_targets() if data is not None and counts_targets else 0
+        totals = self.world.sum(torch.tensor([targets, int(data is None), int(mistake is not None)]))
+        self._num_targets, ended, mistakes = totals.tolist()
+        if mistakes:
+            told = [error.problems for error in self.world.gather(mistake) if error is not None]
+            raise UserError(*dict.fromkeys(problem for problems in told for problem in problems)) from mistake
+        self._data_ended = ended > 0
+        self._looked_after = self.state.step
+        self._data_seconds = time.perf_counter() - started
+        return not self._data_ended
+
+    def _train_step(self, data: StepData, num_targets: int, data_seconds: float) -> StepReport:
+        """Forward, backward, clip, update."""
+        state = self.state
+        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], num_targets)
+        if not self.world.is_first_along("weights"):
+            loss = torch.zeros_like(loss)  # these ranks computed the same loss as the first
+        loss = self.world.sum(loss)
+        gradients = local_gradients(self.parameters)
+        grad_norm = global_norm(gradients, self.world)
+        if self.training.max_norm > 0:
+            clip_gradients(gradients, grad_norm, self.training.max_norm)
+        lr = float(state.optimizer.param_groups[0]["lr"])
+        state.optimizer.step()
+        state.lr_scheduler.step()
+        state.optimizer.zero_grad()
+        state.step += 1
+        state.tokens_seen += num_targets
+        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, data_seconds)
+
+    def _step_runner(self, parts: list[ModelPart], context: TransformContext) -> StepRunner:
+        for transform in self.job.transforms:
+            if transform.step is not None:
+                return transform.step.load()(parts, context)
+        (part,) = parts
+        return GradientAccumulation(part)
+
+    def _checkpoint_store(self, checkpoint: Checkpoint | None) -> CheckpointStore | None:
+        if checkpoint is None:
+            return None
+        return checkpoint.build.load()(
+            CheckpointRequest(self.job, self.world, self.state, self.lifecycle.settle, self.lifecycle.checkpoint_saved)
+        )

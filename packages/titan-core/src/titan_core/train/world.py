@@ -1,0 +1,134 @@
+"""The processes that train together: process group, device mesh, and the few collectives that the trainer itself needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore  # torch.distributed has it, but does not export it to type checkers
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from titan_core.config.sections import JobSection
+from titan_core.errors import Problem, UserError
+from titan_core.job.job import Job
+from titan_core.job.mesh_plan import MeshPlan
+from titan_core.train.device import backend_for, choose_device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place among all."""
+
+    rank: int
+    device: torch.device
+    plan: MeshPlan
+    mesh: DeviceMesh
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.plan.world_size
+
+    def coordinate(self, dim: str) -> int:
+        """This rank's index along the mesh dimension ``dim``; 0 where the job has no such dimension."""
+        names = self.mesh.mesh_dim_names or ()
+        coordinates = self.mesh.get_coordinate()
+        return coordinates[names.index(dim)] if coordinates is not None and dim in names else 0
+
+    @property
+    def data_rank(self) -> int:
+        """Index of this rank among those that see different sequences."""
+        index = 0
+        for dim in self.plan.dims:
+            if dim.divides == "batch":
+                index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
+        return index
+
+    def is_first_along(self, *divides: str) -> bool:
+        """Whether this rank is the first along every dimension that divides one of ``divides``: of the ranks that hold the
+        same thing, the one that counts it."""
+        return all(self.coordinate(dim.name) == 0 for dim in self.plan.dims if dim.divides in divides)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """``tensor`` summed over all ranks, in place. A CPU tensor travels by gloo, without waiting for the device."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """``value`` of every rank, in their order."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def join_world(job: Job) -> Iterator[World]:
+    """Join the other ranks (as torchrun's environment says; alone without it), and leave them at the end.
+
+    Raises:
+        UserError: no such device, or the ranks do not run the same job.
+    """
+    plan = job.facts.mesh
+    device = choose_device(job.config.section(JobSection).device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend_for(device))
+    else:
+        # A world of one needs no network, and lets one process run the same code as many.
+        dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+    failed = True
+    try:
+        # Before the mesh: ranks that disagree on its shape would wait for each other while they make it.
+        require_same_job(job)
+        # Dimensions of size 1 are left out: each would cost a process group on every rank. dp_shard is always there, since
+        # FSDP's mixed precision is wanted at any degree.
+        dims = {name: degree for name, degree in plan.degrees.items() if degree > 1 or name == "dp_shard"}
+        mesh = init_device_mesh(device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+        yield World(dist.get_rank(), device, plan, mesh)
+        failed = False
+    finally:
+        # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). NCCL's way of leaving waits for the other
+        # ranks, which on an error may never come; there the end of the process has to do.
+        if not (failed and device.type == "cuda" and plan.world_size > 1):
+            dist.destroy_process_group()
+
+
+def require_same_job(job: Job) -> None:
+    """Compare the resolved config and the plugins of all ranks.
+
+    Raises:
+        UserError: on every rank, naming those that differ from rank 0, and in what.
+    """
+    size = dist.get_world_size()
+    digests: list[str | None] = [None] * size
+    dist.all_gather_object(digests, job.digest())
+    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if not different:
+        return
+    identities: list[dict[str, object] | None] = [None] * size
+    dist.all_gather_object(identities, job.identity())
+    raise UserError(
+        *(
+            Problem(
+                f"rank {rank}",
+                f"its job differs from rank 0's in {', '.join(_differences(identities[0], identities[rank]))}",
+                "start all ranks with the same config and the same packages",
+            )
+            for rank in different
+        )
+    )
+
+
+def _differences(one: object, other: object, path: str = "") -> list[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = dict.fromkeys((*one, *other))
+        return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if one == other else [f"{path} ({one!r} on rank 0, {other!r} here)"]

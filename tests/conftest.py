@@ -1,0 +1,29 @@
+"""Fixtures of all suites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def gloo() -> Iterator[GlooPool]:
+    """Living processes for multi-process tests."""
+    pool = GlooPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,122 @@
+"""From config to job: sizes that fit each other, components by name, transforms in order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.jobs import make_job
+from titan_core.components import Transform
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.errors import UserError
+from titan_core.job.assemble import assemble
+from titan_core.job.mesh_plan import MeshDim, dims_in_order, plan_mesh
+from titan_core.phases import Phase, in_order
+from titan_core.ref import Ref
+from titan_core.registry import Registry
+
+REGISTRY = Registry.from_installed()
+ALL = [
+    "parallelism.pipeline_parallel_degree", "parallelism.data_parallel_replicate_degree",
+    "parallelism.data_parallel_shard_degree", "parallelism.context_parallel_degree", "parallelism.tensor_parallel_degree",
+]  # fmt: skip
+
+
+def config_with(**overrides: object):  # type: ignore[no-untyped-def]
+    given = [Override(key.replace("__", "."), str(value)) for key, value in overrides.items()]
+    return load_config("llama3_debug", given, REGISTRY)[0]
+
+
+@given(st.lists(st.integers(1, 4), min_size=5, max_size=5), st.booleans())
+def test_the_mesh_holds_every_rank_once(degrees: list[int], rest: bool) -> None:
+    values: dict[str, object] = {key.replace(".", "__"): degree for key, degree in zip(ALL, degrees, strict=True)}
+    world = 1
+    for degree in degrees:
+        world *= degree
+    if rest:
+        values["parallelism__data_parallel_shard_degree"] = -1
+    plan = plan_mesh(config_with(**values), [], world)
+    assert plan.world_size == world
+    assert list(plan.degrees) == ["pp", "dp_replicate", "dp_shard", "cp", "tp"]
+    assert plan.batch_degree == degrees[1] * degrees[2]
+
+
+def test_degrees_that_do_not_fit_the_world_are_told_with_a_way_out() -> None:
+    with pytest.raises(UserError, match=r"multiply to 4 .* there are 6 processes; start a multiple of 4 processes"):
+        plan_mesh(config_with(parallelism__tensor_parallel_degree=4), [], 6)
+    with pytest.raises(UserError, match=r"there are 8 processes; set parallelism\.data_parallel_shard_degree = -1"):
+        plan_mesh(config_with(parallelism__data_parallel_shard_degree=4), [], 8)
+
+
+def test_a_third_partys_dimension_has_its_place() -> None:
+    mine = MeshDim("expert", "moe.degree", "weights", before="tp")
+    assert [dim.name for dim in dims_in_order([mine, mine])] == ["pp", "dp_replicate", "dp_shard", "cp", "expert", "tp"]
+    with pytest.raises(UserError, match="two plugins define it"):
+        dims_in_order([mine, MeshDim("expert", "other.degree", "batch")])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"training.seq_len": 4096}, r"training\.seq_len = 4096: the model takes at most 2048 tokens"),
+        ({"model.args.vocab_size": 100}, r"has 258 tokens, and the model's only 100"),
+        ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'llama3' has no such flavor; it has debug, 1B"),
+        ({"model.name": "lama3"}, r"no installed plugin provides this model; did you mean 'llama3'"),
+        ({"model.args.dim": 130}, r"model\.args: dim 130 must be a multiple of 2 x n_heads 8"),
+        ({"model.args.n_layer": 3}, r"model\.args\.n_layer = 3: unknown key; did you mean 'n_layers'"),
+        ({"optimizer.name": "SGD"}, r"no installed plugin provides this optimizer"),
+        (
+            {"training.global_batch_size": 6},
+            r"multiple of local_batch_size 4 x data-parallel degree 1 = 4; for example 4 or 8",
+        ),
+        ({"training.global_batch_size": 0}, r"training\.global_batch_size = 0: must be at least 1, or -1"),
+        ({"data.logical_shards": 5}, r"data\.logical_shards = 5: must be a multiple"),
+        ({"parallelism.data_parallel_shard_degree": 0}, r"must be at least 1, or -1"),
+        ({"training.dataset": "text", "training.dataset_path": "nowhere"}, r"\"nowhere\": no such file"),
+        ({"training.dataset_path": "here"}, r"dataset 'stdlib' takes no path"),
+        ({"model.tokenizer_path": "here"}, r"tokenizer 'byte' takes no file"),
+        (
+            {"optimizer.param_groups": "[{pattern = 'a'}, {pattern = 'a'}]"},
+            r"a pattern stands there twice",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_job("llama3_debug", overrides)
+
+
+def test_a_degree_that_nothing_provides_names_the_package() -> None:
+    config, _ = load_config("llama3_debug", [], REGISTRY)
+    without = REGISTRY.without(["parallel"])
+    with pytest.raises(
+        UserError, match="2 processes are left to it, and no plugin in use provides it; titan-parallel is swit"
+    ):
+        assemble(config, without, 2)
+
+
+def test_identity_knows_config_and_versions() -> None:
+    job = make_job("llama3_debug")
+    assert job.digest() == make_job("llama3_debug").digest()
+    assert job.digest() != make_job("llama3_debug", {"training.seed": 1}).digest()
+    assert job.identity()["plugins"]["titan-models-llama:llama"] == "0.1.0"
+
+
+def transform(name: str, phase: Phase = Phase.TENSOR, **order: tuple[str, ...]) -> Transform:
+    return Transform(name=name, summary="", phase=phase, apply=Ref("a:b"), active=lambda facts: True, **order)  # type: ignore[arg-type]
+
+
+def test_transforms_are_ordered_by_phase_then_wish_then_name() -> None:
+    given = [
+        transform("data", Phase.DATA), transform("c", before=("a",)), transform("a"), transform("b", after=("a",)),
+        transform("cut", Phase.PIPELINE), transform("z", Phase.PRECISION, before=("a",)),
+    ]  # fmt: skip
+    assert [one.name for one in in_order(given)] == ["cut", "z", "c", "a", "b", "data"]
+    assert in_order(reversed(given)) == in_order(given)
+
+
+def test_contradicting_wishes_are_an_error() -> None:
+    with pytest.raises(UserError, match="phase TENSOR: their wishes for an order contradict each other: "):
+        in_order([transform("a", before=("b",)), transform("b", before=("a",))])

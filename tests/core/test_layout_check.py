@@ -1,0 +1,53 @@
+"""A layout that does not fit its model is refused when the model is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from titan_core.errors import UserError
+from titan_core.initial_values import Constant
+from titan_core.layout import ModelLayout
+from titan_core.model.layout_check import check_layout
+from titan_models_llama.config import FLAVORS
+from titan_models_llama.layout import layout
+from titan_models_llama.model import Llama
+
+LAYOUT = layout(FLAVORS["debug"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (replace(LAYOUT, embedding=("wte",)), "embedding names 'wte', which is no module"),
+        (replace(LAYOUT, head=()), "head is empty"),
+        (replace(LAYOUT, blocks="norm"), "'norm', which is a RMSNorm, not a ModuleList or ModuleDict"),
+        (replace(LAYOUT, num_blocks=3), "num_blocks is 3, and 'layers' has 6"),
+        (replace(LAYOUT, column=("layers.*.qkv",)), r"column pattern 'layers.\*.qkv' matches no module"),
+        (replace(LAYOUT, row=("norm",)), "'norm', which is not an nn.Linear"),
+        (replace(LAYOUT, parameters={"layers.*": Constant(0.0)}), "parameter 'output.weight' has no first value"),
+        (
+            replace(LAYOUT, parameters={"*": Constant(0.0), "x": Constant(0.0)}),
+            "parameters pattern 'x' matches no parameter",
+        ),
+        (replace(LAYOUT, buffers={}), "buffer 'rope' has no function that computes it"),
+        (replace(LAYOUT, tied={"output.weight": "tok_embeddings.weight"}), "which the model does not share"),
+    ],
+)
+def test_contradictions(wrong: ModelLayout, message: str) -> None:
+    with torch.device("meta"):
+        model = Llama(FLAVORS["debug"])
+    check_layout(model, LAYOUT, "llama3")
+    with pytest.raises(UserError, match=message):
+        check_layout(model, wrong, "llama3")
+
+
+def test_shared_parameters_must_be_declared() -> None:
+    args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True})
+    with torch.device("meta"):
+        model = Llama(args)
+    check_layout(model, layout(args), "llama3")
+    with pytest.raises(UserError, match=r"'output\.weight' is shared with another"):
+        check_layout(model, replace(layout(args), tied={}), "llama3")

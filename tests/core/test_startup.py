@@ -1,0 +1,43 @@
+"""Listing plugins and printing help is quick, and free of torch."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = [
+    ["--help"],
+    ["plugins"],
+    ["recipes"],
+    ["config", "check"],
+    ["config", "show"],
+    ["config", "schema"],
+    ["job", "show"],
+]
+HEAVY = {"torch", "datasets", "numpy", "rich"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_nothing_heavy_is_imported(command: list[str]) -> None:
+    program = (
+        "import sys\nfrom titan_core.__main__ import main\n"
+        f"sys.argv = ['titan', *{command!r}]\nassert main() == 0\n"
+        f"print('IMPORTED', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("IMPORTED []\n")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["plugins"], ["config", "check"]], ids=" ".join)
+def test_an_answer_comes_within_half_a_second(command: list[str]) -> None:
+    def seconds() -> float:
+        """Processor time, which for one busy process is the time that passes: what else the machine does is not counted."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "titan_core", *command], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(10)) < 0.5

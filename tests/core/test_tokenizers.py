@@ -1,0 +1,93 @@
+"""Text to ids and back."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from titan_core.errors import UserError
+from titan_core.tokenizers.hugging_face import build_hf
+from titan_core.tokenizers.tiktoken_tokenizer import build_byte, build_llama3
+
+BYTE = build_byte(None)
+
+
+@given(st.text())
+def test_bytes_round_trip(text: str) -> None:
+    ids = BYTE.encode_document(text)
+    assert ids == [256, *text.encode(), 257]
+    assert BYTE.decode(ids) == f"<|begin_of_text|>{text}<|end_of_text|>"
+
+
+def test_special_names_in_a_document_are_plain_text() -> None:
+    assert BYTE.encode_document("<|end_of_text|>").count(257) == 1
+    assert BYTE.vocab_size == 258
+
+
+def rank_file(path: Path, merges: list[bytes]) -> Path:
+    tokens = [bytes([byte]) for byte in range(256)] + merges
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
+    return path
+
+
+def test_llama3_rank_file(tmp_path: Path) -> None:
+    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", [b"he", b"ll", b"hell", b"hello", b" w"])))
+    assert tokenizer.vocab_size == 261 + 256
+    # as in Llama 3.1, counted from the first special id: 128000 begin, 128001 end
+    assert tokenizer.encode_document("hello w") == [261, 259, 260, 262]
+    names = tokenizer.decode(range(261, 261 + 12))
+    assert names.startswith("<|begin_of_text|><|end_of_text|><|reserved_special_token_0|><|reserved_special_token_1|>")
+    assert names.endswith("<|eom_id|><|eot_id|><|python_tag|><|reserved_special_token_3|>")
+    assert tokenizer.decode([261 + 255]) == "<|reserved_special_token_247|>"
+
+
+def test_llama3_cuts_numbers_into_three_digits(tmp_path: Path) -> None:
+    merges = [b"12", b"123", b"45", b"1234", b"12345"]
+    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", merges)))
+    assert [tokenizer.decode([one]) for one in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
+
+
+def test_a_million_blanks_are_no_reason_to_panic(tmp_path: Path) -> None:
+    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", [b"  "])))
+    text = "a" + " " * 1_000_000 + "b"
+    assert tokenizer.decode(tokenizer.encode_document(text)[1:-1]) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{}\n", r"tokenizer\.model:1: not a rank file"), (b"aGU= 0\n", "a byte has no rank"), (None, "cannot be read")],
+)
+def test_what_is_no_rank_file(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "tokenizer.model"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        build_llama3(str(path))
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["hello world " * 20], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = build_hf(str(tmp_path))
+    ids = ours.encode_document("hello </s> wörld")
+    assert (ids[0], ids[-1]) == (0, 1)
+    assert ids.count(1) == 1
+    assert ours.decode(ids[1:-1]) == "hello </s> wörld"
+    assert ours.vocab_size == tokenizer.get_vocab_size()
+    (tmp_path / "bad.json").write_text("nonsense")
+    for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
+        with pytest.raises(UserError, match=message):
+            build_hf(str(path))

@@ -1,0 +1,258 @@
+"""A run on one device: its story, its files, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+import torch
+from rich.console import Console
+
+from harness.distributions import write_distribution
+from harness.jobs import Recorder, make_job, run_recipe
+from titan_core.cli.main import main
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+from titan_core.lifecycle import Lifecycle
+from titan_core.metrics.console import ConsoleLog
+from titan_core.metrics.jsonl import JsonLines
+from titan_core.train.finite_guard import NonFiniteError
+from titan_core.train.run_directory import RunDirectory
+from titan_core.train.trainer import train
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+    "metrics.log_freq": 2,
+}
+
+
+def test_the_story_of_a_run(in_tmp: Path) -> None:
+    record = run_recipe("llama3_debug", TINY)
+    steps = [f"{event} {step}" for step in range(1, 5) for event in ("step_start", "step_end")]
+    assert record.events == ["job_assembled", "train_start", *steps, "train_end"]
+    assert record.reason == "all steps are done"
+    folder = in_tmp / "outputs" / "llama3_debug"
+    assert sorted(file.name for file in folder.iterdir()) == ["config.toml", "metrics.jsonl", "plugins.json"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 4]
+    assert [line["loss"] for line in lines] == pytest.approx([record.losses[0], record.losses[1], record.losses[3]])
+    assert {"grad_norm", "lr", "tokens_per_second", "mfu", "memory_gib", "data_seconds"} <= set(lines[0])
+    assert lines[-1]["tokens_seen"] == 4 * 4 * 32
+    assert {one["distribution"] for one in json.loads((folder / "plugins.json").read_text())} >= {"titan-core"}
+
+
+def test_the_written_config_repeats_the_run(in_tmp: Path) -> None:
+    first = run_recipe("llama3_debug", TINY)
+    again = run_recipe("outputs/llama3_debug/config.toml")
+    assert again.losses == first.losses
+
+
+def test_a_fresh_start_never_mixes_with_an_older_run(in_tmp: Path) -> None:
+    run_recipe("llama3_debug", TINY)
+    old = (in_tmp / "outputs/llama3_debug/metrics.jsonl").read_text()
+    run_recipe("llama3_debug", {**TINY, "training.steps": 2})
+    folder = in_tmp / "outputs/llama3_debug"
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert (folder / "previous/1/metrics.jsonl").read_text() == old
+    assert sorted(file.name for file in (folder / "previous/1").iterdir()) == [
+        "config.toml",
+        "metrics.jsonl",
+        "plugins.json",
+    ]
+
+
+def test_deterministic_runs_repeat_bit_for_bit(in_tmp: Path) -> None:
+    try:
+        runs = [run_recipe("llama3_debug", {**TINY, "training.deterministic": "true"}, weights=True) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert runs[0].losses == runs[1].losses
+    assert all(torch.equal(runs[0].final[name], tensor) for name, tensor in runs[1].final.items())
+
+
+def test_accumulation_does_not_change_the_loss(in_tmp: Path) -> None:
+    runs = [run_recipe("llama3_debug", {**TINY, "training.local_batch_size": size}) for size in (1, 4)]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-6)
+    assert runs[0].grad_norms == pytest.approx(runs[1].grad_norms, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = {**TINY, "optimizer.lr": 1e30, "training.max_norm": 0, "training.steps": 50}
+    recorder = Recorder(weights=False)
+    with pytest.raises(NonFiniteError, match=r"step \d+: .* nan; training stops.*Lower optimizer\.lr"):
+        train(make_job("llama3_debug", overrides), [recorder])
+    assert recorder.record.events[-2:] == ["exception NonFiniteError", "train_end"]
+    arguments = [text for key, value in overrides.items() for text in (f"--{key}", str(value))]
+    assert main(["train", "llama3_debug", *arguments]) == 1
+    assert re.search(r"^titan: stopped: step \d+: .* nan; training stops", capsys.readouterr().err, re.MULTILINE)
+    record = run_recipe("llama3_debug", {**overrides, "training.on_nan": "ignore"})
+    assert math.isnan(record.losses[-1])
+    last = (in_tmp / "outputs/llama3_debug/metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["loss"] is None
+
+
+def test_data_that_ends_stops_the_run_cleanly(in_tmp: Path) -> None:
+    (in_tmp / "a.jsonl").write_text("".join(json.dumps({"text": "some words " * 10}) + "\n" for _ in range(8)))
+    data = {"training.dataset": "json", "training.dataset_path": "a.jsonl"}
+    record = run_recipe("llama3_debug", {**TINY, **data, "data.on_end": "stop", "training.steps": 50})
+    assert record.reason == "the dataset has ended"
+    assert 2 <= len(record.losses) < 50
+    assert len(run_recipe("llama3_debug", {**TINY, **data, "training.steps": 20}).losses) == 20
+
+
+TOY_CHECKPOINT = '''
+import torch
+from typing import ClassVar
+from titan_core.components import Checkpoint
+from titan_core.config.section import Section
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+
+api = (1, 0)
+
+class ToySection(Section):
+    section: ClassVar[str] = "toy_checkpoint"
+    path: str = ""
+    """Where."""
+    stop: int = 0
+    """Fail after this step."""
+
+class Store:
+    def __init__(self, request):
+        self.request = request
+        self.section = request.job.config.section(ToySection)
+    def restore(self):
+        import os
+        if not os.path.exists(self.section.path):
+            return
+        state, kept = self.request.state, torch.load(self.section.path, weights_only=False)
+        state.parts[0].module.load_state_dict(kept["model"])
+        state.optimizer.load_state_dict(kept["optimizer"])
+        state.lr_scheduler.load_state_dict(kept["lr_scheduler"])
+        state.loader.load_state_dict(kept["data"])
+        state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
+    def after_step(self, last):
+        state = self.request.state
+        torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
+            lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,
+            tokens_seen=state.tokens_seen), self.section.path)
+        self.request.saved(state.step, self.section.path)
+        if state.step == self.section.stop:
+            raise RuntimeError("power cut")
+    def close(self):
+        pass
+
+@hookimpl
+def titan_checkpoints():
+    return [Checkpoint(name="toy", summary="", config=ToySection, build=Ref("toy_checkpoint:Store"),
+        active=lambda facts: bool(facts.section(ToySection).path))]
+'''
+
+
+def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(in_tmp / "site", "toy-checkpoint", TOY_CHECKPOINT)
+    monkeypatch.syspath_prepend(str(in_tmp / "site"))
+    monkeypatch.delitem(sys.modules, "toy_checkpoint", raising=False)
+    whole = run_recipe("llama3_debug", {**TINY, "training.steps": 6}, weights=True)
+    resumable = {**TINY, "training.steps": 6, "toy_checkpoint.path": "kept.pt", "job.dump_folder": "resumed"}
+    with pytest.raises(RuntimeError, match="power cut"):
+        run_recipe("llama3_debug", {**resumable, "toy_checkpoint.stop": 3})
+    record = run_recipe("llama3_debug", resumable, weights=True)
+    assert record.losses == whole.losses[3:]
+    assert all(torch.equal(record.final[name], tensor) for name, tensor in whole.final.items())
+    steps = [json.loads(line)["step"] for line in (in_tmp / "resumed/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 4, 6]  # one file for the run, though it was started twice
+
+
+def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
+    class Observer:
+        @hookimpl
+        def titan_step_over(self) -> None:
+            pass
+
+    with pytest.raises(pluggy.PluginValidationError, match="titan_step_over"):
+        Lifecycle([Observer()])
+
+
+def test_a_resumed_run_drops_what_was_logged_after_its_checkpoint_and_keeps_a_copy(tmp_path: Path) -> None:
+    torn = '{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo'
+    (tmp_path / "metrics.jsonl").write_text(torn)
+    RunDirectory(tmp_path).begin(make_job("llama3_debug"), step=2)
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    log.log({"step": 3})
+    log.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+    assert (tmp_path / "previous/1/metrics.jsonl").read_text() == torn
+
+
+def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path) -> None:
+    class Breaks:
+        @hookimpl(tryfirst=True)
+        def titan_step_end(self) -> None:
+            raise ValueError("the original")
+
+        @hookimpl(tryfirst=True)
+        def titan_exception(self) -> None:
+            raise RuntimeError("another")
+
+    recorder = Recorder(weights=False)
+    with pytest.raises(ValueError, match="the original"):
+        train(make_job("llama3_debug", TINY), [Breaks(), recorder])
+    assert recorder.record.events[-2:] == ["exception ValueError", "train_end"]
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused(in_tmp: Path) -> None:
+    overrides = {**TINY, "optimizer.param_groups": '[{pattern = "*nrom*", weight_decay = 0.0}]'}
+    with pytest.raises(UserError, match=r'param_groups = "\*nrom\*": the pattern matches no parameter'):
+        train(make_job("llama3_debug", overrides))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_console(in_tmp: Path, terminal: bool) -> None:
+    console = Console(force_terminal=terminal, width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
+    recorder = ConsoleRun(console)
+    train(make_job("llama3_debug", TINY), [recorder])
+    text = console.export_text()
+    assert "model      llama3 debug" in text
+    assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
+    assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
+    assert "done: 4 steps; config, plugins and metrics are in outputs/llama3_debug" in text
+    assert ("━" in (in_tmp / "out").read_text()) == terminal
+
+
+class ConsoleRun:
+    """A second console beside the job's own, drawn where the test can see it."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        from titan_core.metrics.logger import LoggerRequest
+
+        self.log = ConsoleLog(LoggerRequest(run, "CPU"), self.console)
+
+    @hookimpl
+    def titan_step_end(self, report: Any) -> None:
+        self.log.titan_step_end(report)
+        if report.step == 4:
+            self.log.log({
+                "step": 4, "loss": report.loss.item(), "grad_norm": 1.0, "lr": 0.1,
+                "tokens_per_second": 1e4, "mfu": 0.5, "memory_gib": 1.0,
+            })  # fmt: skip
+
+    @hookimpl
+    def titan_train_end(self, end: Any) -> None:
+        self.log.titan_train_end(end)

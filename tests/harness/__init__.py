@@ -1,0 +1,1 @@
+"""What the tests share: living gloo processes, jobs to run in them, and made-up distributions."""

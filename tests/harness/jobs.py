@@ -1,0 +1,99 @@
+"""Training a recipe in this process and keeping what it did."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.hookspecs import hookimpl
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.registry import Registry
+
+
+@dataclass
+class RunRecord:
+    """What a run did, in plain tensors and numbers."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    """Whole parameters before the first step, by name."""
+    final: dict[str, Tensor] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    reason: str = ""
+
+
+class Recorder:
+    """An observer that fills a :class:`RunRecord`."""
+
+    def __init__(self, weights: bool) -> None:
+        self.record = RunRecord()
+        self._weights = weights
+        self._parts: list[Any] = []
+
+    @hookimpl
+    def titan_job_assembled(self) -> None:
+        self.record.events.append("job_assembled")
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.record.events.append("train_start")
+        self._parts = run.parts
+        self.record.initial = self._whole()
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.record.events.append(f"step_start {step}")
+
+    @hookimpl
+    def titan_step_end(self, report: Any) -> None:
+        self.record.events.append(f"step_end {report.step}")
+        self.record.losses.append(report.loss.item())
+        self.record.grad_norms.append(report.grad_norm.item())
+
+    @hookimpl
+    def titan_exception(self, error: BaseException) -> None:
+        self.record.events.append(f"exception {type(error).__name__}")
+
+    @hookimpl
+    def titan_train_end(self, end: Any) -> None:
+        self.record.events.append("train_end")
+        self.record.reason = end.reason
+        self.record.final = self._whole()
+
+    def _whole(self) -> dict[str, Tensor]:
+        if not self._weights:
+            return {}
+        return {name: whole(tensor) for part in self._parts for name, tensor in part.module.named_parameters()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor behind a shard, detached."""
+    tensor = tensor.detach()
+    # A copy even of a DTensor, whose full tensor is the shard itself where there is one shard.
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
+    """Assemble a job as the command line would."""
+    given = [Override(key, str(value)) for key, value in (overrides or {}).items()]
+    config, registry = load_config(recipe, given, Registry.from_installed())
+    return assemble(config, registry, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def run_recipe(recipe: str, overrides: dict[str, object] | None = None, weights: bool = False) -> RunRecord:
+    """Train and tell what happened."""
+    from titan_core.train.trainer import train
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    recorder = Recorder(weights)
+    train(make_job(recipe, overrides), [recorder])
+    return recorder.record
