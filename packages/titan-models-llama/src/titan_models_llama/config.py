@@ -1,0 +1,101 @@
+"""Sizes of Llama 3.1 and 3.2 (Llama Team, "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; 1B and 3B from the
+configs that Meta released with Llama 3.2). Free of torch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class RopeScaling(BaseModel):
+    """How Llama 3.1 stretches RoPE to longer contexts: low frequencies are slowed down by ``factor``, high ones kept, and
+    those between the two blended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    factor: float = Field(default=8.0, gt=0.0)
+    """How much slower the low frequencies turn."""
+    low_freq_factor: float = Field(default=1.0, gt=0.0)
+    """Wavelengths above original_max_seq_len / low_freq_factor count as low frequencies."""
+    high_freq_factor: float = Field(default=4.0, gt=0.0)
+    """Wavelengths below original_max_seq_len / high_freq_factor count as high frequencies."""
+    original_max_seq_len: int = Field(default=8192, gt=0)
+    """The context, in tokens, before stretching."""
+
+
+class LlamaArgs(BaseModel):
+    """Arguments of a Llama."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dim: int = Field(gt=0)
+    """Width of the hidden states."""
+    n_layers: int = Field(gt=0)
+    """Transformer blocks."""
+    n_heads: int = Field(gt=0)
+    """Query heads."""
+    n_kv_heads: int = Field(gt=0)
+    """Key and value heads, each shared by n_heads / n_kv_heads query heads."""
+    ffn_dim: int = Field(gt=0)
+    """Width inside the feed-forward layer."""
+    vocab_size: int = Field(default=128_256, gt=0)
+    """Tokens in the vocabulary."""
+    max_seq_len: int = Field(default=131_072, gt=0)
+    """Longest context in tokens."""
+    rope_theta: float = Field(default=500_000.0, gt=0.0)
+    """Base of the rotary frequencies."""
+    rope_scaling: RopeScaling | None = RopeScaling()
+    """Llama 3.1's frequency scaling."""
+    norm_eps: float = Field(default=1e-5, gt=0.0)
+    """Added to the mean square in RMSNorm."""
+    tie_embeddings: bool = False
+    """Whether the output layer shares the embedding's weight."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.n_heads
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters, a shared embedding counted once."""
+        attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
+        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
+        return self.n_layers * block + embeddings + self.dim
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Floating-point operations of forward and backward for a token: 6 for each parameter that it is multiplied with
+        (the embedding's look-up multiplies nothing), and 12 x layers x width x context for attention, the causal half not
+        taken off (PaLM paper, arXiv 2204.02311, appendix B; TorchTitan counts alike)."""
+        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
+        return 6.0 * (self.num_params - looked_up) + 12.0 * self.n_layers * self.dim * seq_len
+
+    @model_validator(mode="after")
+    def _divisible(self) -> LlamaArgs:
+        if self.dim % (2 * self.n_heads):
+            raise ValueError(f"dim {self.dim} must be a multiple of 2 x n_heads {self.n_heads}: RoPE turns pairs")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} must be a multiple of n_kv_heads {self.n_kv_heads}")
+        return self
+
+
+_LLAMA_32 = RopeScaling(factor=32.0)
+
+FLAVORS: Final[dict[str, LlamaArgs]] = {
+    # 288 rows hold the byte tokenizer's 258 tokens and divide by 2, 4, 8, 16 and 32.
+    "debug": LlamaArgs(
+        dim=128, n_layers=6, n_heads=8, n_kv_heads=4, ffn_dim=384, vocab_size=288, max_seq_len=2048,
+        rope_theta=10_000.0, rope_scaling=None,
+    ),
+    "1B": LlamaArgs(
+        dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim=8192, rope_scaling=_LLAMA_32, tie_embeddings=True
+    ),
+    "3B": LlamaArgs(
+        dim=3072, n_layers=28, n_heads=24, n_kv_heads=8, ffn_dim=8192, rope_scaling=_LLAMA_32, tie_embeddings=True
+    ),
+    "8B": LlamaArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=14_336),
+    "70B": LlamaArgs(dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, ffn_dim=28_672),
+    "405B": LlamaArgs(dim=16_384, n_layers=126, n_heads=128, n_kv_heads=8, ffn_dim=53_248),
+}  # fmt: skip

@@ -1,0 +1,74 @@
+"""What Llama says of itself, for transforms that know no Llama. Free of torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from titan_core.initial_values import Constant, InitialValue, Normal, TruncatedNormal
+from titan_core.layout import ModelDefinition, ModelLayout
+from titan_models_llama.config import LlamaArgs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def define(args: LlamaArgs) -> ModelDefinition:
+    """The definition of a Llama of this size."""
+    return ModelDefinition(
+        layout=layout(args),
+        build=partial(_build, args),
+        num_params=args.num_params,
+        flops_per_token=args.flops_per_token,
+    )
+
+
+def layout(args: LlamaArgs) -> ModelLayout:
+    """Where the parts are, how they may be divided, and what values they begin with."""
+    return ModelLayout(
+        num_blocks=args.n_layers,
+        dim=args.dim,
+        heads=args.n_heads,
+        kv_heads=args.n_kv_heads,
+        vocab_size=args.vocab_size,
+        max_seq_len=args.max_seq_len,
+        embedding=("tok_embeddings",),
+        blocks="layers",
+        head=("norm", "output"),
+        column=("layers.*.attention.w[qkv]", "layers.*.feed_forward.w[13]"),
+        row=("layers.*.attention.wo", "layers.*.feed_forward.w2"),
+        regions=("layers.*.attention", "layers.*.feed_forward"),
+        per_position=("layers.*.attention_norm", "layers.*.ffn_norm", "norm"),
+        mixers=("layers.*.attention.mixer",),
+        parameters=initial_values(args),
+        buffers={"rope": partial(_rope, args)},
+        tied={"output.weight": "tok_embeddings.weight"} if args.tie_embeddings else {},
+    )
+
+
+def initial_values(args: LlamaArgs) -> dict[str, InitialValue]:
+    """TorchTitan's initialisation: what adds to the residual stream begins smaller the deeper it is."""
+    values: dict[str, InitialValue] = {"*norm.weight": Constant(1.0)}
+    for index in range(args.n_layers):
+        deep = TruncatedNormal(std=0.02 / (2 * (index + 1)) ** 0.5)
+        values[f"layers.{index}.attention.wo.weight"] = deep
+        values[f"layers.{index}.feed_forward.w[23].weight"] = deep
+    values["layers.*.weight"] = TruncatedNormal(std=0.02)
+    # A tied weight begins as an output layer would: as an embedding of standard deviation 1 its logits would be far off.
+    output = TruncatedNormal(std=args.dim**-0.5)
+    values["tok_embeddings.weight"] = output if args.tie_embeddings else Normal(std=1.0)
+    if not args.tie_embeddings:
+        values["output.weight"] = output
+    return values
+
+
+def _build(args: LlamaArgs) -> nn.Module:
+    from titan_models_llama.model import Llama
+
+    return Llama(args)
+
+
+def _rope(args: LlamaArgs) -> Tensor:
+    from titan_models_llama.rope import rope_table
+
+    return rope_table(args)

@@ -1,0 +1,101 @@
+"""Llama 3.1, for one device: it knows nothing of meshes (arXiv 2407.21783, section 3.2).
+
+Shape suffixes in comments: B batch, S sequence, D width, H query heads, K key/value heads, E head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from titan_models_llama.config import LlamaArgs
+from titan_models_llama.rope import apply_rope
+
+
+class CausalAttention(nn.Module):
+    """Softmax attention in which each position sees itself and those before it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """``q`` is B H S E; ``k`` and ``v`` are B K S E, each head serving ``H / K`` query heads; returns B H S E."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, args: LlamaArgs) -> None:
+        super().__init__()
+        self.head_dim = args.head_dim
+        kv_dim = args.n_kv_heads * args.head_dim
+        self.wq = nn.Linear(args.dim, args.dim, bias=False)
+        self.wk = nn.Linear(args.dim, kv_dim, bias=False)
+        self.wv = nn.Linear(args.dim, kv_dim, bias=False)
+        self.wo = nn.Linear(args.dim, args.dim, bias=False)
+        self.mixer = CausalAttention()
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """``x`` is B S D; ``rope`` as :func:`~titan_models_llama.rope.apply_rope` wants it."""
+        batch, seq, _ = x.shape
+        # The number of heads is read off the projections, which may hold only some of them.
+        q, k, v = (
+            projection(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)  # B H S E
+            for projection in (self.wq, self.wk, self.wv)
+        )
+        mixed = self.mixer(apply_rope(q, rope), apply_rope(k, rope), v)
+        return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, args: LlamaArgs) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(args.dim, args.ffn_dim, bias=False)
+        self.w2 = nn.Linear(args.ffn_dim, args.dim, bias=False)
+        self.w3 = nn.Linear(args.dim, args.ffn_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """B S D to B S D."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind its norm and beside a residual connection."""
+
+    def __init__(self, args: LlamaArgs) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.attention = Attention(args)
+        self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.feed_forward = FeedForward(args)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """B S D to B S D."""
+        h = x + self.attention(self.attention_norm(x), rope)
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+class Llama(nn.Module):
+    """Token ids to logits."""
+
+    rope: Tensor
+
+    def __init__(self, args: LlamaArgs) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
+        self.layers = nn.ModuleDict({str(index): Block(args) for index in range(args.n_layers)})
+        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
+        if args.tie_embeddings:
+            self.output.weight = self.tok_embeddings.weight
+        # Cosines and sines by position; computed, so not part of a checkpoint. Its values come from the layout.
+        self.register_buffer("rope", torch.empty(args.max_seq_len, 2, args.head_dim // 2), persistent=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """``tokens`` and ``positions`` (default ``0 .. S - 1``) are B S; the logits are B S V."""
+        h = self.tok_embeddings(tokens)
+        rope = self.rope[: h.shape[1]] if positions is None else self.rope[positions]
+        for layer in self.layers.values():
+            h = layer(h, rope)
+        return self.output(self.norm(h))

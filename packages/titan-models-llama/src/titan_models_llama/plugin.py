@@ -1,0 +1,27 @@
+"""What titan-models-llama contributes."""
+
+from __future__ import annotations
+
+from titan_core.components import Model, Recipe, recipes_in
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+from titan_models_llama.config import FLAVORS
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    return [
+        Model(
+            name="llama3",
+            summary="Llama 3.1 and 3.2",
+            flavors=FLAVORS,
+            define=Ref("titan_models_llama.layout:define"),
+        )
+    ]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("titan_models_llama")

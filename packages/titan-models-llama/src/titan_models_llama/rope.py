@@ -1,0 +1,45 @@
+"""Rotary positions (Su et al., arXiv 2104.09864) with Llama 3.1's frequency scaling, in real arithmetic: the compiler does
+not fuse complex numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from titan_models_llama.config import LlamaArgs, RopeScaling
+
+
+def rope_table(args: LlamaArgs) -> Tensor:
+    """Cosines and sines of all positions: fp32 ``[max_seq_len, 2, head_dim / 2]``."""
+    exponents = torch.arange(0, args.head_dim, 2, dtype=torch.float32, device="cpu") / args.head_dim
+    frequencies = args.rope_theta**-exponents
+    if args.rope_scaling is not None:
+        frequencies = scale_frequencies(frequencies, args.rope_scaling)
+    angles = torch.outer(torch.arange(args.max_seq_len, dtype=torch.float32, device="cpu"), frequencies)
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
+
+
+def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Slow down the frequencies whose wavelengths do not fit into the original context."""
+    wavelengths = 2 * math.pi / frequencies
+    # 0 for low frequencies, 1 for high ones, and straight between them in turns over the original context.
+    turns = scaling.original_max_seq_len / wavelengths
+    kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)
+
+
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn each pair (2i, 2i + 1) of a head's features by its position's angle, in fp32.
+
+    Args:
+        x: ``[batch, heads, seq, head_dim]``.
+        rope: ``[seq, 2, head_dim / 2]``, or ``[batch, seq, 2, head_dim / 2]`` where positions differ by sequence.
+    """
+    cos, sin = rope.unbind(-2)
+    if rope.dim() == 4:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # the same for all heads
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return turned.flatten(-2).type_as(x)
