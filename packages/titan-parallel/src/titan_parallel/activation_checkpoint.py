@@ -1,0 +1,67 @@
+"""Recomputation: what a block computed forward is computed again for backward instead of being kept (Chen et al.,
+arXiv 1604.06174; selective: Korthikanti et al., arXiv 2205.05198; TorchTitan paper, section 2.1)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from titan_core.model.part import ModelPart, TransformContext
+from titan_parallel.config import ActivationCheckpointSection
+
+_aten = torch.ops.aten
+
+# What the selective mode keeps: attention, and what was communicated. Matrix products are kept every second time.
+_SAVED = {
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+}
+_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Let blocks recompute. Their names and classes stay as they are: only ``forward`` is another."""
+    section = context.facts.section(ActivationCheckpointSection)
+    for number, block in enumerate(part.blocks().values()):
+        if section.mode == "full":
+            _recompute(block)
+        elif section.selective_ac_option == "op":
+            # A new policy for each call: it counts, and must count the recomputation as it counted the forward pass.
+            _recompute(block, context_fn=lambda: create_selective_checkpoint_contexts(_policy_of_a_call()))
+        elif number % int(section.selective_ac_option) == 0:
+            _recompute(block)
+    return part
+
+
+def _recompute(block: nn.Module, **options: Any) -> None:
+    original = block.forward
+
+    # A function of its own, no functools.partial of ``checkpoint``: the compiler starts at Python frames outside of torch.
+    # preserve_rng_state stays on, since a model with dropout must draw the same numbers again.
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return checkpoint(original, *arguments, use_reentrant=False, **options, **keywords)
+
+    block.forward = forward
+
+
+def _policy_of_a_call() -> Callable[..., CheckpointPolicy]:
+    """A policy that counts matrix products, forward and recomputation apart."""
+    seen: dict[bool, int] = defaultdict(int)
+
+    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        if operator in _MATMULS:
+            seen[context.is_recompute] += 1
+            keep = seen[context.is_recompute] % 2 == 1
+        else:
+            keep = operator in _SAVED
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy

@@ -1,0 +1,73 @@
+"""Data parallelism, all three kinds by one mechanism, FSDP2's ``fully_shard``: over a mesh of one dimension it shards
+parameters, gradients and optimizer state (FSDP); over two it shards within the inner and replicates over the outer (HSDP);
+and where the inner one has size 1 it only replicates (DDP), as torch's own ``replicate`` does.
+
+TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from titan_core.config.sections import TrainingSection
+from titan_core.model.part import ModelPart, TransformContext
+from titan_parallel.config import FSDPKeys
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Shard the embedding, each block and the head as units of communication, and leave gradients as sums."""
+    policy = context.facts.section(FSDPKeys).fsdp_reshard_after_forward
+    training = context.facts.section(TrainingSection)
+    mixed_precision = MixedPrecisionPolicy(
+        param_dtype=getattr(torch, training.mixed_precision_param),
+        reduce_dtype=getattr(torch, training.mixed_precision_reduce),
+        # Hidden states come in the embedding's type anyway; what else a block is given (rotary tables) stays exact.
+        cast_forward_inputs=False,
+    )
+    mesh = _data_mesh(context.mesh)
+    layout = part.layout
+
+    def shard(modules: list[nn.Module], reshard: bool) -> None:
+        if modules:
+            fully_shard(
+                modules if len(modules) > 1 else modules[0],
+                mesh=mesh,
+                mp_policy=mixed_precision,
+                reshard_after_forward=reshard,
+            )
+
+    embedding = _modules(part.module, layout.embedding)
+    head = _modules(part.module, layout.head)
+    if layout.tied:
+        # Modules that share a parameter must be one unit.
+        shard([*embedding, *head], reshard=policy == "always")
+    else:
+        shard(embedding, reshard=policy != "never")
+    for block in part.blocks().values():
+        shard([block], reshard=policy != "never")
+    if not layout.tied:
+        shard(head, reshard=policy == "always")
+    fully_shard(part.module, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=policy == "always")
+    _sum_gradients(part.module)
+    return part
+
+
+def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    replicated = "dp_replicate" in (mesh.mesh_dim_names or ())
+    return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
+
+
+def _modules(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
+    return [module.get_submodule(name) for name in names]
+
+
+def _sum_gradients(module: nn.Module) -> None:
+    """FSDP averages over ranks by default; the loss is already divided by the tokens of the global batch. Neither setting
+    reaches nested modules by itself, and gloo knows no scaled reduction."""
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            child.set_gradient_divide_factor(1.0)
+            child.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,65 @@
+"""What titan-parallel contributes."""
+
+from __future__ import annotations
+
+from titan_core.components import Transform
+from titan_core.config.sections import TrainingSection
+from titan_core.hookspecs import hookimpl
+from titan_core.job.job import JobFacts
+from titan_core.phases import Phase
+from titan_core.ref import Ref
+from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, TensorParallelKeys
+
+api = (1, 0)
+
+
+def _fsdp_active(facts: JobFacts) -> bool:
+    """Also on one device, where mixed precision is asked for: the same numbers then come out as on many."""
+    training = facts.section(TrainingSection)
+    return facts.mesh.batch_degree > 1 or training.mixed_precision_param != "float32"
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="fsdp",
+            summary="data parallelism: FSDP2, HSDP, DDP; mixed precision",
+            config=FSDPKeys,
+            phase=Phase.DATA,
+            active=_fsdp_active,
+            serves=(
+                "parallelism.data_parallel_replicate_degree",
+                "parallelism.data_parallel_shard_degree",
+                "training.mixed_precision_param",
+                "training.mixed_precision_reduce",
+            ),
+            apply=Ref("titan_parallel.fsdp:apply"),
+        ),
+        Transform(
+            name="tensor_parallel",
+            summary="tensor, sequence and loss parallelism",
+            config=TensorParallelKeys,
+            phase=Phase.TENSOR,
+            active=lambda facts: facts.mesh.degree("tp") > 1,
+            serves=("parallelism.tensor_parallel_degree",),
+            check=Ref("titan_parallel.tensor_parallel_check:check"),
+            apply=Ref("titan_parallel.tensor_parallel:apply"),
+        ),
+        Transform(
+            name="activation_checkpoint",
+            summary="recomputation of activations: full, every n-th block, or selective by operator",
+            config=ActivationCheckpointSection,
+            phase=Phase.RECOMPUTE,
+            active=lambda facts: facts.section(ActivationCheckpointSection).mode != "none",
+            apply=Ref("titan_parallel.activation_checkpoint:apply"),
+        ),
+        Transform(
+            name="compile",
+            summary="torch.compile of each block and of the loss",
+            config=CompileSection,
+            phase=Phase.COMPILE,
+            active=lambda facts: facts.section(CompileSection).enable,
+            apply=Ref("titan_parallel.compile:apply"),
+        ),
+    ]

@@ -1,0 +1,72 @@
+"""Parallel styles that torch does not have: what happens to a module's first input or to its output under TP.
+
+torch's ``PrepareModuleInput`` wants the layouts of all inputs, and so the signature of a module that is only known by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_module
+from torch.distributed.tensor.parallel import ParallelStyle
+
+
+class GatherInput(ParallelStyle):
+    """The first argument comes in divided as ``layout`` says, and is seen whole: one all-gather for all layers that take it,
+    and one reduce-scatter backward."""
+
+    def __init__(self, layout: Placement) -> None:
+        super().__init__()
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            first = DTensor.from_local(arguments[0], device_mesh, [self._layout], run_check=False)
+            return (first.redistribute(placements=[Replicate()]), *arguments[1:])
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
+class SplitOutput(ParallelStyle):
+    """The output is computed whole on every rank, and leaves divided as ``layout`` says."""
+
+    def __init__(self, layout: Placement) -> None:
+        super().__init__()
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def split(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+            whole = DTensor.from_local(output, device_mesh, [Replicate()], run_check=False)
+            return whole.redistribute(placements=[self._layout]).to_local()
+
+        module.register_forward_hook(split)
+        return module
+
+
+class ReplicateWeights(ParallelStyle):
+    """Every rank holds the whole weights and computes the whole output; the weights are DTensors like all others, which
+    optimizers that update many tensors at once need."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def wrap(module: nn.Module, arguments: Any, mesh: DeviceMesh) -> Any:
+            return tuple(
+                DTensor.from_local(one, mesh, [Replicate()], run_check=False) if isinstance(one, Tensor) else one
+                for one in arguments
+            )
+
+        def unwrap(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, wrap, unwrap)
+
+
+class WaitForOutput(ParallelStyle):
+    """The output is no collective still in flight."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_hook(lambda module, arguments, output: wait_tensor(output))
+        return module

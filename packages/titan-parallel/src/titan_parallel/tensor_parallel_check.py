@@ -1,0 +1,44 @@
+"""What makes tensor parallelism impossible, found before anything is built. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from titan_core.config.sections import TrainingSection
+from titan_core.errors import Problem
+from titan_core.job.job import JobFacts
+from titan_parallel.config import CompileSection, TensorParallelKeys
+
+DEGREE = "parallelism.tensor_parallel_degree"
+
+
+def check(facts: JobFacts) -> Iterator[Problem]:
+    """Heads and positions must divide by the degree."""
+    degree = facts.mesh.degree("tp")
+    layout = facts.model.layout
+    keys = facts.section(TensorParallelKeys)
+    if not (layout.column and layout.row and layout.regions):
+        yield facts.config.problem(
+            "model.name", "its layout does not say how its layers may be divided", f"set {DEGREE} = 1"
+        )
+    heads = math.gcd(layout.heads, layout.kv_heads)
+    if heads % degree:
+        why = f"the model's {layout.heads} heads and {layout.kv_heads} key/value heads must divide by it"
+        yield facts.config.problem(DEGREE, why, f"{_divisors(heads)} would work")
+    seq_len = facts.section(TrainingSection).seq_len
+    if not keys.disable_sequence_parallel and seq_len % degree:
+        yield facts.config.problem(
+            "training.seq_len",
+            f"sequence parallelism divides it over {degree} ranks",
+            f"{seq_len // degree * degree} would work, or parallelism.disable_sequence_parallel = true",
+        )
+    compile_ = facts.section(CompileSection)
+    if keys.enable_async_tensor_parallel and not (compile_.enable and "model" in compile_.components):
+        yield facts.config.problem(
+            "parallelism.enable_async_tensor_parallel", "it is the compiler's doing", "set compile.enable = true"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)

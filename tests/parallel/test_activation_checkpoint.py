@@ -1,0 +1,96 @@
+"""Recomputation keeps less, and computes again what it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.jobs import make_job
+from titan_core.data.batch import Batch
+from titan_core.errors import UserError
+from titan_core.model.build import build_parts
+from titan_core.model.part import TransformContext
+from titan_core.train.world import join_world
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 64, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
+    "training.local_batch_size": 2,
+    "training.seq_len": 64,
+    "job.device": "cpu",
+}
+
+
+class CountMatmuls(TorchDispatchMode):
+    """Counts matrix products and attention calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+        self.attention = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+        self.products += function is torch.ops.aten.mm.default
+        self.attention += function is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return function(*arguments, **(keywords or {}))
+
+
+def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
+    """(bytes kept for backward, matrix products, attention calls) of one forward and backward."""
+    job = make_job("llama3_debug", {**TINY, **overrides})
+    with join_world(job) as world:
+        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        tokens = torch.zeros(2, 64, dtype=torch.int64)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, torch.nn.Parameter):
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with CountMatmuls() as count:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = part.forward_loss(Batch(tokens, tokens))
+            loss.backward()
+        return sum(kept.values()), count.products, count.attention
+
+
+def test_full_recomputes_everything_and_every_second_block_half(in_tmp: Path) -> None:
+    bytes_none, products_none, attention_none = costs({})
+    bytes_full, products_full, attention_full = costs({"activation_checkpoint.mode": "full"})
+    half = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}
+    bytes_half, products_half, attention_half = costs(half)
+    assert (attention_none, attention_half, attention_full) == (4, 6, 8)
+    assert products_none < products_half < products_full
+    assert bytes_full < bytes_half < bytes_none
+    assert bytes_full < 0.3 * bytes_none
+
+
+def test_selective_keeps_attention_and_half_of_the_products(in_tmp: Path) -> None:
+    _, products_none, attention_none = costs({})
+    _, products_full, _ = costs({"activation_checkpoint.mode": "full"})
+    _, products, attention = costs({"activation_checkpoint.mode": "selective"})
+    assert attention == attention_none
+    assert products_none < products < products_full
+
+
+def test_an_option_that_is_neither_op_nor_a_number_is_refused() -> None:
+    with pytest.raises(UserError, match=r'selective_ac_option = "ops": must be "op" or a whole number'):
+        make_job("llama3_debug", {"activation_checkpoint.selective_ac_option": "ops"})
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) -> None:
+    def gradients(overrides: dict[str, object]) -> list[torch.Tensor]:
+        job = make_job("llama3_debug", {**TINY, **overrides})
+        with join_world(job) as world:
+            (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+            for number in range(3):
+                tokens = torch.arange(128).view(2, 64) + number
+                part.forward_loss(Batch(tokens, tokens)).backward()
+            return [parameter.grad for parameter in part.module.parameters() if parameter.grad is not None]
+
+    for mine, exact in zip(gradients({"activation_checkpoint.mode": mode}), gradients({}), strict=True):
+        torch.testing.assert_close(mine, exact)
