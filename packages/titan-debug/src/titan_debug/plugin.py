@@ -1,0 +1,3 @@
+"""What titan-debug contributes: nothing yet. It is installed, listed and versioned like any other plugin."""
+
+api = (1, 0)

@@ -1,0 +1,96 @@
+"""``titan train`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from titan_core.data.source import DatasetRequest
+from titan_core.data.stdlib import open_stdlib
+from titan_core.tokenizers.tiktoken_tokenizer import build_byte
+
+SMALL = [
+    "--training.steps", "20", "--metrics.log_freq", "1",
+    "--model.args.n_layers", "2", "--training.seq_len", "64", "--job.device", "cpu",
+]  # fmt: skip
+
+
+def titan(*arguments: str, cwd: Path, module: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [*(module or [sys.executable, "-m", "titan_core"]), *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -> None:
+    one = titan("train", *SMALL, "--job.dump_folder", "one", cwd=tmp_path)
+    two = titan("train", "--nproc-per-node", "2", *SMALL, "--job.dump_folder", "two", cwd=tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "titan_core"]
+    plain = titan("train", *SMALL, "--job.dump_folder", "plain", cwd=tmp_path, module=torchrun)
+    for result in (one, two, plain):
+        assert result.returncode == 0, result.stderr
+    assert two.stdout.count("step  1/20") == 1  # rank 0 alone speaks
+    losses = {name: [line["loss"] for line in metrics(tmp_path / name)] for name in ("one", "two", "plain")}
+    assert len(losses["one"]) == 20
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
+    assert losses["plain"] == losses["two"]
+
+
+def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) -> None:
+    result = titan("train", "--training.steps", "60", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    last = metrics(tmp_path / "outputs/llama3_debug")[-1]
+    assert last["step"] == 60
+    assert last["loss"] < 0.85 * unigram_entropy()
+
+
+def unigram_entropy() -> float:
+    """Nats a token that knowing each token's frequency costs, over the embedded corpus."""
+    tokenizer = build_byte(None)
+    counts: Counter[int] = Counter()
+    for text in open_stdlib(DatasetRequest("stdlib", None, "text", 0, "")).shard(0, 1, 0):
+        counts.update(tokenizer.encode_document(text))
+    total = sum(counts.values())
+    return -sum(count / total * math.log(count / total) for count in counts.values())
+
+
+def test_a_mistake_is_told_once_before_any_process_starts(tmp_path: Path) -> None:
+    result = titan("train", "--nproc-per-node", "2", "--training.seq_len", "9999", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "training.seq_len = 9999: the model takes at most 2048 tokens" in result.stderr
+
+
+def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -> None:
+    (tmp_path / "few.jsonl").write_text('{"text": "too few"}\n' * 3)
+    data = ["--training.dataset", "json", "--training.dataset_path", "few.jsonl"]
+    result = titan("train", "--nproc-per-node", "2", *SMALL, *data, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "it has 3 documents, fewer than the 16 streams" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.strip() == "titan: interrupted"
+    assert "ended after step" in out
