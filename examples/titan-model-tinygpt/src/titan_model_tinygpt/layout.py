@@ -1,0 +1,44 @@
+"""What TinyGPT says of itself."""
+
+from titan_core.initial_values import Constant, Normal
+from titan_core.layout import ModelDefinition, ModelLayout
+from titan_model_tinygpt.config import TinyGPTArgs
+
+
+def define(args: TinyGPTArgs) -> ModelDefinition:
+    def build() -> object:
+        from titan_model_tinygpt.model import TinyGPT
+
+        return TinyGPT(args)
+
+    return ModelDefinition(
+        layout=layout(args),
+        build=build,
+        num_params=args.num_params,
+        flops_per_token=lambda seq_len: 6.0 * args.num_params + 12.0 * args.n_layers * args.dim * seq_len,
+    )
+
+
+def layout(args: TinyGPTArgs) -> ModelLayout:
+    return ModelLayout(
+        num_blocks=args.n_layers,
+        dim=args.dim,
+        heads=args.n_heads,
+        kv_heads=args.n_heads,
+        vocab_size=args.vocab_size,
+        max_seq_len=args.max_seq_len,
+        embedding=("embedding",),
+        blocks="blocks",
+        head=("norm", "unembedding"),
+        column=("blocks.*.attention.[qkv]", "blocks.*.mlp.up"),
+        row=("blocks.*.attention.proj", "blocks.*.mlp.down"),
+        regions=("blocks.*.attention", "blocks.*.mlp"),
+        per_position=("blocks.*.norm[12]", "norm"),
+        mixers=("blocks.*.attention.mixer",),
+        parameters={
+            "*bias": Constant(0.0),
+            "*norm*.weight": Constant(1.0),
+            "embedding.*": Normal(0.02),
+            "*.weight": Normal(0.02),
+        },
+    )

@@ -1,0 +1,25 @@
+"""What titan-model-tinygpt contributes."""
+
+from titan_core.components import Model, Recipe, recipes_in
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+from titan_model_tinygpt.config import TinyGPTArgs
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    return [
+        Model(
+            name="tinygpt",
+            summary="a small GPT with learned positions",
+            flavors={"tiny": TinyGPTArgs(), "small": TinyGPTArgs(dim=384, n_layers=6, n_heads=6)},
+            define=Ref("titan_model_tinygpt.layout:define"),
+        )
+    ]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("titan_model_tinygpt")
