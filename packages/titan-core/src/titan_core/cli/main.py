@@ -87,8 +87,9 @@ def _run(argv: list[str]) -> int:
         description=command.summary,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=describe_options(registry.sections()) if command.overrides else None,
     )
+    if command.overrides and not {"-h", "--help"}.isdisjoint(own):  # it reads every section's source, for who asked
+        parser.epilog = describe_options(registry.sections())
     if command.arguments is not None:
         command.arguments.load()(parser)
     namespace = parser.parse_args(own)
