@@ -24,7 +24,9 @@ class ModelLayout:
     The model's ``forward(tokens, positions=None)`` takes token ids ``[batch, seq]`` and optionally the position of each
     token in its document, ``[batch, seq]`` (``0 .. seq - 1`` where absent), and returns logits ``[batch, seq, vocab]``.
     It must call the modules of ``embedding``, each block of ``blocks`` in order, and the modules of ``head``, each with
-    the hidden states ``[batch, seq, dim]`` as first argument and as result, and keep no other state between blocks.
+    the hidden states ``[batch, seq, dim]`` as first argument and as result, and keep no other state between blocks. Where
+    the model is cut into stages, a later stage is called with hidden states in the place of ``tokens``, and always with
+    ``positions``; what else the blocks are given must come from those.
     """
 
     # -- sizes
@@ -45,7 +47,7 @@ class ModelLayout:
     embedding: tuple[str, ...]
     """Modules before the first block, in the order of their calls; the first one takes token ids."""
     blocks: str
-    """The ``nn.ModuleList`` or ``nn.ModuleDict`` of the repeated blocks."""
+    """The ``nn.ModuleList`` or ``nn.ModuleDict`` of the repeated blocks, which are called ``0`` to ``num_blocks - 1``."""
     head: tuple[str, ...]
     """Modules after the last block, in the order of their calls; the last one gives the logits."""
 

@@ -14,7 +14,8 @@ class FSDPKeys(Section):
 
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether a block's full parameters are freed after its forward pass and gathered again for backward ("always", least
-    memory), or kept ("never", least communication). "default" frees all but the head's, which backward needs at once."""
+    memory), or kept ("never", least communication). "default" frees all but the head's, which backward needs at once, and
+    under pipeline parallelism none."""
 
 
 class TensorParallelKeys(Section):
@@ -26,6 +27,31 @@ class TensorParallelKeys(Section):
     """Under tensor parallelism, gather the logits on every rank instead of computing the loss on a divided vocabulary."""
     enable_async_tensor_parallel: bool = False
     """Overlap tensor parallelism's communication with its products (CUDA with symmetric memory, compiled)."""
+
+
+class PipelineKeys(Section):
+    section: ClassVar[str] = "parallelism"
+
+    pipeline_parallel_schedule: Literal[
+        "GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+    ] = "1F1B"
+    """Order in which stages run forward and backward. GPipe and 1F1B have one stage a rank, ZBVZeroBubble and DualPipeV two,
+    the others two or more."""
+    pipeline_parallel_schedule_csv: str | None = None
+    """A schedule of your own instead, as torch writes them: a row a rank, cells like 0F3 (stage, F B I or W, microbatch)."""
+    pipeline_parallel_microbatch_size: int = Field(default=1, gt=0)
+    """Sequences in a pipeline microbatch; divides training.local_batch_size. All microbatches of an optimizer step pass
+    through the pipeline in one go."""
+    pipeline_parallel_split_points: list[str] = Field(default_factory=list)
+    """Modules with which the second and each later stage begin, e.g. ["layers.8", "layers.16"]. Empty: cut where the stages
+    come out most even."""
+    pipeline_parallel_layers_per_stage: int | None = Field(default=None, gt=0)
+    """How many blocks' worth of work a stage should have, which decides the number of stages. Default: as few stages as the
+    schedule allows, two a rank where it is free."""
+    pipeline_parallel_first_stage_less_layers: int | None = Field(default=None, ge=0)
+    """How many blocks the embedding counts as when stages are evened out. Default: half of what the head does."""
+    pipeline_parallel_last_stage_less_layers: int | None = Field(default=None, ge=0)
+    """How many blocks the head counts as. Default: by its floating-point operations."""
 
 
 class ActivationCheckpointSection(Section):

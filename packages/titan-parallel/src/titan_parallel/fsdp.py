@@ -20,6 +20,8 @@ from titan_parallel.config import FSDPKeys
 def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Shard the embedding, each block and the head as units of communication, and leave gradients as sums."""
     policy = context.facts.section(FSDPKeys).fsdp_reshard_after_forward
+    if policy == "default" and context.facts.mesh.degree("pp") > 1:
+        policy = "never"  # else each microbatch would gather every parameter anew
     training = context.facts.section(TrainingSection)
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, training.mixed_precision_param),
@@ -39,8 +41,8 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
                 reshard_after_forward=reshard,
             )
 
-    embedding = _modules(part.module, layout.embedding)
-    head = _modules(part.module, layout.head)
+    embedding = list(part.present(layout.embedding).values())
+    head = list(part.present(layout.head).values())
     if layout.tied:
         # Modules that share a parameter must be one unit.
         shard([*embedding, *head], reshard=policy == "always")
@@ -58,10 +60,6 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
 def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     replicated = "dp_replicate" in (mesh.mesh_dim_names or ())
     return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
-
-
-def _modules(module: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
-    return [module.get_submodule(name) for name in names]
 
 
 def _sum_gradients(module: nn.Module) -> None:

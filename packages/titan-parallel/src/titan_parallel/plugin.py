@@ -8,7 +8,7 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.phases import Phase
 from titan_core.ref import Ref
-from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, TensorParallelKeys
+from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys, TensorParallelKeys
 
 api = (1, 0)
 
@@ -35,6 +35,17 @@ def titan_parallelisms() -> list[Transform]:
                 "training.mixed_precision_reduce",
             ),
             apply=Ref("titan_parallel.fsdp:apply"),
+        ),
+        Transform(
+            name="pipeline_parallel",
+            summary="the model in stages, by all of torch's schedules",
+            config=PipelineKeys,
+            phase=Phase.PIPELINE,
+            active=lambda facts: facts.mesh.degree("pp") > 1,
+            serves=("parallelism.pipeline_parallel_degree",),
+            check=Ref("titan_parallel.pipeline_check:check"),
+            apply=Ref("titan_parallel.pipeline:apply"),
+            step=Ref("titan_parallel.pipeline:make_step"),
         ),
         Transform(
             name="tensor_parallel",

@@ -55,15 +55,15 @@ Plan = dict[str, list[ParallelStyle]]
 
 def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
     plan: Plan = {}
-    for name in part.layout.embedding:
-        for path, module in part.module.get_submodule(name).named_modules(prefix=name):
+    for name, whole in part.present(part.layout.embedding).items():
+        for path, module in whole.named_modules(prefix=name):
             if isinstance(module, nn.Embedding) and module.num_embeddings == part.layout.vocab_size:
                 output = hidden if path == name else Replicate()
                 # A compiled block that is given a tensor still in flight loses its gradient (torch 2.15).
                 plan[path] = [RowwiseParallel(input_layouts=Replicate(), output_layouts=output), WaitForOutput()]
             elif any(True for _ in module.parameters(recurse=False)):
                 plan[path] = [ReplicateWeights()]
-        if name not in plan or not isinstance(part.module.get_submodule(name), nn.Embedding):
+        if name not in plan or not isinstance(whole, nn.Embedding):
             plan.setdefault(name, []).append(SplitOutput(hidden))
     return plan
 
@@ -71,7 +71,7 @@ def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
 def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
     layout = part.layout
     plan: Plan = {}
-    for name, _ in part.module.named_modules():
+    for name, _ in part.named_modules():
         if matches(name, layout.regions):
             plan[name] = [GatherInput(hidden)]
         elif matches(name, layout.column):
@@ -86,7 +86,8 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
 
 def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> Plan:
     output = Replicate() if keys.disable_loss_parallel else Shard(-1)
-    return {part.layout.head[-1]: [ColwiseParallel(input_layouts=hidden, output_layouts=output)]}
+    logits = part.present(part.layout.head[-1:])
+    return {name: [ColwiseParallel(input_layouts=hidden, output_layouts=output)] for name in logits}
 
 
 def _require_whole(part: ModelPart, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from titan_core.config.sections import TrainingSection
 from titan_core.errors import Problem
 from titan_core.job.job import JobFacts
 from titan_parallel.config import CompileSection, TensorParallelKeys
+from titan_parallel.numbers import divisors
 
 DEGREE = "parallelism.tensor_parallel_degree"
 
@@ -25,7 +26,7 @@ def check(facts: JobFacts) -> Iterator[Problem]:
     heads = math.gcd(layout.heads, layout.kv_heads)
     if heads % degree:
         why = f"the model's {layout.heads} heads and {layout.kv_heads} key/value heads must divide by it"
-        yield facts.config.problem(DEGREE, why, f"{_divisors(heads)} would work")
+        yield facts.config.problem(DEGREE, why, f"{divisors(heads)} would work")
     seq_len = facts.section(TrainingSection).seq_len
     if not keys.disable_sequence_parallel and seq_len % degree:
         yield facts.config.problem(
@@ -39,6 +40,3 @@ def check(facts: JobFacts) -> Iterator[Problem]:
             "parallelism.enable_async_tensor_parallel", "it is the compiler's doing", "set compile.enable = true"
         )
 
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)

@@ -35,11 +35,13 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
         yield f"blocks names {layout.blocks!r}, which is no module"
     else:
         blocks = model.get_submodule(layout.blocks)
-        count = sum(1 for _ in blocks.children())
+        names = [name for name, _ in blocks.named_children()]
         if not isinstance(blocks, nn.ModuleList | nn.ModuleDict):
             yield f"blocks names {layout.blocks!r}, which is a {type(blocks).__name__}, not a ModuleList or ModuleDict"
-        elif count != layout.num_blocks:
-            yield f"num_blocks is {layout.num_blocks}, and {layout.blocks!r} has {count}"
+        elif len(names) != layout.num_blocks:
+            yield f"num_blocks is {layout.num_blocks}, and {layout.blocks!r} has {len(names)}"
+        elif names != [str(index) for index in range(layout.num_blocks)]:
+            yield f"the blocks in {layout.blocks!r} are called {names[0]!r} to {names[-1]!r}, not '0' to '{len(names) - 1}'"
     for field in ("column", "row", "regions", "per_position", "mixers"):
         for pattern in getattr(layout, field):
             found = [path for path in modules if matches(path, [pattern])]

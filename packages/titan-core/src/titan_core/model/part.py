@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,14 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits ``[batch, seq, vocab]``, targets ``[batch, seq]``) -> loss, summed over all targets."""
 
 
+class Absent(nn.Module):
+    """Stands where a module was that other ranks have: gives back its first argument. What is left keeps its names."""
+
+    def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
+        """``hidden``, as it came."""
+        return hidden
+
+
 @dataclass
 class ModelPart:
     """The whole model, or what a pipeline cut left of it on this rank. Transforms change it, or return another."""
@@ -31,10 +39,15 @@ class ModelPart:
     batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
     """What happens to each microbatch before the model sees it, in order."""
 
-    def forward_loss(self, batch: Batch) -> Tensor:
-        """Loss of one microbatch, summed over its targets."""
+    def transformed(self, batch: Batch) -> Batch:
+        """``batch`` as this part's model takes it."""
         for transform in self.batch_transforms:
             batch = transform(batch)
+        return batch
+
+    def forward_loss(self, batch: Batch) -> Tensor:
+        """Loss of one microbatch, summed over its targets."""
+        batch = self.transformed(batch)
         return self.loss(self.module(batch.tokens, positions=batch.positions), batch.targets)
 
     def retie(self) -> None:
@@ -46,7 +59,16 @@ class ModelPart:
     def blocks(self) -> dict[str, nn.Module]:
         """The repeated blocks that this part has, by fully qualified name, in order."""
         container = self.module.get_submodule(self.layout.blocks)
-        return {f"{self.layout.blocks}.{name}": block for name, block in container.named_children()}
+        return self.present(f"{self.layout.blocks}.{name}" for name, _ in container.named_children())
+
+    def present(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Those of the modules called ``names`` that this part has, in order."""
+        found = {name: self.module.get_submodule(name) for name in names}
+        return {name: module for name, module in found.items() if not isinstance(module, Absent)}
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module that this part has, by fully qualified name."""
+        return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, Absent))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""Pipeline parallelism: the model cut into stages, run by torch's schedules (TorchTitan paper, section 2.2; schedules'
+papers in :mod:`titan_parallel.pipeline_plan`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
+)  # fmt: skip
+
+from titan_core.data.batch import Batch, with_positions
+from titan_core.model.part import Absent, ModelPart, TransformContext
+from titan_core.train.step import StepRunner
+from titan_parallel.config import PipelineKeys
+from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
+
+
+def apply(part: ModelPart, context: TransformContext) -> list[ModelPart]:
+    """This rank's stages, in order. The model is on the meta device still, so that copies of it cost nothing."""
+    plan = plan_pipeline(context.facts)
+    return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
+
+
+def make_step(parts: Sequence[ModelPart], context: TransformContext) -> StepRunner:
+    """How a step runs: all of a rank's sequences pass through the pipeline in one go."""
+    return PipelineStep(parts, context)
+
+
+class PipelineStep:
+    """A step by one of torch's schedules."""
+
+    def __init__(self, parts: Sequence[ModelPart], context: TransformContext) -> None:
+        plan = plan_pipeline(context.facts)
+        self._numbers = plan.stages_of(_rank(context))
+        self._last = len(plan.stages) - 1
+        self._part = parts[0]
+        self._loss = parts[-1].loss
+        self._num_targets = 1
+        self._device = context.device
+        stages = [
+            PipelineStage(part.module, number, len(plan.stages), context.device, group=context.mesh["pp"].get_group())
+            for number, part in zip(self._numbers, parts, strict=True)
+        ]
+        self._schedule = self._make_schedule(stages, plan, context.facts.section(PipelineKeys))
+
+    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
+        """See :class:`~titan_core.train.step.StepRunner`."""
+        # One batch of all, which the schedule divides into its own microbatches.
+        batches = [with_positions(self._part.transformed(batch)) for batch in microbatches]
+        inputs = (torch.cat([batch.tokens for batch in batches]),) if 0 in self._numbers else ()
+        positions = torch.cat([batch.positions for batch in batches if batch.positions is not None])
+        targets = torch.cat([batch.targets for batch in batches]) if self._last in self._numbers else None
+        self._num_targets = num_targets
+        losses: list[Tensor] = []
+        self._schedule.step(*inputs, positions=positions, target=targets, losses=losses, return_outputs=False)
+        return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
+
+    def _make_schedule(
+        self, stages: list[PipelineStage], plan: PipelinePlan, keys: PipelineKeys
+    ) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        # Gradients are sums already, so none of them is to be scaled.
+        options: dict[str, Any] = {"loss_fn": self._loss_of, "scale_grads": False}
+        if keys.pipeline_parallel_schedule_csv:
+            # There is no public class for it; the same in torch 2.11 to 2.15.
+            runtime = _PipelineScheduleRuntime(stages, plan.microbatches, **options)
+            runtime._load_csv(keys.pipeline_parallel_schedule_csv)
+            return runtime
+        make = get_schedule_class(keys.pipeline_parallel_schedule)
+        if issubclass(make, PipelineScheduleSingle):
+            return make(stages[0], plan.microbatches, **options)
+        schedule: PipelineScheduleMulti = make(stages, plan.microbatches, **options)
+        return schedule
+
+    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self._loss(logits, targets) / self._num_targets
+
+
+def _rank(context: TransformContext) -> int:
+    return context.mesh.get_local_rank("pp")
+
+
+def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
+    """A copy of ``part`` with the modules called ``names`` alone; the rest of the chain is left out, the names stay."""
+    layout = part.layout
+    module = copy.deepcopy(part.module)
+    chain = [*layout.embedding, *part.blocks(), *layout.head]
+    for name in set(chain) - set(names):
+        module.set_submodule(name, Absent())
+    return ModelPart(module, layout, part.loss, part.batch_transforms)
