@@ -13,6 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from titan_core.model.part import ModelPart, TransformContext
 from titan_parallel.config import ActivationCheckpointSection
+from titan_parallel.pipeline_plan import splits_backward
+from titan_parallel.split_backward_contexts import contexts
 
 _aten = torch.ops.aten
 
@@ -33,6 +35,8 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     for number, block in enumerate(part.blocks().values()):
         if section.mode == "full":
             _recompute(block)
+        elif section.selective_ac_option == "op" and splits_backward(context.facts):
+            _recompute(block, context_fn=lambda: contexts(_group_of, _is_kept))
         elif section.selective_ac_option == "op":
             # A new policy for each call: it counts, and must count the recomputation as it counted the forward pass.
             _recompute(block, context_fn=lambda: create_selective_checkpoint_contexts(_policy_of_a_call()))
@@ -57,11 +61,20 @@ def _policy_of_a_call() -> Callable[..., CheckpointPolicy]:
     seen: dict[bool, int] = defaultdict(int)
 
     def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        keep = operator in _SAVED
         if operator in _MATMULS:
+            keep = _is_kept(operator, seen[context.is_recompute])
             seen[context.is_recompute] += 1
-            keep = seen[context.is_recompute] % 2 == 1
-        else:
-            keep = operator in _SAVED
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy
+
+
+def _group_of(operator: Any) -> Any:
+    """What an operator is counted with: all products together."""
+    return "products" if operator in _MATMULS else operator if operator in _SAVED else None
+
+
+def _is_kept(operator: Any, number: int) -> bool:
+    """Whether the result of the ``number``-th operator of its group is kept."""
+    return operator in _SAVED or number % 2 == 0

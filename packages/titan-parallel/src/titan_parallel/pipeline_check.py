@@ -13,11 +13,11 @@ from titan_parallel.pipeline_csv import ScheduleTable
 from titan_parallel.pipeline_plan import (
     DEGREE,
     SCHEDULES,
-    Schedule,
     microbatches_of,
     number_of_stages,
     schedule_of,
     schedule_table,
+    splits_backward,
 )
 
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
@@ -48,7 +48,13 @@ def _stages(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     config, layout = facts.config, facts.model.layout
     ranks, number = facts.mesh.degree("pp"), number_of_stages(facts, table)
     split_points = facts.section(PipelineKeys).pipeline_parallel_split_points
-    key = _SPLIT_POINTS if split_points else _LAYERS if facts.section(PipelineKeys).pipeline_parallel_layers_per_stage else DEGREE
+    key = (
+        _SPLIT_POINTS
+        if split_points
+        else _LAYERS
+        if facts.section(PipelineKeys).pipeline_parallel_layers_per_stage
+        else DEGREE
+    )
     if split_points:
         units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
         unknown = [name for name in split_points if name not in units[1:]]
@@ -113,8 +119,7 @@ def _way_to(facts: JobFacts, counts: list[int]) -> str:
 
 def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     section = facts.section(CompileSection)
-    schedule: Schedule | ScheduleTable = table if table is not None else schedule_of(facts)
-    if schedule.splits_backward and section.enable and "model" in section.components:
+    if splits_backward(facts) and section.enable and "model" in section.components:
         why = "the compiler cannot compute gradients of inputs and of weights apart, as this schedule does"
         way_out = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
         yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, way_out)

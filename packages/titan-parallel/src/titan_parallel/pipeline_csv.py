@@ -47,7 +47,9 @@ def read_table(path: str, where: str) -> ScheduleTable:
             match = _CELL.fullmatch(cell)
             place = f"{where}: row {rank + 1}, cell {slot}"
             if match is None:
-                problems.append(Problem(place, f"{cell!r} is no action", "write them like 0F3: stage, F B I or W, microbatch"))
+                problems.append(
+                    Problem(place, f"{cell!r} is no action", "write them like 0F3: stage, F B I or W, microbatch")
+                )
                 continue
             stage, action, microbatch = int(match[1]), match[2], int(match[3])
             if holder.setdefault(stage, rank) != rank:

@@ -89,6 +89,14 @@ def schedule_table(facts: JobFacts) -> ScheduleTable | None:
     return read_table(path, facts.config.where("parallelism.pipeline_parallel_schedule_csv", path)) if path else None
 
 
+def splits_backward(facts: JobFacts) -> bool:
+    """Whether the job's pipeline computes gradients of inputs and of weights apart."""
+    if facts.mesh.degree("pp") == 1:
+        return False
+    table = schedule_table(facts)
+    return table.splits_backward if table is not None else schedule_of(facts).splits_backward
+
+
 def number_of_stages(facts: JobFacts, table: ScheduleTable | None) -> int:
     """How many stages the config asks for."""
     keys = facts.section(PipelineKeys)

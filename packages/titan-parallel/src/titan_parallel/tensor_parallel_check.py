@@ -39,4 +39,3 @@ def check(facts: JobFacts) -> Iterator[Problem]:
         yield facts.config.problem(
             "parallelism.enable_async_tensor_parallel", "it is the compiler's doing", "set compile.enable = true"
         )
-
