@@ -11,6 +11,7 @@ PACKAGE_OF: Final = {
     "parallelism": "titan-parallel",
     "training.mixed_precision_param": "titan-parallel",
     "training.mixed_precision_reduce": "titan-parallel",
+    "training.enable_cpu_offload": "titan-parallel",
     # keys that a package adds to a section of the core's
     "parallelism.fsdp_reshard_after_forward": "titan-parallel",
     "checkpoint": "titan-ckpt",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 
 from titan_core.model.part import ModelPart, TransformContext
-from titan_parallel.config import CompileSection
+from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
 def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Compile each block in place (its name stays as it is), and the loss."""
     section = context.facts.section(CompileSection)
+    recompute = context.facts.section(ActivationCheckpointSection)
+    # A setting of the process, read when a block is compiled; set in any case, so that no earlier job's is left.
+    budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
+    torch._functorch.config.activation_memory_budget = budget
     if "model" in section.components:
         for block in part.blocks().values():
             block.compile(backend=section.backend, fullgraph=section.fullgraph)

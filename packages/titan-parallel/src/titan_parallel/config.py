@@ -29,6 +29,14 @@ class TensorParallelKeys(Section):
     """Overlap tensor parallelism's communication with its products (CUDA with symmetric memory, compiled)."""
 
 
+class ContextParallelKeys(Section):
+    section: ClassVar[str] = "parallelism"
+
+    context_parallel_rotate_method: Literal["allgather", "alltoall"] = "allgather"
+    """How keys and values travel in torch's ring attention (CUDA): gathered once, or from rank to rank, which takes less
+    memory. Elsewhere they are always gathered."""
+
+
 class PipelineKeys(Section):
     section: ClassVar[str] = "parallelism"
 
@@ -57,11 +65,15 @@ class PipelineKeys(Section):
 class ActivationCheckpointSection(Section):
     section: ClassVar[str] = "activation_checkpoint"
 
-    mode: Literal["none", "selective", "full"] = "none"
-    """What is computed again for backward instead of being kept: nothing, some of each block, or whole blocks."""
+    mode: Literal["none", "selective", "full", "memory_budget"] = "none"
+    """What is computed again for backward instead of being kept: nothing, some of each block, whole blocks, or what the
+    compiler thinks best within a budget."""
     selective_ac_option: str = "op"
     """For "selective": "op" keeps attention, reduce-scatters and every second matrix product of a block; a number N
     recomputes every N-th block whole."""
+
+    memory_budget: float = Field(default=0.5, ge=0.0, le=1.0)
+    """For "memory_budget": the share of a block's activations that may be kept, 0 as "full" keeps, 1 as "none" does."""
 
     @field_validator("selective_ac_option")
     @classmethod

@@ -7,14 +7,16 @@ TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from titan_core.config.sections import TrainingSection
 from titan_core.model.part import ModelPart, TransformContext
 from titan_parallel.config import FSDPKeys
+from titan_parallel.data_mesh import data_mesh
 
 
 def apply(part: ModelPart, context: TransformContext) -> ModelPart:
@@ -29,8 +31,15 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         # Hidden states come in the embedding's type anyway; what else a block is given (rotary tables) stays exact.
         cast_forward_inputs=False,
     )
-    mesh = _data_mesh(context.mesh)
+    offload = OffloadPolicy()
+    if training.enable_cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda")
+        part.parameters_on = torch.device("cpu")
+    mesh = data_mesh(context.mesh)
     layout = part.layout
+
+    # Layers of tensor parallelism give views, which torch (2.15) warns of. Nothing here changes its input in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
     def shard(modules: list[nn.Module], reshard: bool) -> None:
         if modules:
@@ -38,6 +47,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
                 modules if len(modules) > 1 else modules[0],
                 mesh=mesh,
                 mp_policy=mixed_precision,
+                offload_policy=offload,
                 reshard_after_forward=reshard,
             )
 
@@ -52,14 +62,9 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         shard([block], reshard=policy != "never")
     if not layout.tied:
         shard(head, reshard=policy == "always")
-    fully_shard(part.module, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=policy == "always")
+    shard([part.module], reshard=policy == "always")
     _sum_gradients(part.module)
     return part
-
-
-def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    replicated = "dp_replicate" in (mesh.mesh_dim_names or ())
-    return mesh["dp_replicate", "dp_shard"] if replicated else mesh["dp_shard"]
 
 
 def _sum_gradients(module: nn.Module) -> None:

@@ -8,15 +8,23 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.phases import Phase
 from titan_core.ref import Ref
-from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys, TensorParallelKeys
+from titan_parallel.config import (
+    ActivationCheckpointSection,
+    CompileSection,
+    ContextParallelKeys,
+    FSDPKeys,
+    PipelineKeys,
+    TensorParallelKeys,
+)
 
 api = (1, 0)
 
 
 def _fsdp_active(facts: JobFacts) -> bool:
-    """Also on one device, where mixed precision is asked for: the same numbers then come out as on many."""
-    training = facts.section(TrainingSection)
-    return facts.mesh.batch_degree > 1 or training.mixed_precision_param != "float32"
+    """Where ranks have different tokens; and for mixed precision and offloading on one device too."""
+    training, mesh = facts.section(TrainingSection), facts.mesh
+    alone = training.mixed_precision_param != "float32" or training.enable_cpu_offload
+    return mesh.batch_degree * mesh.degree("cp") > 1 or alone
 
 
 @hookimpl
@@ -24,7 +32,7 @@ def titan_parallelisms() -> list[Transform]:
     return [
         Transform(
             name="fsdp",
-            summary="data parallelism: FSDP2, HSDP, DDP; mixed precision",
+            summary="data parallelism: FSDP2, HSDP, DDP; mixed precision; CPU offload",
             config=FSDPKeys,
             phase=Phase.DATA,
             active=_fsdp_active,
@@ -33,6 +41,7 @@ def titan_parallelisms() -> list[Transform]:
                 "parallelism.data_parallel_shard_degree",
                 "training.mixed_precision_param",
                 "training.mixed_precision_reduce",
+                "training.enable_cpu_offload",
             ),
             apply=Ref("titan_parallel.fsdp:apply"),
         ),
@@ -58,11 +67,22 @@ def titan_parallelisms() -> list[Transform]:
             apply=Ref("titan_parallel.tensor_parallel:apply"),
         ),
         Transform(
+            name="context_parallel",
+            summary="each sequence divided over ranks, attention exact over the whole",
+            config=ContextParallelKeys,
+            phase=Phase.CONTEXT,
+            active=lambda facts: facts.mesh.degree("cp") > 1,
+            serves=("parallelism.context_parallel_degree",),
+            check=Ref("titan_parallel.context_parallel_check:check"),
+            apply=Ref("titan_parallel.context_parallel:apply"),
+        ),
+        Transform(
             name="activation_checkpoint",
-            summary="recomputation of activations: full, every n-th block, or selective by operator",
+            summary="recomputation of activations: full, every n-th block, selective by operator, or within a memory budget",
             config=ActivationCheckpointSection,
             phase=Phase.RECOMPUTE,
             active=lambda facts: facts.section(ActivationCheckpointSection).mode != "none",
+            check=Ref("titan_parallel.activation_checkpoint_check:check"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
         ),
         Transform(

@@ -1,6 +1,6 @@
-"""Selective recomputation for schedules that go backward through a block twice, once for the gradients of its inputs and once
-for those of its weights: what is kept must serve both times. torch's own ``create_selective_checkpoint_contexts`` gives each
-kept value away once (torch 2.11 to 2.15)."""
+"""Selective recomputation for schedules that go backward through a block twice, once for the gradients of its inputs and
+once for those of its weights: what is kept must serve both times. torch's own ``create_selective_checkpoint_contexts`` gives
+each kept value away once (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Counting(TorchDispatchMode):
     """Counts the operators of a call by their groups."""
 
     def __init__(self, group_of: Callable[[Operator], Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._group_of = group_of
         self._seen: dict[Any, int] = defaultdict(int)
 
     def __enter__(self) -> _Counting:
         self._seen.clear()  # the same object serves each recomputation
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def place_of(self, operator: Operator) -> tuple[Any, int] | None:

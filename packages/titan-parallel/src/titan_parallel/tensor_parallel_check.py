@@ -28,7 +28,8 @@ def check(facts: JobFacts) -> Iterator[Problem]:
         why = f"the model's {layout.heads} heads and {layout.kv_heads} key/value heads must divide by it"
         yield facts.config.problem(DEGREE, why, f"{divisors(heads)} would work")
     seq_len = facts.section(TrainingSection).seq_len
-    if not keys.disable_sequence_parallel and seq_len % degree:
+    # With context parallelism, whose check is stricter, it is for that one to say.
+    if not keys.disable_sequence_parallel and facts.mesh.degree("cp") == 1 and seq_len % degree:
         yield facts.config.problem(
             "training.seq_len",
             f"sequence parallelism divides it over {degree} ranks",

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     rank, world_size = _place_in_environment()
     job = assemble(config, registry, world_size)
     logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    logging.getLogger("titan_core").setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    for name in {plugin.module.__name__.partition(".")[0] for plugin in registry.found.plugins}:
+        logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
     from torch.distributed.elastic.multiprocessing.errors import record
 

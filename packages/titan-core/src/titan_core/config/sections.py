@@ -71,6 +71,9 @@ class TrainingSection(Section):
     """Compute forward and backward with parameters cast to this type; the optimizer keeps fp32 ones."""
     mixed_precision_reduce: Literal["float32", "bfloat16"] = "float32"
     """Sum gradients over ranks in this type."""
+    enable_cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in the host's memory, and on the device only what it computes with at
+    the moment. Slow; for models that do not fit otherwise."""
     on_nan: Literal["stop", "ignore"] = "stop"
     """What to do when the loss or the gradient norm is not finite."""
 

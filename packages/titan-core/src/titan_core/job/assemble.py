@@ -198,12 +198,12 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
 
 
 def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
-    """Whether every degree above 1, and mixed precision, is made real by a transform: never silently ignored."""
+    """Whether every degree above 1, mixed precision and offloading are made real by a transform: never silently ignored."""
     served = {key for transform in active for key in transform.serves}
     asked = [dim.degree_key for dim in facts.mesh.dims if facts.mesh.degrees[dim.name] > 1]
     training = facts.section(TrainingSection)
-    for key in ("mixed_precision_param", "mixed_precision_reduce"):
-        if getattr(training, key) != "float32":
+    for key in ("mixed_precision_param", "mixed_precision_reduce", "enable_cpu_offload"):
+        if getattr(training, key) != type(training).model_fields[key].default:
             asked.append(f"training.{key}")
     for key in asked:
         if key in served:

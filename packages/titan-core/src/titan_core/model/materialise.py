@@ -14,8 +14,12 @@ from titan_core.patterns import matches
 def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     """Allocate the part's parameters and buffers on ``device`` and give them their first values."""
     module, layout = part.module, part.layout
-    module.to_empty(device=device)
+    module.to_empty(device=part.parameters_on or device)
     part.retie()
+    if part.parameters_on is not None:
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                setattr(owner, name, buffer.to(device))
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             value = layout.initial_value(name)

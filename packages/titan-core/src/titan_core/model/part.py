@@ -38,6 +38,8 @@ class ModelPart:
 
     batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
     """What happens to each microbatch before the model sees it, in order."""
+    parameters_on: torch.device | None = None
+    """Where parameters live while they are not computed with; ``None``: on the device that computes."""
 
     def transformed(self, batch: Batch) -> Batch:
         """``batch`` as this part's model takes it."""

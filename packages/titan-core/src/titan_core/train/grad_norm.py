@@ -47,7 +47,7 @@ def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
     total = torch.zeros((), dtype=torch.float32, device=world.device)
     for pieces, tensors in gradients.items():
         norm = torch.nn.utils.get_total_norm(tensors)
-        total += norm.float() ** 2 * (pieces / holders)
+        total += norm.float().to(total.device) ** 2 * (pieces / holders)
     return world.sum(total).sqrt()
 
 
@@ -56,4 +56,4 @@ def clip_gradients(gradients: dict[int, list[Tensor]], norm: Tensor, max_norm: f
     """Scale all gradients in place by ``max_norm / norm`` where that is below 1."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for tensors in gradients.values():
-        torch._foreach_mul_(tensors, scale)
+        torch._foreach_mul_(tensors, scale.to(tensors[0].device))

@@ -1,0 +1,19 @@
+"""What makes a way of recomputation impossible, found before anything is built. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from titan_core.errors import Problem
+from titan_core.job.job import JobFacts
+from titan_parallel.config import ActivationCheckpointSection, CompileSection
+
+
+def check(facts: JobFacts) -> Iterator[Problem]:
+    """A memory budget is the compiler's to keep."""
+    compiles = facts.section(CompileSection)
+    compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
+    if facts.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
+        why = "it is torch.compile's inductor backend that keeps a budget"
+        way_out = 'set compile.enable = true (and leave compile.backend and components as they are), or mode = "selective"'
+        yield facts.config.problem("activation_checkpoint.mode", why, way_out)

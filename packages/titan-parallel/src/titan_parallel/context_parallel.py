@@ -1,0 +1,105 @@
+"""Context parallelism: each sequence divided over ranks, attention exact over the whole of it (TorchTitan paper, section
+2.2; ring attention: Liu et al., arXiv 2310.01889; dividing by head and tail: arXiv 2407.21783, section 3.3.2).
+
+A sequence is cut into ``2 x degree`` chunks, and rank ``r`` takes the ``r``-th from the front and the ``r``-th from the
+back: under a causal mask all ranks then have the same work.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_core.data.batch import Batch, with_positions
+from titan_core.errors import UserError
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.patterns import matches
+from titan_parallel.config import ContextParallelKeys
+from titan_parallel.gathered_attention import GatheredAttention
+
+log = logging.getLogger(__name__)
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Let the modules that mix positions see those of all ranks of the mesh dimension ``cp``, and divide the batches."""
+    mesh = context.mesh["cp"]
+    rank, size = mesh.get_local_rank(), mesh.size()
+    mixers = [(name, module) for name, module in part.named_modules() if matches(name, part.layout.mixers)]
+    for name, mixer in mixers:
+        _require_causal_attention(name, mixer)
+    if context.device.type == "cuda":
+        method = context.facts.section(ContextParallelKeys).context_parallel_rotate_method
+        _use_ring(mesh, [mixer for _, mixer in mixers], method)
+        log.info("context parallelism: torch's ring attention, keys and values travelling by %s", method)
+    else:
+        for _, mixer in mixers:
+            mixer.forward = GatheredAttention(mesh).forward
+        why = f"torch's ring attention has no kernel for {context.device.type}"
+        log.info("context parallelism: attention over gathered keys and values, exact as well (%s)", why)
+    part.batch_transforms += (HeadAndTail(rank, size),)
+    return part
+
+
+class HeadAndTail:
+    """A rank's share of a batch: of each sequence, one chunk from the front and the one that mirrors it from the back."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def __call__(self, batch: Batch) -> Batch:
+        """``[batch, seq]`` to ``[batch, seq / size]``."""
+        batch = with_positions(batch)
+        assert batch.positions is not None
+        return Batch(self._share(batch.tokens), self._share(batch.targets), self._share(batch.positions))
+
+    def _share(self, whole: Tensor) -> Tensor:
+        chunks = whole.chunk(2 * self._size, dim=1)
+        return torch.cat((chunks[self._rank], chunks[-1 - self._rank]), dim=1)
+
+
+def _require_causal_attention(name: str, mixer: nn.Module) -> None:
+    """Both ways of attention compute what the layout says of a mixer: softmax attention with the usual scale and a causal
+    mask. One that does something else is found out by trying it.
+
+    Raises:
+        UserError: naming the module.
+    """
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 8, 16, generator=generator, device="cpu") for heads in (4, 2, 2))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    if q.device.type == "cpu" and not any(True for _ in mixer.parameters()):
+        repeated = (one.repeat_interleave(2, dim=1) for one in (k, v))
+        if torch.allclose(mixer(q, *repeated), expected, atol=1e-5):
+            return
+    raise UserError.one(
+        f"module {name!r} of the model",
+        "it mixes positions in another way than causal softmax attention, which is all that context parallelism knows",
+        "set parallelism.context_parallel_degree = 1",
+    )
+
+
+def _use_ring(mesh: DeviceMesh, mixers: list[nn.Module], method: str) -> None:
+    """torch's ring attention in the mixers. Its parts are experimental and private, the same in torch 2.11 to 2.15."""
+    from torch.distributed.tensor.experimental._attention import (
+        _ContextParallel,
+        _enable_context_parallel_dispatcher,
+        set_rotate_method,
+    )
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    set_rotate_method(method)
+    _enable_context_parallel_dispatcher()
+    style = _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.SDPA)
+    for mixer in mixers:
+        mixer.register_forward_pre_hook(_repeat_heads)  # before the hook that makes DTensors: the ring knows no groups
+        parallelize_module(mixer, mesh, style)
+
+
+def _repeat_heads(mixer: nn.Module, arguments: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = arguments
+    groups = q.shape[1] // k.shape[1]
+    return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
