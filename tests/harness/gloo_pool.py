@@ -11,7 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-TIMEOUT = 180.0
+TIMEOUT = 600.0
+"""Seconds; sixteen processes on two cores take a minute to import torch alone."""
 
 
 class GlooPool:

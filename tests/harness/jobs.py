@@ -27,6 +27,8 @@ class RunRecord:
     initial: dict[str, Tensor] = field(default_factory=dict)
     """Whole parameters before the first step, by name."""
     final: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Whole gradients of the first step, before clipping, by the parameter's name."""
     events: list[str] = field(default_factory=list)
     reason: str = ""
 
@@ -69,6 +71,12 @@ class Recorder:
         self.record.reason = end.reason
         self.record.final = self._whole()
 
+    def keep_gradients(self) -> None:
+        """To be called when a step's gradients are complete."""
+        if self._weights and not self.record.gradients:
+            named = [pair for part in self._parts for pair in part.module.named_parameters()]
+            self.record.gradients = {name: whole(one.grad) for name, one in named if one.grad is not None}
+
     def _whole(self) -> dict[str, Tensor]:
         if not self._weights:
             return {}
@@ -91,9 +99,18 @@ def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size
 
 def run_recipe(recipe: str, overrides: dict[str, object] | None = None, weights: bool = False) -> RunRecord:
     """Train and tell what happened."""
-    from titan_core.train.trainer import train
+    from titan_core.train import trainer
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     recorder = Recorder(weights)
-    train(make_job(recipe, overrides), [recorder])
+
+    def global_norm(gradients: Any, world: Any) -> Tensor:
+        recorder.keep_gradients()
+        return original(gradients, world)
+
+    original, trainer.global_norm = trainer.global_norm, global_norm
+    try:
+        trainer.train(make_job(recipe, overrides), [recorder])
+    finally:
+        trainer.global_norm = original
     return recorder.record

@@ -1,8 +1,14 @@
-"""Every division and every recomputation trains as one device does."""
+"""Every division and every recomputation trains as one device does.
+
+The table of :data:`CASES` is run whole, on ``llama3_debug`` as it is, by
+``uv run pytest -m long tests/parallel/test_equivalence.py``; each ordinary test run takes the fast part of it, on a smaller
+model.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,71 +16,148 @@ import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe, whole
+from harness.jobs import RunRecord, make_job, run_recipe
 from titan_core.errors import UserError
 
+WHOLE: dict[str, object] = {"training.steps": 20, "job.device": "cpu"}
 TINY: dict[str, object] = {
-    "model.args": "{dim = 48, n_layers = 3, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
+    **WHOLE,
+    "model.args": "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
     "training.seq_len": 48,
     "training.local_batch_size": 2,
     "training.global_batch_size": 16,
-    "training.steps": 20,
     "lr_scheduler.warmup_steps": 5,
-    "job.device": "cpu",
 }
+RECOMPUTATION = ("none", "full", "selective")
+DR = "parallelism.data_parallel_replicate_degree"
+TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
+SCHEDULE = "parallelism.pipeline_parallel_schedule"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table. Ranks that no degree takes are FSDP's."""
+
+    name: str
+    ranks: int
+    overrides: dict[str, object]
+    fast: tuple[str, ...] = ()
+    """With which recomputation it belongs to every test run."""
+    tiny: bool = False
+    """Whether the smaller model has to do in the long run too."""
+
+
+CASES = [
+    Case("DDP 2", 2, {DR: 2}, fast=("none",)),
+    Case("FSDP 2", 2, {}, fast=("none", "selective")),
+    Case("FSDP 4", 4, {}, fast=("none",)),
+    Case("HSDP 2x2", 4, {DR: 2}, fast=("none",)),
+    Case("TP 2", 2, {TP: 2}, fast=("none", "selective")),
+    Case("TP 2, no SP", 2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}, fast=("none",)),
+    Case("TP 2, no loss parallelism", 2, {TP: 2, "parallelism.disable_loss_parallel": "true"}, fast=("none",)),
+    Case("PP 2, GPipe", 2, {PP: 2, SCHEDULE: "GPipe"}, fast=("none",)),
+    Case("PP 2, 1F1B", 2, {PP: 2, SCHEDULE: "1F1B"}, fast=("none",)),
+    Case("PP 2, LoopedBFS", 2, {PP: 2, SCHEDULE: "LoopedBFS"}, fast=("none",)),
+    Case("PP 2, Interleaved1F1B", 2, {PP: 2, SCHEDULE: "Interleaved1F1B"}, fast=("full",)),
+    Case("PP 2, InterleavedZeroBubble", 2, {PP: 2, SCHEDULE: "InterleavedZeroBubble"}, fast=("selective",)),
+    Case("PP 2, ZBVZeroBubble", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}, fast=("selective",)),
+    Case("PP 2, DualPipeV", 2, {PP: 2, SCHEDULE: "DualPipeV"}, fast=("full",)),
+    Case("CP 2", 2, {CP: 2}, fast=("none", "full")),
+    Case("FSDP x TP", 4, {TP: 2}, fast=("full",)),
+    Case("FSDP x PP", 4, {PP: 2}, fast=("none",)),
+    Case("TP x PP", 4, {TP: 2, PP: 2}),
+    Case("FSDP x CP", 4, {CP: 2}, fast=("none",)),
+    Case("TP x CP", 4, {TP: 2, CP: 2}, fast=("selective",)),
+    Case("FSDP x TP x PP", 8, {TP: 2, PP: 2}),
+    Case("FSDP x TP x CP", 8, {TP: 2, CP: 2}),
+    Case("HSDP x CP", 8, {DR: 2, CP: 2}),
+    Case("FSDP x TP x PP x CP", 16, {TP: 2, PP: 2, CP: 2}, tiny=True),
+]
+
+
+def table() -> list[Any]:
+    """(case, recomputation, settings) for each test, the long ones marked."""
+    rows = []
+    for case in CASES:
+        for mode in RECOMPUTATION:
+            if mode in case.fast:
+                rows.append(pytest.param(case, mode, "tiny", id=f"{case.name}-{mode}"))
+            size = "tiny" if case.tiny else "whole"
+            rows.append(pytest.param(case, mode, size, id=f"whole-{case.name}-{mode}", marks=pytest.mark.long))
+    return rows
 
 
 def run_in(folder: str, overrides: dict[str, object], weights: bool = True, recipe: str = "llama3_debug") -> RunRecord:
     os.chdir(folder)
-    return run_recipe(recipe, {**TINY, **overrides}, weights=weights)
+    return run_recipe(recipe, overrides, weights=weights)
 
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), {})[0]
+    """The small model on one device."""
+    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), TINY)[0]
+
+
+@pytest.fixture(scope="module")
+def whole_on_one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """The recipe as it is on one device."""
+    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("whole")), WHOLE)[0]
+
+
+@pytest.mark.parametrize(("case", "recomputation", "size"), table())
+def test_training_is_that_of_one_device(
+    gloo: GlooPool, request: pytest.FixtureRequest, tmp_path: Path, case: Case, recomputation: str, size: str
+) -> None:
+    settings, reference = (TINY, "one_device") if size == "tiny" else (WHOLE, "whole_on_one_device")
+    overrides = {**settings, **case.overrides, "activation_checkpoint.mode": recomputation}
+    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides), request.getfixturevalue(reference))
+
+
+def require_equal(records: list[RunRecord], one: RunRecord) -> None:
+    """Losses within 1e-5 and norms within 1e-4 on every rank; initial weights bit for bit; each first gradient to 1e-5."""
+    initial, gradients, final = {}, {}, {}
+    for record in records:
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+        initial.update(record.initial)  # a rank of a pipeline has only some
+        gradients.update(record.gradients)
+        final.update(record.final)
+    assert set(initial) == set(one.initial) == set(gradients) == set(one.gradients)
+    for name, tensor in one.initial.items():
+        assert torch.equal(initial[name], tensor), f"initial {name}"
+        difference = (gradients[name] - one.gradients[name]).norm()
+        assert difference <= 1e-5 * one.gradients[name].norm(), f"gradient {name}"
+        torch.testing.assert_close(final[name], one.final[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
-        (2, {}),
-        (4, {}),
         (2, {"parallelism.fsdp_reshard_after_forward": "always"}),
         (2, {"parallelism.fsdp_reshard_after_forward": "never"}),
         (2, {"training.local_batch_size": 8}),
-        (2, {"parallelism.data_parallel_replicate_degree": 2}),
-        (4, {"parallelism.data_parallel_replicate_degree": 2}),
-        (2, {"parallelism.tensor_parallel_degree": 2}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_sequence_parallel": "true"}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_loss_parallel": "true"}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "activation_checkpoint.mode": "selective"}),
-        (4, {"parallelism.tensor_parallel_degree": 2, "activation_checkpoint.mode": "full"}),
-        (1, {"activation_checkpoint.mode": "full"}),
         (1, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}),
-        (2, {"activation_checkpoint.mode": "selective"}),
+        (1, {"training.enable_cpu_offload": "true"}),
+        (4, {"training.enable_cpu_offload": "true", TP: 2}),
         (2, {"compile.enable": "true", "compile.backend": "aot_eager", "activation_checkpoint.mode": "selective"}),
+        (2, {"compile.enable": "true", "compile.backend": "aot_eager", TP: 2}),
+        (2, {"compile.enable": "true", "compile.backend": "aot_eager", CP: 2}),
+        (2, {"compile.enable": "true", "compile.backend": "aot_eager", PP: 2, SCHEDULE: "Interleaved1F1B"}),
+        (2, {"compile.enable": "true", "activation_checkpoint.mode": "memory_budget"}),
     ],
     ids=str,
 )
-def test_losses_norms_and_weights_are_those_of_one_device(
+def test_settings_that_change_no_number(
     gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
 ) -> None:
-    records: list[RunRecord] = gloo.run(ranks, run_in, str(tmp_path), overrides)
-    for record in records:
-        assert record.losses == pytest.approx(one_device.losses, rel=1e-5)
-        assert record.grad_norms == pytest.approx(one_device.grad_norms, rel=1e-4)
-    (record, *_) = records
-    assert list(record.initial) == list(one_device.initial)
-    for name, tensor in one_device.initial.items():
-        assert torch.equal(record.initial[name], tensor), f"initial {name}"
-        torch.testing.assert_close(record.final[name], one_device.final[name], rtol=1e-3, atol=1e-4)
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**TINY, **overrides}), one_device)
 
 
 @pytest.mark.parametrize(("ranks", "degree"), [(2, 1), (2, 2), (4, 2)])
 def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, degree: int) -> None:
     tied = {"model.args.tie_embeddings": "true", "training.steps": 5}
-    (one,) = gloo.run(1, run_in, str(tmp_path), tied)
-    many = gloo.run(ranks, run_in, str(tmp_path), {**tied, "parallelism.tensor_parallel_degree": degree})[0]
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **tied})
+    many = gloo.run(ranks, run_in, str(tmp_path), {**TINY, **tied, "parallelism.tensor_parallel_degree": degree})[0]
     assert many.losses == pytest.approx(one.losses, rel=1e-5)
     assert many.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
     assert "output.weight" not in many.initial
@@ -82,65 +165,20 @@ def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, degree: int
 
 def test_a_vocabulary_that_does_not_divide(gloo: GlooPool, tmp_path: Path) -> None:
     odd = {"model.args.vocab_size": 259, "training.steps": 5}
-    (one,) = gloo.run(1, run_in, str(tmp_path), odd)
-    (two, _) = gloo.run(2, run_in, str(tmp_path), {**odd, "parallelism.tensor_parallel_degree": 2})
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **odd})
+    (two, _) = gloo.run(2, run_in, str(tmp_path), {**TINY, **odd, "parallelism.tensor_parallel_degree": 2})
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
 def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, one_device: RunRecord, tmp_path: Path) -> None:
     mixed = {"training.mixed_precision_param": "bfloat16"}
-    (one,) = gloo.run(1, run_in, str(tmp_path), mixed)
-    (two, _) = gloo.run(2, run_in, str(tmp_path), mixed)
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **mixed})
+    (two, _) = gloo.run(2, run_in, str(tmp_path), {**TINY, **mixed})
     assert all(tensor.dtype == torch.float32 for tensor in two.final.values())
     assert two.losses == pytest.approx(one.losses, rel=2e-3)
     assert one.losses == pytest.approx(one_device.losses, rel=2e-2)
     assert one.losses != one_device.losses
-
-
-def first_gradients(folder: str, overrides: dict[str, object]) -> dict[str, torch.Tensor]:
-    """Every gradient of the first step, whole and before clipping."""
-    from titan_core.hookspecs import hookimpl
-    from titan_core.train import trainer
-    from titan_core.train.grad_norm import local_gradients
-
-    os.chdir(folder)
-    gradients: dict[str, torch.Tensor] = {}
-
-    class Parts:
-        @hookimpl
-        def titan_train_start(self, run: object) -> None:
-            self.parts = run.parts  # type: ignore[attr-defined]
-
-    parts = Parts()
-
-    class KeepGradients(trainer.Trainer):
-        def _train_step(self, data, num_targets, data_seconds):  # type: ignore[no-untyped-def]
-            self.run_step(data.microbatches, num_targets)
-            local_gradients(self.parameters)  # sums up what a transform left to be summed once a step
-            gradients.update(
-                {
-                    name: whole(p.grad)
-                    for part in parts.parts
-                    for name, p in part.module.named_parameters()
-                    if p.grad is not None
-                }
-            )
-            raise KeyboardInterrupt
-
-    original, trainer.Trainer = trainer.Trainer, KeepGradients  # type: ignore[misc]
-    try:
-        trainer.train(make_job("llama3_debug", {**TINY, **overrides}), [parts])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        trainer.Trainer = original  # type: ignore[misc]
-    return gradients
-
-
-@pytest.fixture(scope="module")
-def gradients_of_one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return gloo.run(1, first_gradients, str(tmp_path_factory.mktemp("gradients")), {})[0]
 
 
 def rope_dtype(folder: str) -> torch.dtype:
@@ -184,31 +222,6 @@ def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool,
     messages = gloo.run(2, bad_record, str(tmp_path))
     assert messages[0] == messages[1]
     assert "no text in field 'text'" in messages[0]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "overrides"),
-    [
-        (2, {}),
-        (2, {"parallelism.data_parallel_replicate_degree": 2}),
-        (2, {"parallelism.tensor_parallel_degree": 2}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_sequence_parallel": "true"}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "compile.enable": "true", "compile.backend": "aot_eager"}),
-        (4, {"parallelism.tensor_parallel_degree": 2, "activation_checkpoint.mode": "selective"}),
-    ],
-    ids=str,
-)
-def test_every_gradient_is_that_of_one_device(
-    gloo: GlooPool,
-    gradients_of_one_device: dict[str, torch.Tensor],
-    tmp_path: Path,
-    ranks: int,
-    overrides: dict[str, object],
-) -> None:
-    gradients = gloo.run(ranks, first_gradients, str(tmp_path), overrides)[0]
-    assert len(gradients) == len(gradients_of_one_device) == 3 * 9 + 3
-    for name, gradient in gradients_of_one_device.items():
-        assert (gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def local_bytes(folder: str) -> tuple[int, int]:

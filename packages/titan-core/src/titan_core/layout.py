@@ -62,7 +62,8 @@ class ModelLayout:
     """Modules that treat each position by itself (norms), whose sequence may therefore be divided."""
     mixers: tuple[str, ...] = ()
     """Modules that mix positions, called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, returning the like
-    of ``q``: causal attention without its projections. The seam for context parallelism."""
+    of ``q``: causal softmax attention with the scale ``head_dim ** -0.5``, without its projections. The seam for context
+    parallelism, which puts its own attention in their place."""
 
     # -- first values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)

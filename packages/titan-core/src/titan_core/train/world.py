@@ -99,6 +99,17 @@ def join_world(job: Job) -> Iterator[World]:
         # ranks, which on an error may never come; there the end of the process has to do.
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
+        _forget_groups()
+
+
+def _forget_groups() -> None:
+    """DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone: the next job
+    of this process must not find them. Private; the same in torch 2.11 to 2.15."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute._planner_cache.clear()
 
 
 def require_same_job(job: Job) -> None:
