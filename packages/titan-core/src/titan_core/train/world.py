@@ -103,8 +103,8 @@ def join_world(job: Job) -> Iterator[World]:
 
 
 def _forget_groups() -> None:
-    """DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone: the next job
-    of this process must not find them. Private; the same in torch 2.11 to 2.15."""
+    """DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone: the next
+    job of this process must not find them. Private; the same in torch 2.11 to 2.15."""
     from torch.distributed.tensor import _redistribute, debug
 
     debug._clear_sharding_prop_cache()
