@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +98,9 @@ def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size
     return assemble(config, registry, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def run_recipe(recipe: str, overrides: dict[str, object] | None = None, weights: bool = False) -> RunRecord:
+def run_recipe(
+    recipe: str, overrides: dict[str, object] | None = None, weights: bool = False, observers: Iterable[object] = ()
+) -> RunRecord:
     """Train and tell what happened."""
     from titan_core.train import trainer
 
@@ -110,7 +113,7 @@ def run_recipe(recipe: str, overrides: dict[str, object] | None = None, weights:
 
     original, trainer.global_norm = trainer.global_norm, global_norm
     try:
-        trainer.train(make_job(recipe, overrides), [recorder])
+        trainer.train(make_job(recipe, overrides), [recorder, *observers])
     finally:
         trainer.global_norm = original
     return recorder.record

@@ -6,9 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,7 +39,33 @@ def install(folder: Path, example: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def test_a_third_partys_model_trains_under_fsdp_and_tp(tmp_path: Path) -> None:
+def train_with(
+    site: str, folder: str, recipe: str, overrides: dict[str, object], trace: Sequence[str] = ()
+) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
+    """Train in this process with what is installed in ``site``; also this rank's shards of ``trace`` after each step."""
+    from titan_core.hookspecs import hookimpl
+
+    os.chdir(folder)
+    traced: dict[str, list[torch.Tensor]] = {name: [] for name in trace}
+
+    class Trace:
+        @hookimpl
+        def titan_train_start(self, run: Any) -> None:
+            self.parameters = dict(pair for part in run.parts for pair in part.module.named_parameters())
+
+        @hookimpl(trylast=True)
+        def titan_step_end(self) -> None:
+            for name, values in traced.items():
+                values.append(self.parameters[name].detach().to_local().clone())
+
+    sys.path.insert(0, site)
+    try:
+        return run_recipe(recipe, {"job.device": "cpu", **overrides}, observers=[Trace()]), traced
+    finally:
+        sys.path.remove(site)
+
+
+def test_a_third_partys_model_trains_under_fsdp_by_command(tmp_path: Path) -> None:
     environment = install(tmp_path / "site", "titan-model-tinygpt")
 
     def titan(*arguments: str) -> str:
@@ -44,13 +76,70 @@ def test_a_third_partys_model_trains_under_fsdp_and_tp(tmp_path: Path) -> None:
 
     listing = json.loads(titan("plugins", "--json"))
     assert "titan-model-tinygpt" in {plugin["distribution"] for plugin in listing["plugins"]}
-    short = ["--training.steps", "8", "--metrics.log_freq", "1", "--job.device", "cpu"]
-    losses = {}
-    meshes = {"one": ("1", []), "fsdp": ("2", []), "tp": ("2", ["--parallelism.tensor_parallel_degree", "2"])}
-    for mesh, (processes, flags) in meshes.items():
-        titan("train", "tinygpt", "--nproc-per-node", processes, *short, *flags, "--job.dump_folder", mesh)
-        lines = (tmp_path / mesh / "metrics.jsonl").read_text().splitlines()
-        losses[mesh] = [json.loads(line)["loss"] for line in lines]
-    assert losses["fsdp"] == pytest.approx(losses["one"], rel=1e-5)
-    assert losses["tp"] == pytest.approx(losses["one"], rel=1e-5)
-    assert losses["one"][-1] < losses["one"][0] - 0.3
+    titan("train", "tinygpt", "--nproc-per-node", "2", "--training.steps", "8", "--job.device", "cpu")
+    lines = (tmp_path / "outputs" / "tinygpt" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses[-1] < losses[0] - 0.3
+
+
+SHORT: dict[str, object] = {"training.steps": 6, "training.global_batch_size": 8, "training.local_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degrees"),
+    [
+        (2, {}),
+        (2, {"pipeline": 2}),
+        (4, {"tensor": 2, "context": 2}),
+        (8, {"tensor": 2, "pipeline": 2, "context": 2}),
+        pytest.param(16, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_third_partys_model_is_divided_in_every_way(
+    gloo: GlooPool, tmp_path: Path, ranks: int, degrees: dict[str, int]
+) -> None:
+    install(tmp_path / "site", "titan-model-tinygpt")
+    site, folder = str(tmp_path / "site"), str(tmp_path)
+    mesh = {f"parallelism.{name}_parallel_degree": degree for name, degree in degrees.items()}
+    ((one, _),) = gloo.run(1, train_with, site, folder, "tinygpt", SHORT)
+    for record, _ in gloo.run(ranks, train_with, site, folder, "tinygpt", {**SHORT, **mesh}):
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+TINY_LLAMA: dict[str, object] = {
+    "model.args": "{dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
+    "training.seq_len": 48,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": 6,
+}
+
+
+def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:
+    install(tmp_path / "site", "titan-local-sgd")
+    site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
+    islands = {**TINY_LLAMA, "local_sgd.islands": 2, "local_sgd.sync_every": 3}
+    (record, here), (_, there) = gloo.run(2, train_with, site, folder, "llama3_debug", islands, [name])
+    equal = [torch.equal(*pair) for pair in zip(here[name], there[name], strict=True)]
+    assert equal == [False, False, True, False, False, True]
+    assert record.losses[-1] < record.losses[0]
+    # Tensor parallelism within each island changes nothing.
+    divided = {**islands, "parallelism.tensor_parallel_degree": 2}
+    for other, _ in gloo.run(4, train_with, site, folder, "llama3_debug", divided):
+        assert other.losses == pytest.approx(record.losses, rel=1e-5)
+
+
+def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Path) -> None:
+    """Each island then has the gradients, their norm and the loss of the whole: none is half of it, or twice."""
+    install(tmp_path / "site", "titan-local-sgd")
+    line = json.dumps({"text": "the same words again and again, " * 40})
+    (tmp_path / "same.jsonl").write_text((line + "\n") * 64)
+    site, folder = str(tmp_path / "site"), str(tmp_path)
+    same = {**TINY_LLAMA, "training.dataset": "json", "training.dataset_path": "same.jsonl"}
+    ((one, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", same)
+    mean = {"local_sgd.islands": 2, "local_sgd.sync_every": 2, "local_sgd.outer_lr": 1.0, "local_sgd.outer_momentum": 0.0}
+    for record, _ in gloo.run(2, train_with, site, folder, "llama3_debug", {**same, **mean}):
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)

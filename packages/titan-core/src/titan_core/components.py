@@ -89,6 +89,8 @@ class Transform(Component):
     """What makes the job impossible, found before anything is built. Free of torch; called when active."""
     step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
     """How a step runs forward and backward, where the transform changes that (pipeline schedules)."""
+    observe: Ref[Callable[[Sequence[ModelPart], TransformContext], object]] | None = None
+    """Makes an object with lifecycle hooks, for what must be done around steps (an exchange of weights every so often)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,9 @@ class MeshDim:
     divides: Literal["layers", "batch", "sequence", "weights"]
     """What its ranks divide among them: the batch's sequences, the positions of each, the layers, or each layer's weights
     (all of whose ranks then see the same tokens)."""
+    copies: bool = False
+    """Whether each of its ranks trains a copy of the weights of its own, apart from the others' (local SGD): gradients, and
+    what they are divided and clipped by, are then the copy's. What brings the copies together is the transform's to do."""
     before: str | None = None
     """For a third party's dimension: the standard dimension that it stands in front of (outside of). Default: innermost."""
 
@@ -56,6 +59,11 @@ class MeshPlan:
     def batch_degree(self) -> int:
         """Number of ranks (or groups of ranks) that see different sequences."""
         return math.prod(self.degrees[dim.name] for dim in self.dims if dim.divides == "batch")
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the weights are trained apart from each other."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.copies)
 
     def degree(self, name: str) -> int:
         """Size of dimension ``name``; 1 where the job has no such dimension."""

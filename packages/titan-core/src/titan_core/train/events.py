@@ -36,7 +36,7 @@ class StepReport:
     loss: Tensor
     """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
     grad_norm: Tensor
-    """Global norm of the gradients before clipping; a scalar, the same on every rank."""
+    """Global norm of the gradients before clipping; a scalar, the same on every rank (of the same copy of the weights)."""
     lr: float
     """The learning rate of this step (of the first parameter group)."""
     num_targets: int

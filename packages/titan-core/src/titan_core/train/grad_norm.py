@@ -41,14 +41,15 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor
 
 @torch.no_grad()
 def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
-    """The 2-norm over all gradients of all ranks; an fp32 scalar, the same on every rank."""
+    """The 2-norm over all gradients; an fp32 scalar, the same on all ranks that train the same copy of the weights."""
     # Ranks that hold the same pipeline stage: each element is on as many of them as its pieces leave.
-    holders = world.size // math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.divides == "layers")
+    stages = math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.divides == "layers")
+    holders = world.size // world.plan.copies // stages
     total = torch.zeros((), dtype=torch.float32, device=world.device)
     for pieces, tensors in gradients.items():
         norm = torch.nn.utils.get_total_norm(tensors)
         total += norm.float().to(total.device) ** 2 * (pieces / holders)
-    return world.sum(total).sqrt()
+    return world.sum_over_copy(total).sqrt()
 
 
 @torch.no_grad()

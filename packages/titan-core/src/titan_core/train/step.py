@@ -19,7 +19,8 @@ class StepRunner(Protocol):
         """Add the gradient of (loss summed over targets) / ``num_targets`` to the parameters' gradients.
 
         Args:
-            num_targets: target tokens of the *global* batch, so that gradients may simply be summed over ranks.
+            num_targets: target tokens of the *global* batch, so that gradients may simply be summed over ranks (where copies
+                of the weights train apart, of the copy's part of it).
 
         Returns:
             This rank's share of the loss, a scalar on the device: the shares of all ranks that see different tokens sum to

@@ -78,6 +78,9 @@ class Trainer:
         loader = DataLoader(source, job.text_tokenizer, job.facts.batch, job.config, world.data_rank)
         parts = build_parts(job, context)
         self.run_step = self._step_runner(parts, context)
+        for transform in job.transforms:
+            if transform.observe is not None:
+                lifecycle.register(transform.observe.load()(parts, context))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         section = job.config.section(OptimizerSection)
@@ -91,7 +94,8 @@ class Trainer:
             directory.begin(job, self.state.step)
         self._looked_after = -1  # the step after which :meth:`has_data` looked last
         self._data_ended = False
-        self._num_targets = 0
+        self._num_targets = 0  # of the global batch
+        self._copy_targets = 0  # of the part of it that this rank's copy of the weights sees: all, unless copies train apart
         self._data_seconds = 0.0
         self.metrics = MetricsReporter(job, world, self.state, lifecycle)
 
@@ -111,7 +115,7 @@ class Trainer:
         self.has_data()
         data = self.state.loader.next_step()
         assert data is not None
-        report = self._train_step(data, self._num_targets, self._data_seconds)
+        report = self._train_step(data, self._num_targets, self._copy_targets, self._data_seconds)
         self.lifecycle.step_end(report)
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
@@ -145,6 +149,9 @@ class Trainer:
         targets = data.num_targets() if data is not None and counts_targets else 0
         totals = self.world.sum(torch.tensor([targets, int(data is None), int(mistake is not None)]))
         self._num_targets, ended, mistakes = totals.tolist()
+        self._copy_targets = self._num_targets
+        if self.world.plan.copies > 1:
+            self._copy_targets = int(self.world.sum_over_copy(torch.tensor(targets)))
         if mistakes:
             told = [error.problems for error in self.world.gather(mistake) if error is not None]
             raise UserError(*dict.fromkeys(problem for problems in told for problem in problems)) from mistake
@@ -153,10 +160,11 @@ class Trainer:
         self._data_seconds = time.perf_counter() - started
         return not self._data_ended
 
-    def _train_step(self, data: StepData, num_targets: int, data_seconds: float) -> StepReport:
+    def _train_step(self, data: StepData, num_targets: int, copy_targets: int, data_seconds: float) -> StepReport:
         """Forward, backward, clip, update."""
         state = self.state
-        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], num_targets)
+        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], copy_targets)
+        loss = loss * (copy_targets / num_targets)
         if not self.world.is_first_along("weights"):
             loss = torch.zeros_like(loss)  # these ranks computed the same loss as the first
         loss = self.world.sum(loss)

@@ -31,6 +31,8 @@ class World:
     device: torch.device
     plan: MeshPlan
     mesh: DeviceMesh
+    copy_group: dist.ProcessGroup | None = None
+    """The ranks that train the same copy of the weights, where that is not all of them."""
 
     @property
     def size(self) -> int:
@@ -63,6 +65,12 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def sum_over_copy(self, tensor: Tensor) -> Tensor:
+        """``tensor`` summed over the ranks that train the same copy of the weights, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.copy_group)
+        return tensor
+
     def gather(self, value: T) -> list[T]:
         """``value`` of every rank, in their order."""
         values: list[Any] = [None] * self.size
@@ -92,7 +100,7 @@ def join_world(job: Job) -> Iterator[World]:
         # FSDP's mixed precision is wanted at any degree.
         dims = {name: degree for name, degree in plan.degrees.items() if degree > 1 or name == "dp_shard"}
         mesh = init_device_mesh(device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-        yield World(dist.get_rank(), device, plan, mesh)
+        yield World(dist.get_rank(), device, plan, mesh, _copy_group(plan))
         failed = False
     finally:
         # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). NCCL's way of leaving waits for the other
@@ -100,6 +108,18 @@ def join_world(job: Job) -> Iterator[World]:
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
         _forget_groups()
+
+
+def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
+    """A group for each combination of places along the dimensions that make copies; this rank's is returned."""
+    if plan.copies == 1:
+        return None
+    ranks = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
+    apart = [place for place, dim in enumerate(plan.dims) if dim.copies]
+    by_copy = ranks.movedim(apart, list(range(len(apart)))).reshape(plan.copies, -1)
+    group, _ = dist.new_subgroups_by_enumeration(by_copy.tolist())
+    assert isinstance(group, dist.ProcessGroup)  # every rank is in one
+    return group
 
 
 def _forget_groups() -> None:

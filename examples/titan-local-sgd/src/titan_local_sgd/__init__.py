@@ -1,0 +1,1 @@
+"""Local SGD, as DiLoCo does it."""

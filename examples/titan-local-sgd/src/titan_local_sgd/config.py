@@ -1,0 +1,20 @@
+"""The config section of titan-local-sgd."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.config.section import Section
+
+
+class LocalSGDSection(Section):
+    section: ClassVar[str] = "local_sgd"
+
+    islands: int = Field(default=1, gt=0)
+    """Copies of the model that train apart."""
+    sync_every: int = Field(default=20, gt=0)
+    """Steps between two meetings of the islands."""
+    outer_lr: float = Field(default=0.7, gt=0.0)
+    """Learning rate of the outer optimizer; 1 with no momentum takes the mean of the islands' weights."""
+    outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Nesterov momentum of the outer optimizer."""

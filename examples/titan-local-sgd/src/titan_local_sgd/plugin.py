@@ -1,0 +1,29 @@
+"""What titan-local-sgd contributes."""
+
+from titan_core.components import Transform
+from titan_core.hookspecs import hookimpl
+from titan_core.job.mesh_plan import MeshDim
+from titan_core.phases import Phase
+from titan_core.ref import Ref
+from titan_local_sgd.config import LocalSGDSection
+
+api = (1, 0)
+
+ISLAND = MeshDim("island", "local_sgd.islands", divides="batch", copies=True, before="pp")
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="local_sgd",
+            summary="islands that train apart and meet every so many steps (DiLoCo)",
+            config=LocalSGDSection,
+            phase=Phase.DATA,
+            mesh_dims=(ISLAND,),
+            active=lambda facts: facts.mesh.degree("island") > 1,
+            serves=("local_sgd.islands",),
+            apply=Ref("titan_local_sgd.outer:apply"),
+            observe=Ref("titan_local_sgd.outer:OuterOptimizer"),
+        )
+    ]
