@@ -1,0 +1,92 @@
+"""What a rank holds is its share, at every moment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from titan_core.model.build import build_parts
+from titan_core.model.part import TransformContext
+from titan_core.train import trainer
+from titan_core.train.world import join_world
+
+STEP: dict[str, object] = {"training.steps": 1, "training.seq_len": 64, "job.device": "cpu"}
+
+
+def held(folder: str) -> int:
+    """Bytes of parameters, gradients and optimizer state on this rank, when all are there."""
+    os.chdir(folder)
+    sizes: list[int] = []
+
+    class Measured(trainer.Trainer):
+        def _train_step(self, *arguments: Any) -> Any:
+            compute = self.run_step
+
+            def and_count(*arguments: Any) -> torch.Tensor:
+                loss = compute(*arguments)
+                sizes.append(sum(map(local_bytes, self.parameters)))
+                sizes.append(sum(local_bytes(p.grad) for p in self.parameters if p.grad is not None))
+                return loss
+
+            self.run_step = and_count  # type: ignore[assignment]
+            report = super()._train_step(*arguments)
+            states = self.state.optimizer.state.values()
+            sizes.append(sum(local_bytes(one) for state in states for one in state.values() if torch.is_tensor(one)))
+            return report
+
+    original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
+    try:
+        trainer.train(make_job("llama3_debug", STEP))
+    finally:
+        trainer.Trainer = original  # type: ignore[misc]
+    parameters, gradients, state = sizes
+    assert parameters == gradients
+    assert state >= 2 * parameters
+    return parameters + gradients + state
+
+
+def local_bytes(tensor: torch.Tensor) -> int:
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.numel() * tensor.element_size()
+
+
+def test_parameters_gradients_and_optimizer_state_are_divided_by_fsdp(gloo: GlooPool, tmp_path: Path) -> None:
+    (whole,) = gloo.run(1, held, str(tmp_path))
+    assert max(gloo.run(4, held, str(tmp_path))) <= 0.27 * whole
+
+
+class Largest(TorchDispatchMode):
+    """The largest allocation, in bytes, outside of the meta device."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+        result = function(*arguments, **(keywords or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor) and one.device.type != "meta":
+                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        return result
+
+
+def largest_allocation(overrides: dict[str, object]) -> int:
+    job = make_job("llama3_debug", {**STEP, **overrides})
+    with join_world(job) as world, Largest() as largest:
+        build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+    return largest.bytes
+
+
+def test_no_rank_ever_makes_more_of_a_large_embedding_than_its_shard(gloo: GlooPool) -> None:
+    rows, width = 600_000, 128
+    large = {"model.args": f"{{vocab_size = {rows}}}"}
+    whole = rows * width * 4
+    for degree in (1, 2):
+        overrides = {**large, "parallelism.tensor_parallel_degree": degree}
+        for allocated in gloo.run(4, largest_allocation, overrides):
+            assert whole // 4 <= allocated <= whole // 4 * 1.01
