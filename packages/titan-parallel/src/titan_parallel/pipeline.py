@@ -4,6 +4,7 @@ papers in :mod:`titan_parallel.pipeline_plan`)."""
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,10 +24,13 @@ from titan_core.train.step import StepRunner
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 
+log = logging.getLogger(__name__)
+
 
 def apply(part: ModelPart, context: TransformContext) -> list[ModelPart]:
     """This rank's stages, in order. The model is on the meta device still, so that copies of it cost nothing."""
     plan = plan_pipeline(context.facts)
+    log.info("pipeline: %s; %d microbatches a step", _describe(plan), plan.microbatches)
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
 
@@ -86,6 +90,11 @@ class PipelineStep:
 
 def _rank(context: TransformContext) -> int:
     return context.mesh.get_local_rank("pp")
+
+
+def _describe(plan: PipelinePlan) -> str:
+    stages = (f"{names[0]} to {names[-1]} on rank {rank}" for names, rank in zip(plan.stages, plan.rank_of, strict=True))
+    return ", ".join(stages)
 
 
 def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:

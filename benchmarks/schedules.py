@@ -1,0 +1,131 @@
+"""How much of a pipeline's time is bubble, by schedule.
+
+Blocks sleep instead of computing: a while forward, as long again backward for the gradient of their input and once more for
+that of their weights. So the figures do not depend on how many cores there are, and a schedule's order alone decides them.
+
+    uv run torchrun --nproc-per-node 4 benchmarks/schedules.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.data.batch import Batch
+from titan_core.job.assemble import assemble
+from titan_core.model.build import build_parts
+from titan_core.model.part import TransformContext
+from titan_core.registry import Registry
+from titan_core.train.world import join_world
+from titan_parallel.pipeline import make_step
+from titan_parallel.pipeline_plan import SCHEDULES
+
+BLOCKS = 8
+
+
+class SleepForward(torch.autograd.Function):
+    """Sleeps forward, and backward on the way to the input."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class SleepBackward(torch.autograd.Function):
+    """Sleeps backward alone, on the way to a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+def let_sleep(block: nn.Module, seconds: float) -> None:
+    """Replace the block's work by sleep."""
+    weight = next(parameter for parameter in block.parameters() if parameter.dim() == 1)
+
+    def forward(hidden: Tensor, *arguments: Any) -> Tensor:
+        return SleepForward.apply(hidden, seconds) * SleepBackward.apply(weight, seconds)
+
+    block.forward = forward  # type: ignore[assignment]
+
+
+def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> float:
+    """Median seconds a step."""
+    overrides = {
+        "parallelism.pipeline_parallel_degree": os.environ["WORLD_SIZE"],
+        "parallelism.pipeline_parallel_schedule": schedule,
+        "model.args": f"{{dim = 16, n_layers = {BLOCKS}, n_heads = 2, n_kv_heads = 2, ffn_dim = 16, vocab_size = 258}}",
+        "training.local_batch_size": microbatches,
+        "training.global_batch_size": microbatches,
+        "training.seq_len": 8,
+        "job.device": "cpu",
+    }
+    given = [Override(key, str(value)) for key, value in overrides.items()]
+    config, registry = load_config("llama3_debug", given, Registry.from_installed())
+    job = assemble(config, registry, int(os.environ["WORLD_SIZE"]))
+    with join_world(job) as world:
+        context = TransformContext(job.facts, world.mesh, world.device)
+        parts = build_parts(job, context)
+        for part in parts:
+            for block in part.blocks().values():
+                let_sleep(block, seconds)
+        step = make_step(parts, context)
+        tokens = torch.zeros(microbatches, 8, dtype=torch.int64)
+        times = []
+        for _ in range(rounds + 1):
+            world.sum(torch.zeros(1))  # all begin together
+            started = time.perf_counter()
+            step([Batch(tokens, tokens)], tokens.numel())
+            world.sum(torch.zeros(1))
+            times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--milliseconds", type=float, default=10.0, help="sleep of a block")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("titan_parallel").setLevel(logging.ERROR)
+    ranks, seconds = int(os.environ["WORLD_SIZE"]), arguments.milliseconds / 1000
+    busy = 3 * seconds * arguments.microbatches * BLOCKS / ranks
+    rows = []
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each job meets at a place of its own
+    for schedule in SCHEDULES:
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        took = measure(schedule, arguments.microbatches, seconds, arguments.rounds)
+        rows.append(f"| {schedule} | {took * 1000:,.0f} | {1 - busy / took:.1%} |")
+    if os.environ["RANK"] == "0":
+        print(
+            f"\ntorch {torch.__version__}; {ranks} ranks, {BLOCKS} blocks of {arguments.milliseconds:g} ms forward and twice"
+        )
+        print(f"that backward, {arguments.microbatches} microbatches; without bubble {busy * 1000:,.0f} ms\n")
+        print("\n".join(["| schedule | ms a step | bubble |", "| --- | --- | --- |", *rows]))
+
+
+if __name__ == "__main__":
+    main()
