@@ -1,5 +1,5 @@
 """Attention of a rank's chunks of a sequence over the keys and values of all ranks, gathered. Exact, on any backend; the
-gathered keys and values of one layer at a time are the price (Llama 3 trains so: arXiv 2407.21783, section 3.3.2)."""
+gathered keys and values of one layer at a time are the price (arXiv 2407.21783, section 3.3.2, trains so)."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from titan_core.errors import UserError
 from titan_core.job.assemble import assemble
 
 EXIT_FAILURE = 1
+EXIT_PREEMPTED = 75
+"""As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers start such a job again."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         # Under torchrun, ``record`` leaves the error where the launcher finds it.
-        (record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train)(job)
+        end = (record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train)(job)
     except NonFiniteError as error:
         if rank == 0:
             print(f"titan: stopped: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    return 0
+    return EXIT_PREEMPTED if end is not None and end.preempted else 0
 
 
 def _place_in_environment() -> tuple[int, int]:

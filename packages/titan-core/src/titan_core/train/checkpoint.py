@@ -49,8 +49,13 @@ class CheckpointStore(Protocol):
         """Bring the request's state to the newest checkpoint; leave it as it is where there is none."""
         ...
 
-    def after_step(self, last: bool) -> None:
-        """Save the state, where that is due after the step that was just taken. ``last``: no other step will follow."""
+    def after_step(self, last: bool, asked: bool) -> None:
+        """Save the state, where that is due after the step that was just taken. The same on all ranks.
+
+        Args:
+            last: no other step will follow.
+            asked: a user has asked for a checkpoint (SIGUSR1).
+        """
         ...
 
     def close(self) -> None:

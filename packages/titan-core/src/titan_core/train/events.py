@@ -59,3 +59,5 @@ class TrainEnd:
     """In words."""
     failed: bool = False
     """Whether an exception ended it."""
+    preempted: bool = False
+    """Whether SIGTERM ended it, after a whole step: it wants to be started again."""

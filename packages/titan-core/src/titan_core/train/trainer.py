@@ -22,6 +22,7 @@ from titan_core.optim.param_groups import param_groups
 from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
 from titan_core.train.events import RunStart, StepReport, TrainEnd
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.interruption import Interruption
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.step import GradientAccumulation, StepRunner
@@ -51,7 +52,8 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             require_documents(source, job.facts.batch, job.dataset.name)
             directory = RunDirectory.create(job.dump_folder)
             world = stack.enter_context(join_world(job))
-            trainer = Trainer(job, world, source, lifecycle, directory)
+            interruption = stack.enter_context(Interruption())
+            trainer = Trainer(job, world, source, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
         except BaseException as error:
@@ -66,12 +68,20 @@ class Trainer:
     """Everything that a run consists of, built; and its loop."""
 
     def __init__(
-        self, job: Job, world: World, source: DocumentSource, lifecycle: Lifecycle, directory: RunDirectory
+        self,
+        job: Job,
+        world: World,
+        source: DocumentSource,
+        lifecycle: Lifecycle,
+        directory: RunDirectory,
+        interruption: Interruption | None = None,
     ) -> None:
         self.job = job
         self.world = world
         self.lifecycle = lifecycle
+        self.interruption = interruption or Interruption()
         self.training = job.config.section(TrainingSection)
+        self.last_step = min(self.training.steps, self.training.stop_at_step or self.training.steps)
         prepare_numerics(self.training, world)
 
         context = TransformContext(job.facts, world.mesh, world.device)
@@ -94,6 +104,8 @@ class Trainer:
             directory.begin(job, self.state.step)
         self._looked_after = -1  # the step after which :meth:`has_data` looked last
         self._data_ended = False
+        self._preempted = False  # some rank was asked to stop, or to save
+        self._save_asked = False
         self._num_targets = 0  # of the global batch
         self._copy_targets = 0  # of the part of it that this rank's copy of the weights sees: all, unless copies train apart
         self._data_seconds = 0.0
@@ -101,13 +113,12 @@ class Trainer:
 
     def run(self) -> TrainEnd:
         """Train until the last step, or until the data ends."""
-        state, steps = self.state, self.training.steps
+        state, steps = self.state, self.last_step
         self.lifecycle.train_start(RunStart(self.job, self.world, state.parts, state.step, steps, self.job.dump_folder))
-        while state.step < steps and self.has_data():
+        while state.step < steps and self.has_data() and not self._preempted:
             self.step()
         self.lifecycle.settle(state.step)
-        completed = state.step >= steps
-        return TrainEnd(state.step, completed, reason="all steps are done" if completed else "the dataset has ended")
+        return self._end()
 
     def step(self) -> None:
         """One optimizer step. Its data must be there (:meth:`has_data`)."""
@@ -119,7 +130,8 @@ class Trainer:
         self.lifecycle.step_end(report)
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
-            self.checkpoints.after_step(last=self.state.step == self.training.steps or not self.has_data())
+            more = self.has_data() and not self._preempted and self.state.step < self.last_step
+            self.checkpoints.after_step(last=not more, asked=self._save_asked)
 
     def close(self) -> None:
         """Finish what is still being written."""
@@ -147,8 +159,13 @@ class Trainer:
         # Counted once for ranks that see the same tokens.
         counts_targets = data is not None and self.world.is_first_along("layers", "sequence", "weights")
         targets = data.num_targets() if data is not None and counts_targets else 0
-        totals = self.world.sum(torch.tensor([targets, int(data is None), int(mistake is not None)]))
-        self._num_targets, ended, mistakes = totals.tolist()
+        asked = self.interruption
+        flags = (data is None, mistake is not None, asked.stop, asked.save)
+        totals = self.world.sum(torch.tensor([targets, *map(int, flags)]))
+        self._num_targets, ended, mistakes, stops, saves = totals.tolist()
+        self._preempted, self._save_asked = stops > 0, saves > 0
+        if flags[-1]:
+            asked.save = False  # told to all
         self._copy_targets = self._num_targets
         if self.world.plan.copies > 1:
             self._copy_targets = int(self.world.sum_over_copy(torch.tensor(targets)))
@@ -159,6 +176,20 @@ class Trainer:
         self._looked_after = self.state.step
         self._data_seconds = time.perf_counter() - started
         return not self._data_ended
+
+    def _end(self) -> TrainEnd:
+        step, completed = self.state.step, self.state.step >= self.training.steps
+        if completed:
+            reason = "all steps are done"
+        elif step >= self.last_step:
+            reason = "training.stop_at_step was reached"
+        elif self._preempted:
+            return TrainEnd(
+                step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True
+            )
+        else:
+            reason = "the dataset has ended"
+        return TrainEnd(step, completed, reason)
 
     def _train_step(self, data: StepData, num_targets: int, copy_targets: int, data_seconds: float) -> StepReport:
         """Forward, backward, clip, update."""

@@ -1,0 +1,43 @@
+"""The config section of titan-ckpt. Names follow TorchTitan's TOML where it had them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from titan_core.config.section import Section
+
+
+class CheckpointSection(Section):
+    section: ClassVar[str] = "checkpoint"
+
+    enable: bool = False
+    """Save checkpoints, and go on from the newest one at the start."""
+    folder: str = "checkpoint"
+    """Where checkpoints are: a folder within job.dump_folder, or any URL that fsspec knows (s3://bucket/run)."""
+    interval: int = Field(default=500, gt=0)
+    """Steps between two checkpoints. The last step is always saved; SIGUSR1 asks for one at once."""
+    enable_first_step_checkpoint: bool = False
+    """Save after the first step too: it shows early whether saving works."""
+    async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
+    """Whether training goes on while a checkpoint is written; with pinned memory the copy that is written from is made
+    faster (CUDA)."""
+    keep_latest_k: int = Field(default=10, ge=0)
+    """How many checkpoints to keep; 0 keeps all. An older one is removed only after a newer one is complete."""
+    keep_every_n_steps: int = Field(default=0, ge=0)
+    """Keep every checkpoint whose step is a multiple of this for good; 0 keeps none so."""
+    load_step: int = Field(default=-1, ge=-1)
+    """Go on from this step's checkpoint; -1: from the newest that is whole."""
+    initial_load_path: str | None = None
+    """A checkpoint to begin with where the run has none of its own yet."""
+    initial_load_model_only: bool = True
+    """Take only the weights from initial_load_path, and begin at step 0."""
+    exclude_from_loading: list[str] = Field(default_factory=list)
+    """Patterns of what not to load, e.g. ["optimizer.*"] or ["model.output.*"]; it keeps its first values."""
+    create_seed_checkpoint: bool = False
+    """Save the initial weights as step 0, and train nothing."""
+    last_save_model_only: bool = False
+    """Save only the weights after the last step, in export_dtype: for use, not to go on from."""
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of weights that are saved alone."""

@@ -1,0 +1,135 @@
+"""A place for files: a local folder or any URL that fsspec knows. Local files are made durable (fsync)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+
+@dataclass(frozen=True)
+class Folder:
+    """``url`` is a path or ``protocol://...``."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(f"{self.url.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> Folder:
+        """The folder that this one is in."""
+        return Folder(self.url.rstrip("/").rpartition("/")[0] or ".")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's file systems."""
+        return "://" not in self.url or self.url.startswith("file://")
+
+    @cached_property
+    def _located(self) -> tuple[AbstractFileSystem, str]:
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(self.url)
+        return system, path
+
+    def make(self) -> None:
+        """Make the folder, and those above it."""
+        system, path = self._located
+        system.makedirs(path, exist_ok=True)
+
+    def list(self) -> list[str]:
+        """Names of what is in it, sorted; empty where it does not exist."""
+        system, path = self._located
+        system.invalidate_cache()
+        try:
+            found = system.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of the file ``name``; ``None`` where there is none."""
+        system, path = (self / name)._located
+        try:
+            return int(system.size(path))
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes:
+        """The whole file ``name``."""
+        system, path = (self / name)._located
+        data = system.cat_file(path)
+        assert isinstance(data, bytes)
+        return data
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """The file ``name`` for reading from any place."""
+        system, path = (self / name)._located
+        with system.open(path, "rb") as file:
+            yield file
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """A new file ``name``, durable when this ends without an error."""
+        system, path = (self / name)._located
+        if not self.is_local:
+            with system.open(path, "wb") as file:
+                yield file
+            return
+        with open(path, "wb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+
+    def write(self, name: str, data: bytes) -> None:
+        """The file ``name`` with ``data``: wholly there, or not at all."""
+        if not self.is_local:
+            system, path = (self / name)._located
+            system.pipe_file(path, data)
+            return
+        with self.create(f"{name}.new") as file:
+            file.write(data)
+        _, path = (self / name)._located
+        os.replace(f"{path}.new", path)
+        self.sync()
+
+    def sync(self) -> None:
+        """Make the names of what is in it durable, and its own."""
+        if self.is_local:
+            for path in (self._located[1], os.path.dirname(self._located[1])):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove the file ``name``, if it is there."""
+        system, path = (self / name)._located
+        try:
+            system.rm_file(path)
+        except FileNotFoundError:
+            return
+
+    def remove_all(self) -> None:
+        """Remove the folder and all that is in it."""
+        system, path = self._located
+        try:
+            system.rm(path, recursive=True)
+        except FileNotFoundError:
+            return

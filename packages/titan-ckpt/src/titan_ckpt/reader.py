@@ -1,0 +1,91 @@
+"""How chunks of tensors get from files to shards: the storage below :func:`torch.distributed.checkpoint.load`, which decides
+who needs what of which chunk. Nothing is used before its checksum has been found right."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from titan_ckpt.folder import Folder
+from titan_ckpt.manifest import Chunk, Manifest, check_chunk
+
+
+class Reader(StorageReader):
+    """Reads one checkpoint."""
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._chunks = {(name, chunk.offset): chunk for name, tensor in manifest.tensors.items() for chunk in tensor.chunks}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Nothing is kept from a load to the next."""
+
+    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
+        """The manifest in DCP's words."""
+        return Metadata(
+            {
+                name: TensorStorageMetadata(
+                    TensorProperties(dtype=getattr(torch, tensor.dtype)),
+                    torch.Size(tensor.shape),
+                    [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in tensor.chunks],
+                )
+                for name, tensor in self._manifest.tensors.items()
+            }
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
+        """All ranks are alike."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for, each chunk once, in the order of the files."""
+        wanted: dict[Chunk, list[ReadItem]] = {}
+        for item in plan.items:
+            wanted.setdefault(self._chunk(item.storage_index), []).append(item)
+        for chunk in sorted(wanted, key=lambda chunk: (chunk.file, chunk.start)):
+            name = wanted[chunk][0].storage_index.fqn
+            with self._folder.open(chunk.file) as file:
+                file.seek(chunk.start)
+                data = bytearray(file.read(chunk.num_bytes))
+            check_chunk(name, chunk, memoryview(data))
+            dtype = getattr(torch, self._manifest.tensors[name].dtype)
+            whole = torch.frombuffer(data, dtype=dtype).view(chunk.shape) if data else torch.empty(chunk.shape, dtype=dtype)
+            for item in wanted[chunk]:
+                box = tuple(
+                    slice(start, start + length) for start, length in zip(item.storage_offsets, item.lengths, strict=True)
+                )
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(whole[box])
+                planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _chunk(self, index: MetadataIndex) -> Chunk:
+        offset = tuple(index.offset) if index.offset is not None else ()
+        chunk = self._chunks.get((index.fqn, offset))
+        return chunk if chunk is not None else self._manifest.tensors[index.fqn].chunks[0]
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """The folder is given when it is made, not as an id."""
+        return False

@@ -1,0 +1,35 @@
+"""The states of a process's random generators, as text."""
+
+from __future__ import annotations
+
+import base64
+import random
+from typing import Any
+
+import torch
+
+
+def collect(device: torch.device) -> dict[str, Any]:
+    """Python's, torch's on the CPU, and torch's on ``device``."""
+    version, words, gauss = random.getstate()
+    states = {"python": [version, list(words), gauss], "cpu": _text(torch.get_rng_state())}
+    if device.type == "cuda":
+        states["cuda"] = _text(torch.cuda.get_rng_state(device))
+    return states
+
+
+def apply(states: dict[str, Any], device: torch.device) -> None:
+    """Set what :func:`collect` gave."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(_tensor(states["cpu"]))
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,55 @@
+"""What of a run is no tensor: step, schedule, place in the data, random generators. Plain values, for the manifest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch.distributed as dist
+
+from titan_ckpt import rng
+from titan_core.train.checkpoint import TrainState
+from titan_core.train.world import World
+
+_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
+"""What a schedule keeps for each parameter group. Ranks have different groups, and each makes its own from the config."""
+
+
+def collect(state: TrainState, world: World) -> dict[str, Any]:
+    """The state of all ranks; to be called by all.
+
+    Raises:
+        TypeError: a schedule or a dataset keeps something that JSON cannot say.
+    """
+    loader = state.loader.state_dict()
+    generators: list[Any] = world.gather((world.data_rank, loader["shards"], rng.collect(world.device)))
+    shards = {name: position for _, owned, _ in generators for name, position in owned.items()}
+    schedule = {key: value for key, value in state.lr_scheduler.state_dict().items() if key not in _BY_GROUP}
+    collected = {
+        "step": state.step,
+        "tokens_seen": state.tokens_seen,
+        "lr_scheduler": schedule,
+        "loader": {"stream_of": loader["stream_of"], "shards": shards},
+        "mesh": dict(world.plan.degrees),
+        "generators": [generator for _, _, generator in generators],
+    }
+    json.dumps(collected)
+    return collected
+
+
+def apply(saved: dict[str, Any], state: TrainState, world: World) -> None:
+    """Go on from what :func:`collect` gave, on this mesh or on another.
+
+    Raises:
+        UserError: it is of another stream of data.
+    """
+    state.step = saved["step"]
+    state.tokens_seen = saved["tokens_seen"]
+    state.loader.load_state_dict(saved["loader"])
+    scheduler = state.lr_scheduler
+    scheduler.load_state_dict({**scheduler.state_dict(), **saved["lr_scheduler"]})
+    # The rates of this rank's own groups at this step: those that a step from the one before would set.
+    scheduler.last_epoch -= 1
+    scheduler.step()
+    if saved["mesh"] == dict(world.plan.degrees):
+        rng.apply(saved["generators"][dist.get_rank()], world.device)
