@@ -1,0 +1,169 @@
+"""A run goes on from a checkpoint as if it had not stopped, on its mesh or on another."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_recipe
+from titan_core.hookspecs import hookimpl
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
+    "training.seq_len": 48,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": 8,
+    "training.deterministic": "true",
+    "lr_scheduler.warmup_steps": 3,
+    "checkpoint.enable": "true",
+    "checkpoint.interval": 3,
+    "job.device": "cpu",
+}
+TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
+DR = "parallelism.data_parallel_replicate_degree"
+
+
+def run_in(folder: str, overrides: dict[str, object], observers: tuple[Any, ...] = ()) -> RunRecord:
+    os.chdir(folder)
+    return run_recipe("llama3_debug", {**TINY, **overrides}, weights=True, observers=observers)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("whole")), {})[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [(1, {}), (2, {}), (4, {TP: 2}), (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}), (2, {CP: 2})],
+    ids=str,
+)
+def test_on_the_same_mesh_it_is_bit_for_bit_the_same(
+    gloo: GlooPool, tmp_path: Path, ranks: int, mesh: dict[str, object]
+) -> None:
+    folders = [str(tmp_path / name) for name in ("whole", "parts")]
+    for folder in folders:
+        os.mkdir(folder)
+    whole = gloo.run(ranks, run_in, folders[0], mesh)
+    first = gloo.run(ranks, run_in, folders[1], {**mesh, "training.stop_at_step": 5})
+    second = gloo.run(ranks, run_in, folders[1], mesh)
+    assert first[0].reason == "training.stop_at_step was reached"
+    for one, a, b in zip(whole, first, second, strict=True):
+        assert a.losses + b.losses == one.losses
+        assert a.grad_norms + b.grad_norms == one.grad_norms
+        assert all(torch.equal(b.final[name], tensor) for name, tensor in one.final.items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, {}), (2, {})),
+        ((4, {TP: 2}), (4, {})),
+        ((2, {PP: 2}), (1, {})),
+        ((1, {}), (4, {TP: 2, PP: 2})),
+        ((4, {DR: 2}), (4, {CP: 2})),
+        ((2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (2, {TP: 2})),
+    ],
+    ids=str,
+)
+def test_on_another_mesh_it_goes_on_to_rounding(
+    gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
+) -> None:
+    gloo.run(before[0], run_in, str(tmp_path), {**before[1], "training.stop_at_step": 4})
+    records = gloo.run(after[0], run_in, str(tmp_path), after[1])
+    for record in records:
+        assert record.losses == pytest.approx(uninterrupted.losses[4:], rel=1e-5)
+        assert record.grad_norms == pytest.approx(uninterrupted.grad_norms[4:], rel=1e-4)
+    final = {name: tensor for record in records for name, tensor in record.final.items()}
+    for name, tensor in uninterrupted.final.items():
+        torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_save_beside_training_is_of_its_own_step(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
+    beside = {"checkpoint.async_mode": "async", "checkpoint.interval": 2}
+    whole = gloo.run(ranks, run_in, str(tmp_path), beside)
+    # All later ones are gone; what was written while step 5 trained must be step 4's weights.
+    resumed = gloo.run(ranks, run_in, str(tmp_path), {**beside, "checkpoint.load_step": 4})
+    for one, other in zip(whole, resumed, strict=True):
+        assert other.losses == one.losses[4:]
+
+
+class Signals:
+    """Sends this process a signal during a step."""
+
+    def __init__(self, step: int, which: signal.Signals, rank: str) -> None:
+        self.step, self.which, self.rank = step, which, rank
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self.step and os.environ["RANK"] == self.rank:
+            os.kill(os.getpid(), self.which)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_sigterm_on_one_rank_ends_all_after_the_step_with_a_checkpoint(gloo: GlooPool, tmp_path: Path, rank: str) -> None:
+    whole = gloo.run(2, run_in, str(tmp_path), {"job.dump_folder": "whole"})
+    first = gloo.run(2, run_in, str(tmp_path), {}, (Signals(2, signal.SIGTERM, rank),))
+    assert {record.reason for record in first} == {"SIGTERM: stopped after a whole step, to be started again"}
+    assert (tmp_path / "outputs/llama3_debug/checkpoint/step-2/checkpoint.json").exists()
+    second = gloo.run(2, run_in, str(tmp_path), {})
+    assert first[0].losses + second[0].losses == whole[0].losses
+
+
+def test_sigusr1_asks_for_a_checkpoint(gloo: GlooPool, tmp_path: Path) -> None:
+    gloo.run(2, run_in, str(tmp_path), {"checkpoint.interval": 100}, (Signals(2, signal.SIGUSR1, "1"),))
+    saved = sorted(path.name for path in (tmp_path / "outputs/llama3_debug/checkpoint").iterdir())
+    assert saved == ["step-2", "step-8"]
+
+
+def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_path: Path) -> None:
+    kept = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 2, "checkpoint.keep_every_n_steps": 3}
+    gloo.run(1, run_in, str(tmp_path), kept)
+    saved = {path.name for path in (tmp_path / "outputs/llama3_debug/checkpoint").iterdir()}
+    assert saved == {"step-3", "step-6", "step-7", "step-8"}
+
+
+def test_weights_alone_begin_another_job(gloo: GlooPool, tmp_path: Path) -> None:
+    (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
+    begin = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "job.dump_folder": "two", "training.steps": 3}
+    (two,) = gloo.run(1, run_in, str(tmp_path), begin)
+    assert len(two.losses) == 3
+    assert all(torch.equal(two.initial[name], tensor) for name, tensor in one.final.items())
+
+
+def test_what_is_excluded_keeps_its_first_values(gloo: GlooPool, tmp_path: Path) -> None:
+    (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
+    begin = {
+        "checkpoint.initial_load_path": "one/checkpoint/step-8",
+        "checkpoint.exclude_from_loading": '["model.output.*"]',
+        "job.dump_folder": "two",
+        "training.steps": 1,
+    }
+    (two,) = gloo.run(1, run_in, str(tmp_path), begin)
+    assert torch.equal(two.initial["output.weight"], one.initial["output.weight"])
+    assert torch.equal(two.initial["norm.weight"], one.final["norm.weight"])
+
+
+def test_an_export_of_weights_alone(gloo: GlooPool, tmp_path: Path) -> None:
+    export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "bfloat16"}
+    (one,) = gloo.run(1, run_in, str(tmp_path), export)
+    begin = {"checkpoint.initial_load_path": "outputs/llama3_debug/checkpoint/step-8", "job.dump_folder": "two"}
+    (two,) = gloo.run(1, run_in, str(tmp_path), {**begin, "training.steps": 1})
+    for name, tensor in one.final.items():
+        assert torch.equal(two.initial[name], tensor.bfloat16().float())
+
+
+def test_a_place_that_fsspec_knows(gloo: GlooPool, tmp_path: Path) -> None:
+    elsewhere = {"checkpoint.folder": f"file://{tmp_path}/elsewhere"}
+    (first,) = gloo.run(1, run_in, str(tmp_path), {**elsewhere, "training.stop_at_step": 4})
+    (second,) = gloo.run(1, run_in, str(tmp_path), elsewhere)
+    assert len(first.losses) == len(second.losses) == 4
+    assert (tmp_path / "elsewhere" / "step-8" / "checkpoint.json").exists()
