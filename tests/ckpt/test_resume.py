@@ -42,7 +42,13 @@ def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> R
 
 @pytest.mark.parametrize(
     ("ranks", "mesh"),
-    [(1, {}), (2, {}), (4, {TP: 2}), (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}), (2, {CP: 2})],
+    [
+        (1, {}),
+        (2, {}),
+        (4, {TP: 2}),
+        (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}),
+        (2, {CP: 2}),
+    ],
     ids=str,
 )
 def test_on_the_same_mesh_it_is_bit_for_bit_the_same(

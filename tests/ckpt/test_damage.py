@@ -1,0 +1,206 @@
+"""Damage is found, told, and never loaded; nothing good is removed because of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.jobs import RunRecord, run_recipe
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.folder import Folder
+from titan_ckpt.manifest import BrokenCheckpoint, read_manifest, verify_data
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
+    "training.seq_len": 16,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 2,
+    "training.steps": 6,
+    "training.deterministic": "true",
+    "checkpoint.enable": "true",
+    "checkpoint.interval": 2,
+    "job.device": "cpu",
+}
+CHECKPOINTS = Path("outputs/llama3_debug/checkpoint")
+
+
+def run(overrides: dict[str, object] | None = None, observers: tuple[Any, ...] = ()) -> RunRecord:
+    return run_recipe("llama3_debug", {**TINY, **(overrides or {})}, observers=observers)
+
+
+@pytest.fixture
+def saved(in_tmp: Path) -> RunRecord:
+    """A run with checkpoints of steps 2 and 4."""
+    whole = run({"job.dump_folder": "whole"})
+    run({"training.stop_at_step": 4})
+    return whole
+
+
+def flip(file: Path, place: float) -> None:
+    """Change one bit of the byte at ``place`` of the file, from 0 to 1."""
+    data = bytearray(file.read_bytes())
+    data[int(place * (len(data) - 1))] ^= 1
+    file.write_bytes(data)
+
+
+def damage(kind: str, folder: Path) -> None:
+    data, manifest = folder / "data-00000.bin", folder / "checkpoint.json"
+    match kind:
+        case "a flipped byte":
+            flip(data, 0.5)
+        case "a flipped last byte":
+            flip(data, 1.0)
+        case "a flipped byte of the manifest":
+            text = manifest.read_text()
+            manifest.write_text(text.replace('"tokens_seen":', '"tokens_sfen":'))
+        case "a changed number in the manifest":
+            text = manifest.read_text()
+            assert '"step":4' in text
+            manifest.write_text(text.replace('"step":4', '"step":5'))
+        case "garbage for a manifest":
+            manifest.write_bytes(b"\x00\xff garbage")
+        case "truncated data":
+            data.write_bytes(data.read_bytes()[:-1])
+        case "no data":
+            data.unlink()
+        case "no manifest":
+            manifest.unlink()
+
+
+DAMAGE = [
+    "a flipped byte",
+    "a flipped last byte",
+    "a flipped byte of the manifest",
+    "a changed number in the manifest",
+    "garbage for a manifest",
+    "truncated data",
+    "no data",
+    "no manifest",
+]
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_checkpoint_is_skipped_loudly(
+    saved: RunRecord, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    damage(kind, CHECKPOINTS / "step-4")
+    with caplog.at_level(logging.WARNING, logger="titan_ckpt"):
+        record = run()
+    assert record.losses == saved.losses[2:]
+    assert "step-4 cannot be used: " in caplog.text
+    assert "going on from step 2" in caplog.text
+
+
+def test_when_none_is_whole_the_job_does_not_silently_start_anew(saved: RunRecord) -> None:
+    for step in (2, 4):
+        damage("a flipped byte", CHECKPOINTS / f"step-{step}")
+    with pytest.raises(UserError, match=r"no checkpoint here can be used; set checkpoint.folder to another place") as caught:
+        run()
+    assert "data-00000.bin is damaged in " in str(caught.value)
+    assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4"}
+
+
+def test_what_was_never_complete_is_no_reason_not_to_start(in_tmp: Path) -> None:
+    (CHECKPOINTS / "step-2").mkdir(parents=True)
+    (CHECKPOINTS / "step-2" / "data-00000.bin").write_bytes(b"half of it")
+    assert len(run().losses) == 6
+
+
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.37, 0.62, 0.99])
+def test_verification_finds_any_flipped_byte(saved: RunRecord, place: float) -> None:
+    folder = Folder(str(CHECKPOINTS / "step-4"))
+    manifest = read_manifest(folder)
+    assert sum(verify_data(folder, manifest)) == manifest.num_bytes == os.path.getsize(CHECKPOINTS / "step-4/data-00000.bin")
+    flip(CHECKPOINTS / "step-4" / "data-00000.bin", place)
+    with pytest.raises(BrokenCheckpoint, match=r"its checksum does not match"):
+        list(verify_data(folder, read_manifest(folder)))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(saved: RunRecord) -> None:
+    with pytest.raises(UserError, match=r"is a checkpoint of llama3 debug, .*tok_embeddings.weight is .* there and .* here"):
+        run({"model.args": "{dim = 64, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
+    with pytest.raises(UserError, match=r"layers.2.* is not there"):
+        run({"model.args": "{dim = 32, n_layers = 3, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
+    with pytest.raises(UserError, match=r"layers.1.* is not here"):
+        run({"model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
+
+
+def test_another_stream_of_data_is_refused(saved: RunRecord) -> None:
+    with pytest.raises(UserError, match=r"training.seed = 3: the saved position in the data was made with 0"):
+        run({"training.seed": 3})
+
+
+def test_a_step_that_is_not_there(saved: RunRecord) -> None:
+    with pytest.raises(UserError, match=r"step-3: it is not complete"):
+        run({"checkpoint.load_step": 3})
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_training(in_tmp: Path) -> None:
+    Path("taken").write_text("a file")
+    with pytest.raises(UserError, match=r"taken: cannot be written"):
+        run({"checkpoint.folder": f"{in_tmp}/taken"})
+
+
+class FullDisk:
+    """Lets files grow no further than some bytes, from one step to another."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        while step == 4 and not (CHECKPOINTS / "step-2" / "checkpoint.json").exists():
+            time.sleep(0.01)  # a save beside training is to be done before the disk is full
+        limit = 40_000 if self.first <= step <= self.last else self._limits[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self._limits[1]))
+
+    @hookimpl
+    def titan_train_end(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_full_disk_costs_one_checkpoint_and_no_step(in_tmp: Path, caplog: pytest.LogCaptureFixture, mode: str) -> None:
+    record = run({"checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}, (FullDisk(4, 5),))
+    assert len(record.losses) == 6
+    assert "checkpoint of step 4 cannot be written" in caplog.text
+    assert "training goes on, the newest is that of step 2" in caplog.text
+    assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-6"}
+
+
+def test_a_full_disk_at_the_end_is_an_error_and_leaves_the_older_checkpoint(in_tmp: Path) -> None:
+    disk = FullDisk(5, 6)
+    try:
+        with pytest.raises(UserError, match=r"step-6: cannot be written .*the newest is that of step 4; make room"):
+            run({"checkpoint.keep_latest_k": 1}, (disk,))
+    finally:
+        disk.titan_train_end()
+    assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-4"}
+    assert len(run().losses) == 2
+
+
+def test_no_pickle_is_read_or_written(saved: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("a checkpoint was unpickled")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    assert len(run().losses) == 2
+    assert {file.name for file in (CHECKPOINTS / "step-6").iterdir()} == {"checkpoint.json", "data-00000.bin"}
+
+
+def test_pinned_memory_without_a_gpu_is_refused(in_tmp: Path) -> None:
+    assert CheckpointSection.model_fields["async_mode"].default == "disabled"
+    with pytest.raises(UserError, match='pinned memory is for copies from a GPU; set it to "async"'):
+        run({"checkpoint.async_mode": "async_with_pinned_mem"})
