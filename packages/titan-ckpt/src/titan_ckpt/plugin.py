@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.components import Checkpoint
+from titan_core.components import Checkpoint, Command
 from titan_core.hookspecs import hookimpl
 from titan_core.ref import Ref
 
@@ -20,4 +20,34 @@ def titan_checkpoints() -> list[Checkpoint]:
             active=lambda facts: facts.section(CheckpointSection).enable,
             build=Ref("titan_ckpt.store:build"),
         )
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="checkpoint list",
+            summary="the checkpoints of a run",
+            arguments=Ref("titan_ckpt.cli:list_arguments"),
+            run=Ref("titan_ckpt.cli:list_checkpoints"),
+        ),
+        Command(
+            name="checkpoint show",
+            summary="what a checkpoint says of itself",
+            arguments=Ref("titan_ckpt.cli:show_arguments"),
+            run=Ref("titan_ckpt.cli:show"),
+        ),
+        Command(
+            name="checkpoint verify",
+            summary="hold every byte of checkpoints against its checksum",
+            arguments=Ref("titan_ckpt.cli:verify_arguments"),
+            run=Ref("titan_ckpt.cli:verify"),
+        ),
+        Command(
+            name="checkpoint rm",
+            summary="remove checkpoints",
+            arguments=Ref("titan_ckpt.cli:rm_arguments"),
+            run=Ref("titan_ckpt.cli:rm"),
+        ),
     ]

@@ -1,0 +1,239 @@
+"""``titan checkpoint list | show | verify | rm``. Free of torch."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
+from titan_ckpt.folder import Folder
+from titan_ckpt.manifest import NAME, BrokenCheckpoint, Manifest, verify_data
+from titan_ckpt.retention import remove
+from titan_core.cli.arguments import json_argument
+from titan_core.cli.output import print_json, print_table
+from titan_core.errors import UserError
+
+EXIT_BROKEN = 1
+
+
+def list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint list``."""
+    _path_argument(parser)
+    json_argument(parser)
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint show``."""
+    _path_argument(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="which one (default: the newest that is complete)")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor too")
+    json_argument(parser)
+
+
+def verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint verify``."""
+    _path_argument(parser)
+    parser.add_argument("--step", type=int, metavar="N", help="only this one (default: all)")
+    json_argument(parser)
+
+
+def rm_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint rm``."""
+    _path_argument(parser)
+    parser.add_argument("--step", type=int, nargs="+", required=True, metavar="N", help="which ones")
+    parser.add_argument("--force", action="store_true", help="even if no complete checkpoint would be left")
+
+
+def list_checkpoints(arguments: argparse.Namespace) -> int:
+    """Print every checkpoint of a run, the newest first."""
+    folder = find_checkpoints(arguments.path)
+    found = list(entries(folder))
+    if arguments.json:
+        print_json([_describe(one) for one in found])
+        return 0
+    rows = [
+        (
+            str(one.step),
+            _mesh(one.manifest) if one.manifest else "?",
+            _size(one.manifest.num_bytes) if one.manifest else "?",
+            _age(one.manifest.created) if one.manifest else "?",
+            _state(one),
+        )
+        for one in found
+    ]
+    print_table(("step", "mesh", "size", "age", f"state of {folder}"), rows)
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print what a checkpoint says of itself."""
+    one = _pick(arguments.path, arguments.step)
+    manifest = one.manifest
+    assert manifest is not None
+    if arguments.json:
+        print_json({**_describe(one), "about": manifest.about, "tensors": {
+            name: {"dtype": tensor.dtype, "shape": tensor.shape} for name, tensor in manifest.tensors.items()
+        } if arguments.tensors else len(manifest.tensors)})  # fmt: skip
+        return 0
+    plugins = manifest.about.get("plugins", {})
+    rows = [
+        ("step", f"{manifest.step}"),
+        ("model", str(manifest.about.get("model", "?"))),
+        ("mesh", _mesh(manifest)),
+        ("saved", f"{manifest.created} ({_age(manifest.created)} ago)"),
+        ("size", f"{_size(manifest.num_bytes)} in {len(manifest.files)} file(s), {len(manifest.tensors)} tensors"),
+        ("holds", "weights alone" if manifest.model_only else "all that a run needs to go on"),
+        ("written by", ", ".join(f"{name} {version}" for name, version in plugins.items())),
+        ("torch", str(manifest.about.get("torch", "?"))),
+    ]
+    if arguments.tensors:
+        rows += [(name, f"{tensor.dtype} {list(tensor.shape)}") for name, tensor in manifest.tensors.items()]
+    print_table(("", str(one.folder)), rows)
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Hold every byte against its checksum; the status is 1 if a checkpoint is not whole."""
+    folder = find_checkpoints(arguments.path)
+    found = [_pick(arguments.path, arguments.step)] if arguments.step is not None else list(entries(folder))
+    verdicts = {}
+    for one in found:
+        problem = one.problem
+        if one.manifest is not None:
+            try:
+                with _progress(f"step {one.step}", one.manifest.num_bytes, arguments.json) as advance:
+                    for num_bytes in verify_data(one.folder, one.manifest):
+                        advance(num_bytes)
+            except (BrokenCheckpoint, OSError) as error:
+                problem = str(error)
+        verdicts[one.step] = problem
+        if not arguments.json:
+            print(f"step {one.step}: {problem or 'whole'}")
+    if arguments.json:
+        print_json([{"step": step, "whole": not problem, "problem": problem} for step, problem in verdicts.items()])
+    return EXIT_BROKEN if any(verdicts.values()) else 0
+
+
+def rm(arguments: argparse.Namespace) -> int:
+    """Remove checkpoints."""
+    folder = find_checkpoints(arguments.path)
+    there = steps_in(folder)
+    for step in arguments.step:
+        if step not in there:
+            raise UserError.one(str(folder), f"there is no step {step}", f"there is {', '.join(map(str, there))}")
+    left = [one for one in entries(folder) if one.manifest is not None and one.step not in arguments.step]
+    if not left and not arguments.force:
+        raise UserError.one(str(folder), "no complete checkpoint would be left", "add --force if that is what you want")
+    for step in dict.fromkeys(arguments.step):
+        remove(folder, step)
+        print(f"removed {step_folder(folder, step)}")
+    return 0
+
+
+def find_checkpoints(path: str) -> Folder:
+    """The folder of checkpoints that ``path`` means: that folder, one of its checkpoints, or a run's directory.
+
+    Raises:
+        UserError: there are none.
+    """
+    folder = Folder(path.rstrip("/") or path)
+    if NAME in folder.list():
+        return folder.parent
+    for candidate in (folder, folder / "checkpoint"):
+        if steps_in(candidate):
+            return candidate
+    raise UserError.one(path, "there are no checkpoints here", "name a run's directory, or its folder of checkpoints")
+
+
+def _pick(path: str, step: int | None) -> Entry:
+    """The checkpoint that ``path`` and ``step`` mean.
+
+    Raises:
+        UserError: there is none, or it is not complete.
+    """
+    own = Folder(path.rstrip("/"))
+    if step is None and NAME in own.list():
+        found = entry(own, -1)
+    elif step is None:
+        folder = find_checkpoints(path)
+        found = next(
+            (one for one in entries(folder) if one.manifest is not None), Entry(-1, folder, None, "none is complete")
+        )
+    else:
+        found = entry(step_folder(find_checkpoints(path), step), step)
+    if found.manifest is None:
+        raise UserError.one(str(found.folder), found.problem, "`titan checkpoint list` shows what there is")
+    return found
+
+
+def _path_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="PATH", help="a run's directory, its folder of checkpoints, or one of them; a path or URL"
+    )
+
+
+def _describe(one: Entry) -> dict[str, Any]:
+    manifest = one.manifest
+    described: dict[str, Any] = {"step": one.step, "path": str(one.folder), "complete": manifest is not None}
+    if manifest is None:
+        return {**described, "problem": one.problem}
+    return {
+        **described,
+        "step": manifest.step,
+        "created": manifest.created,
+        "bytes": manifest.num_bytes,
+        "mesh": manifest.about.get("mesh", {}),
+        "world_size": manifest.about.get("world_size"),
+        "model": manifest.about.get("model"),
+        "model_only": manifest.model_only,
+    }
+
+
+def _state(one: Entry) -> str:
+    if one.manifest is None:
+        return one.problem
+    return "complete, weights alone" if one.manifest.model_only else "complete"
+
+
+def _mesh(manifest: Manifest) -> str:
+    mesh = manifest.about.get("mesh", {})
+    return " x ".join(f"{name}={degree}" for name, degree in mesh.items()) or "one device"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _age(created: str) -> str:
+    seconds = (datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(created)).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+class _Advance(Protocol):
+    def __call__(self, num_bytes: int) -> None: ...
+
+
+@contextmanager
+def _progress(what: str, total: int, quiet: bool) -> Iterator[_Advance]:
+    """A bar on a terminal; nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda num_bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda num_bytes: progress.advance(task, num_bytes)
