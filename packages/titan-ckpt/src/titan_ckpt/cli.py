@@ -48,6 +48,21 @@ def rm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="even if no complete checkpoint would be left")
 
 
+def convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint convert``."""
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a checkpoint of Titan's, or a folder of Hugging Face's or Meta's files"
+    )
+    parser.add_argument("target", metavar="TARGET", help="a new folder: Hugging Face's format, or a checkpoint of Titan's")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (default: as they are)"
+    )
+    parser.add_argument("--model", metavar="NAME", help="whose weights they are, where several plugins know them")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer files to put beside exported weights (default: the run's)"
+    )
+
+
 def list_checkpoints(arguments: argparse.Namespace) -> int:
     """Print every checkpoint of a run, the newest first."""
     folder = find_checkpoints(arguments.path)
@@ -71,7 +86,7 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print what a checkpoint says of itself."""
-    one = _pick(arguments.path, arguments.step)
+    one = pick(arguments.path, arguments.step)
     manifest = one.manifest
     assert manifest is not None
     if arguments.json:
@@ -99,13 +114,13 @@ def show(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Hold every byte against its checksum; the status is 1 if a checkpoint is not whole."""
     folder = find_checkpoints(arguments.path)
-    found = [_pick(arguments.path, arguments.step)] if arguments.step is not None else list(entries(folder))
+    found = [pick(arguments.path, arguments.step)] if arguments.step is not None else list(entries(folder))
     verdicts = {}
     for one in found:
         problem = one.problem
         if one.manifest is not None:
             try:
-                with _progress(f"step {one.step}", one.manifest.num_bytes, arguments.json) as advance:
+                with progress(f"step {one.step}", one.manifest.num_bytes, arguments.json, of_bytes=True) as advance:
                     for num_bytes in verify_data(one.folder, one.manifest):
                         advance(num_bytes)
             except (BrokenCheckpoint, OSError) as error:
@@ -149,7 +164,7 @@ def find_checkpoints(path: str) -> Folder:
     raise UserError.one(path, "there are no checkpoints here", "name a run's directory, or its folder of checkpoints")
 
 
-def _pick(path: str, step: int | None) -> Entry:
+def pick(path: str, step: int | None) -> Entry:
     """The checkpoint that ``path`` and ``step`` mean.
 
     Raises:
@@ -220,20 +235,23 @@ def _age(created: str) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-class _Advance(Protocol):
-    def __call__(self, num_bytes: int) -> None: ...
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, amount: int) -> None: ...
 
 
 @contextmanager
-def _progress(what: str, total: int, quiet: bool) -> Iterator[_Advance]:
+def progress(what: str, total: int, quiet: bool, of_bytes: bool = False) -> Iterator[Advance]:
     """A bar on a terminal; nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
-        yield lambda num_bytes: None
+        yield lambda amount: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda num_bytes: progress.advance(task, num_bytes)
+    done = DownloadColumn() if of_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)

@@ -45,6 +45,12 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_ckpt.cli:verify"),
         ),
         Command(
+            name="checkpoint convert",
+            summary="to Hugging Face's format, and from it or Meta's",
+            arguments=Ref("titan_ckpt.cli:convert_arguments"),
+            run=Ref("titan_ckpt.convert:run"),
+        ),
+        Command(
             name="checkpoint rm",
             summary="remove checkpoints",
             arguments=Ref("titan_ckpt.cli:rm_arguments"),

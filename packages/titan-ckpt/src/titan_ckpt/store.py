@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
+from titan_ckpt.foreign_files import CONFIG_OF, kind_of, open_files, read_config, require_tensors
+from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.manifest import BrokenCheckpoint, Manifest
 from titan_ckpt.reader import Reader
 from titan_ckpt.retention import remove, to_remove
 from titan_ckpt.tensors import MODEL, begin_optimizer, model_tensors, optimizer_tensors, zero_optimizer
 from titan_ckpt.writer import Writer
 from titan_core.errors import Problem, UserError
+from titan_core.job.assemble import model_args
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
 
@@ -82,12 +86,49 @@ class Store:
             self._begin_from(self._section.initial_load_path)
 
     def _begin_from(self, path: str) -> None:
+        kind = kind_of(Path(path)) if Path(path).is_dir() else None
+        if kind is not None:
+            self._begin_from_foreign(Path(path), kind)
+            return
         folder = Folder(path)
         found = self._on_first_rank(lambda: entry(folder, 0))
         problem = found.problem or self._load(found, weights_only=self._section.initial_load_model_only)
         if problem:
             where = self._job.config.where("checkpoint.initial_load_path", path)
             raise UserError.one(where, problem, "name the folder of a checkpoint, such as .../checkpoint/step-1000")
+
+    def _begin_from_foreign(self, path: Path, kind: str) -> None:
+        """Begin with weights in another format, each rank reading what it holds.
+
+        Raises:
+            UserError: they are not those of this job's model.
+        """
+        where = self._job.config.where("checkpoint.initial_load_path", str(path))
+        form = next((one for one in self._job.model.formats if one.name == kind), None)
+        if form is None:
+            raise UserError.one(where, f"model {self._job.model.name!r} does not know this format", "convert it elsewhere")
+        args = model_args(self._job.config, self._job.model)
+        try:
+            theirs = form.to_args.load()(read_config(path, kind))
+        except (ValueError, KeyError) as error:
+            raise UserError.one(where, f"{CONFIG_OF[kind]} describes another model: {error}", "train that one") from None
+        # A longer or shorter context is the same weights.
+        differences = [
+            f"{key} is {value!r} there and {mine!r} here"
+            for (key, value), (_, mine) in zip(theirs, args, strict=True)
+            if value != mine and key != "max_seq_len"
+        ]
+        if differences:
+            raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
+        tensors = model_tensors(self._state.parts)
+        tensors = {name: one for name, one in tensors.items() if not matches(name, self._section.exclude_from_loading)}
+        foreign = {f"{MODEL}.{one.parameter}": one for one in form.tensors.load()(args)}
+        files = open_files(path, kind)
+        shapes = {name.removeprefix(f"{MODEL}."): tuple(one.shape) for name, one in tensors.items()}
+        mine = {name: foreign[name] for name in tensors}
+        require_tensors(files, mine.values(), shapes, where)
+        load(tensors, storage_reader=ForeignReader(files, foreign))
+        log.info("beginning with the weights of %s", path)
 
     def _load(self, found: Entry, weights_only: bool = False) -> str:
         """Load a checkpoint; why it could not be, if so. All ranks come to the same answer.
@@ -251,6 +292,8 @@ class Store:
     def _about(self) -> dict[str, Any]:
         return {
             "model": self._job.name,
+            "model_name": self._job.model.name,
+            "model_args": model_args(self._job.config, self._job.model).model_dump(),
             "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
             "world_size": self._world.size,
             "torch": torch.__version__,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from titan_core.tokenizers.tokenizer import TextTokenizer
     from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore
     from titan_core.train.step import StepRunner
+    from titan_core.weights import WeightFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class Model(Component):
     """Flavor name -> the arguments of that size, all of one pydantic class; ``[model.args]`` overrides single fields."""
     define: Ref[Callable[[Any], ModelDefinition]]
     """Arguments -> definition. Must not import torch."""
+    formats: tuple[WeightFormat, ...] = ()
+    """Other formats that its weights may come from and go to."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from titan_core.components import Model, Recipe, recipes_in
 from titan_core.hookspecs import hookimpl
 from titan_core.ref import Ref
+from titan_core.weights import WeightFormat
 from titan_models_llama.config import FLAVORS
 
 api = (1, 0)
@@ -18,6 +19,19 @@ def titan_models() -> list[Model]:
             summary="Llama 3.1 and 3.2",
             flavors=FLAVORS,
             define=Ref("titan_models_llama.layout:define"),
+            formats=(
+                WeightFormat(
+                    name="hf",
+                    tensors=Ref("titan_models_llama.formats:hf_tensors"),
+                    to_args=Ref("titan_models_llama.formats:hf_args"),
+                    from_args=Ref("titan_models_llama.formats:hf_config"),
+                ),
+                WeightFormat(
+                    name="meta",
+                    tensors=Ref("titan_models_llama.formats:meta_tensors"),
+                    to_args=Ref("titan_models_llama.formats:meta_args"),
+                ),
+            ),
         )
     ]
 

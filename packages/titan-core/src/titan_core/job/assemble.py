@@ -125,6 +125,15 @@ def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
 
 
 def define_model(config: Config, registry: Registry, model: Model) -> ModelDefinition:
+    """The model's flavor with ``[model.args]`` applied, defined.
+
+    Raises:
+        UserError: no such flavor, or arguments that the model refuses.
+    """
+    return model.define.load()(model_args(config, model))
+
+
+def model_args(config: Config, model: Model) -> BaseModel:
     """The model's flavor with ``[model.args]`` applied.
 
     Raises:
@@ -140,7 +149,7 @@ def define_model(config: Config, registry: Registry, model: Model) -> ModelDefin
         args = cls.model_validate(_merged(args.model_dump(), section.args), strict=True)
     except ValidationError as error:
         raise UserError(*problems_of(error, "model.args", cls, section.args, config.where)) from None
-    return model.define.load()(args)
+    return args
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
