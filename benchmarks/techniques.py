@@ -4,6 +4,7 @@ All variants are built in one process and take their steps in turns, so that wha
 Memory is what the process (on a GPU: the device) holds more after a forward pass than before it, of one microbatch.
 
     uv run python benchmarks/techniques.py
+    uv run python benchmarks/techniques.py --only "compiled, budget 0.5"
     uv run python benchmarks/techniques.py --recipe llama3_8b --rounds 5 --model.args.n_layers 8 \\
         --model.tokenizer byte --model.tokenizer_path none --training.dataset stdlib     # on a GPU
 """
@@ -52,9 +53,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "eager, full": {MODE: "full"},
     "compiled": {COMPILE: "true"},
     "compiled, selective": {COMPILE: "true", MODE: "selective"},
-    "compiled, budget 0.5": {COMPILE: "true", MODE: "memory_budget"},
     "compiled, full": {COMPILE: "true", MODE: "full"},
 }
+ALONE: dict[str, dict[str, str]] = {"compiled, budget 0.5": {COMPILE: "true", MODE: "memory_budget"}}
+"""What needs a process of its own (``--only``): the compiler serves equal blocks with the graph of the first, and with its
+choice of what to keep."""
 
 
 class Variant:
@@ -128,13 +131,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="llama3_debug")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="*", choices=VARIANTS, help="besides eager")
+    parser.add_argument("--only", nargs="*", choices=[*VARIANTS, *ALONE], help="besides eager")
     arguments, rest = parser.parse_known_args()
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
     overrides = parse_overrides(rest if rest or arguments.recipe != "llama3_debug" else DEFAULTS)
     # What the recipe itself sets is the variants' to decide.
     plain = [Override(MODE, "none"), Override(COMPILE, "false")]
-    chosen = VARIANTS if arguments.only is None else {"eager": {}} | {name: VARIANTS[name] for name in arguments.only}
+    chosen = (
+        VARIANTS if arguments.only is None else {"eager": {}} | {name: (VARIANTS | ALONE)[name] for name in arguments.only}
+    )
     variants = {name: Variant(arguments.recipe, [*overrides, *plain], settings) for name, settings in chosen.items()}
     in_turns([one.step for one in variants.values()], arguments.rounds)
     device = variants["eager"].device

@@ -53,7 +53,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="SOURCE", help="a checkpoint of Titan's, or a folder of Hugging Face's or Meta's files"
     )
-    parser.add_argument("target", metavar="TARGET", help="a new folder: Hugging Face's format, or a checkpoint of Titan's")
+    parser.add_argument("target", metavar="TARGET", help="a new folder: for Hugging Face, or a checkpoint")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (default: as they are)"
     )
@@ -238,7 +238,9 @@ def _age(created: str) -> str:
 class Advance(Protocol):
     """Moves a progress bar on."""
 
-    def __call__(self, amount: int) -> None: ...
+    def __call__(self, amount: int) -> None:
+        """By ``amount``."""
+        ...
 
 
 @contextmanager

@@ -1,0 +1,241 @@
+"""Weights go to Hugging Face's format and back, and come from it and from Meta's, as transformers itself sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job, run_recipe
+from titan_ckpt import convert
+from titan_core.cli.main import main
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+from titan_core.train import trainer
+
+SIZE = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 96, "vocab_size": 288, "max_seq_len": 256}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 32}
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings(tied: bool, scaled: bool) -> dict[str, object]:
+    args: dict[str, Any] = {**SIZE, "tie_embeddings": tied}
+    if scaled:
+        args["rope_scaling"] = SCALING
+    return {
+        "model.args": toml(args),
+        "training.seq_len": 64,
+        "training.local_batch_size": 2,
+        "training.global_batch_size": 4,
+        "training.steps": 2,
+        "checkpoint.enable": "true",
+        "job.device": "cpu",
+    }
+
+
+def titan(*arguments: str) -> tuple[int, str]:
+    """Exit status and errors of a command, in this process."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = main(arguments)
+    return status, errors.getvalue()
+
+
+def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """This job's logits before its first step, and its first loss on one process."""
+    seen: list[Tensor] = []
+
+    class Look:
+        @hookimpl
+        def titan_train_start(self, run: Any) -> None:
+            with torch.no_grad():
+                seen.append(run.parts[0].module(tokens))
+
+        @hookimpl
+        def titan_step_end(self, report: Any) -> None:
+            seen.append(report.loss)
+
+    trainer.train(make_job("llama3_debug", overrides), [Look()])
+    return seen[0], seen[1]
+
+
+@pytest.mark.parametrize(("tied", "scaled"), [(False, False), (False, True), (True, True)])
+def test_an_export_is_loaded_by_transformers_with_our_logits(in_tmp: Path, tied: bool, scaled: bool) -> None:
+    overrides = settings(tied, scaled)
+    run_recipe("llama3_debug", overrides)
+    result = titan("checkpoint", "convert", "outputs/llama3_debug", "exported")
+    assert result == (0, "")
+    theirs, report = LlamaForCausalLM.from_pretrained("exported", dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokens = torch.randint(0, 288, (2, 64), generator=torch.Generator().manual_seed(1))
+    begin = {
+        **overrides,
+        "checkpoint.initial_load_path": "outputs/llama3_debug/checkpoint/step-2",
+        "job.dump_folder": "again",
+    }
+    ours, _ = logits_of(begin, tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-5, atol=1e-5)
+
+
+def their_model(folder: str, tied: bool, shard_size: str = "5GB") -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32, "rope_theta": 10_000.0}  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+        vocab_size=288, max_position_embeddings=256, rms_norm_eps=1e-5, rope_parameters=rope, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.05)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("tied", "shards"), [(False, "5GB"), (True, "5GB"), (False, "60KB")])
+def test_a_model_of_transformers_begins_a_job_with_its_logits(in_tmp: Path, tied: bool, shards: str) -> None:
+    theirs = their_model("theirs", tied, shards)
+    assert (len(list(Path("theirs").glob("*.safetensors"))) > 1) == (shards == "60KB")
+    tokens = torch.randint(0, 288, (2, 64), generator=torch.Generator().manual_seed(1))
+    direct, _ = logits_of({**settings(tied, True), "checkpoint.initial_load_path": "theirs"}, tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(direct, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    assert titan("checkpoint", "convert", "theirs", "ours")[0] == 0
+    assert titan("checkpoint", "verify", "ours")[0] == 0
+    again = {**settings(tied, True), "checkpoint.initial_load_path": "ours", "job.dump_folder": "again"}
+    converted, _ = logits_of(again, tokens)
+    assert torch.equal(converted, direct)
+    # And back: the very same tensors.
+    assert titan("checkpoint", "convert", "ours", "back")[0] == 0
+    back = LlamaForCausalLM.from_pretrained("back", dtype=torch.float32).state_dict()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
+
+
+def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
+    """The first loss, and how many elements this rank read of all files."""
+    from titan_ckpt import foreign_files
+
+    os.chdir(folder)
+    read = []
+    original = foreign_files.SafetensorsFiles.rows
+
+    def counted(self: Any, tensor: Any, start: int, stop: int) -> Tensor:
+        rows = original(self, tensor, start, stop)
+        read.append(rows.numel())
+        return rows
+
+    foreign_files.SafetensorsFiles.rows = counted  # type: ignore[method-assign]
+    try:
+        record = run_recipe("llama3_debug", overrides)
+    finally:
+        foreign_files.SafetensorsFiles.rows = original  # type: ignore[method-assign]
+    return record.losses[0], sum(read)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [(4, {}), (2, {"parallelism.tensor_parallel_degree": 2}), (2, {"parallelism.pipeline_parallel_degree": 2})],
+    ids=str,
+)
+def test_each_rank_reads_its_share_of_foreign_weights(gloo: GlooPool, tmp_path: Path, ranks: int, mesh: Any) -> None:
+    model = their_model(str(tmp_path / "theirs"), tied=False)
+    overrides = {**settings(False, True), "checkpoint.initial_load_path": "theirs", "training.local_batch_size": 1}
+    ((loss, _),) = gloo.run(1, first_loss, str(tmp_path), {**overrides, "job.dump_folder": "one"})
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    for other, elements in gloo.run(ranks, first_loss, str(tmp_path), {**overrides, **mesh, "job.dump_folder": "many"}):
+        assert other == pytest.approx(loss, rel=1e-5)
+        assert elements < 0.75 * whole
+
+
+def meta_files(folder: Path, model: LlamaForCausalLM, files: int) -> None:
+    """As Meta publishes: the same weights, their rows as Meta orders them, divided over files."""
+    folder.mkdir()
+    from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
+    from titan_models_llama.config import LlamaArgs, RopeScaling
+    from titan_models_llama.formats import hf_tensors, meta_tensors
+
+    args = LlamaArgs(**SIZE, rope_theta=10_000.0, rope_scaling=RopeScaling(**SCALING))  # type: ignore[arg-type]
+    model.save_pretrained(folder / "hf")
+    source = SafetensorsFiles(folder / "hf")
+    whole = {one.parameter: our_rows(source, one, 0, source.shape(one)[0]) for one in hf_tensors(args)}
+    for number in range(files):
+        shard = {
+            one.name: whole[one.parameter]
+            if one.split is None
+            else whole[one.parameter].chunk(files, one.split)[number].clone()
+            for one in meta_tensors(args)
+        }
+        torch.save({**shard, "rope.freqs": torch.zeros(8)}, folder / f"consolidated.{number:02d}.pth")
+    params = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 288, "multiple_of": 32,
+              "ffn_dim_multiplier": 0.5, "norm_eps": 1e-5, "rope_theta": 10_000.0}  # fmt: skip
+    (folder / "params.json").write_text(json.dumps(params))
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_metas_files_become_a_checkpoint(in_tmp: Path, files: int) -> None:
+    model = their_model("theirs", tied=False)
+    meta_files(Path("meta"), model, files)
+    result = titan("checkpoint", "convert", "meta", "ours")
+    assert result == (0, "")
+    assert titan("checkpoint", "convert", "theirs", "same")[0] == 0
+    for name in ("tok_embeddings.weight", "layers.1.attention.wk.weight", "layers.0.attention.wo.weight", "output.weight"):
+        tensors = []
+        for folder in ("ours", "same"):
+            found = convert.pick(folder, None)
+            assert found.manifest is not None
+            tensors.append(convert.read_whole(found.folder, found.manifest, f"model.{name}"))
+        assert torch.equal(*tensors), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mistral"}, "llama3: model_type is 'mistral', not 'llama'"),
+        ({"attention_bias": True}, "attention_bias is true"),
+        ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is not there"),
+        ({"vocab_size": 300}, r"model.embed_tokens.weight is \[288, 64\] there, and the model wants \[300, 64\]"),
+    ],
+    ids=str,
+)
+def test_weights_of_another_model_are_refused(in_tmp: Path, change: dict[str, Any], message: str) -> None:
+    their_model("theirs", tied=False)
+    config = json.loads(Path("theirs/config.json").read_text())
+    Path("theirs/config.json").write_text(json.dumps(config | change))
+    result = titan("checkpoint", "convert", "theirs", "ours")
+    assert result[0] == 2
+    assert re.search(message, result[1]), result[1]
+    assert not Path("ours").exists()
+
+
+def test_another_rope_than_the_jobs_is_refused(in_tmp: Path) -> None:
+    their_model("theirs", tied=False)
+    with pytest.raises(UserError, match=r"rope_scaling is .* there and None here; set model.flavor and model.args"):
+        run_recipe("llama3_debug", {**settings(False, False), "checkpoint.initial_load_path": "theirs"})
+
+
+def test_bad_folders_are_told(in_tmp: Path) -> None:
+    assert "there are no checkpoints here" in titan("checkpoint", "convert", "nowhere", "x")[1]
+    Path("full").mkdir()
+    Path("full/file").touch()
+    assert "is there already, and not empty" in titan("checkpoint", "convert", "nowhere", "full")[1]
+    their_model("theirs", tied=False, shard_size="60KB")
+    next(Path("theirs").glob("*.safetensors")).unlink()
+    assert "is missing, and the index names it" in titan("checkpoint", "convert", "theirs", "x")[1]
+    assert not list(Path().glob("x*"))
