@@ -158,6 +158,14 @@ def test_what_is_excluded_keeps_its_first_values(gloo: GlooPool, tmp_path: Path)
     assert torch.equal(two.initial["norm.weight"], one.final["norm.weight"])
 
 
+def test_a_checkpoint_of_the_initial_weights(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path) -> None:
+    (none,) = gloo.run(1, run_in, str(tmp_path), {"training.stop_at_step": 0})
+    assert none.losses == []
+    assert (tmp_path / "outputs/llama3_debug/checkpoint/step-0/checkpoint.json").exists()
+    (all_of_it,) = gloo.run(1, run_in, str(tmp_path), {})
+    assert all_of_it.losses == uninterrupted.losses
+
+
 def test_an_export_of_weights_alone(gloo: GlooPool, tmp_path: Path) -> None:
     export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "bfloat16"}
     (one,) = gloo.run(1, run_in, str(tmp_path), export)

@@ -35,8 +35,6 @@ class CheckpointSection(Section):
     """Take only the weights from initial_load_path, and begin at step 0."""
     exclude_from_loading: list[str] = Field(default_factory=list)
     """Patterns of what not to load, e.g. ["optimizer.*"] or ["model.output.*"]; it keeps its first values."""
-    create_seed_checkpoint: bool = False
-    """Save the initial weights as step 0, and train nothing."""
     last_save_model_only: bool = False
     """Save only the weights after the last step, in export_dtype: for use, not to go on from."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -63,8 +63,6 @@ class Store:
         Raises:
             UserError: there are checkpoints, and none can be used.
         """
-        if self._section.create_seed_checkpoint:
-            return
         wanted = self._section.load_step
         candidates = [wanted] if wanted >= 0 else self._on_first_rank(lambda: steps_in(self._folder))
         problems: list[Problem] = []
@@ -138,6 +136,7 @@ class Store:
         """
         manifest = found.manifest
         assert manifest is not None
+        weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
         if manifest.model_only and not weights_only:
             return "it holds only weights, which a run cannot go on from (checkpoint.initial_load_path can begin with them)"
         tensors = model_tensors(self._state.parts)
@@ -212,12 +211,13 @@ class Store:
 
     def _save(self, last: bool) -> None:
         step = self._state.step
-        weights_only = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
+        exported = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
+        weights_only = exported or step == 0  # the optimizer has no state yet
         tensors = model_tensors(self._state.parts)
-        if weights_only:
+        if exported:
             dtype = getattr(torch, self._section.export_dtype)
             tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
-        else:
+        if not weights_only:
             tensors |= optimizer_tensors(self._state.parts, self._state.optimizer)
         values = {} if weights_only else plain.collect(self._state, self._world)
         folder = step_folder(self._folder, step)

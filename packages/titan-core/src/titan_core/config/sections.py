@@ -52,9 +52,9 @@ class TrainingSection(Section):
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
     steps: int = Field(default=1000, gt=0)
     """Optimizer steps."""
-    stop_at_step: int | None = Field(default=None, gt=0)
+    stop_at_step: int | None = Field(default=None, ge=0)
     """End the job after this step, with a checkpoint if there are any, as if it were to go on later: the schedule of the
-    learning rate stays that of all steps."""
+    learning rate stays that of all steps. 0 trains nothing: the checkpoint holds the initial weights."""
     seq_len: int = Field(default=2048, gt=0)
     """Tokens in a sequence."""
     local_batch_size: int = Field(default=8, gt=0)

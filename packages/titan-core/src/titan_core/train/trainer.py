@@ -81,7 +81,8 @@ class Trainer:
         self.lifecycle = lifecycle
         self.interruption = interruption or Interruption()
         self.training = job.config.section(TrainingSection)
-        self.last_step = min(self.training.steps, self.training.stop_at_step or self.training.steps)
+        stop = self.training.stop_at_step
+        self.last_step = self.training.steps if stop is None else min(self.training.steps, stop)
         prepare_numerics(self.training, world)
 
         context = TransformContext(job.facts, world.mesh, world.device)
@@ -115,6 +116,8 @@ class Trainer:
         """Train until the last step, or until the data ends."""
         state, steps = self.state, self.last_step
         self.lifecycle.train_start(RunStart(self.job, self.world, state.parts, state.step, steps, self.job.dump_folder))
+        if steps == 0 and self.checkpoints is not None:
+            self.checkpoints.after_step(last=True, asked=False)
         while state.step < steps and self.has_data() and not self._preempted:
             self.step()
         self.lifecycle.settle(state.step)
