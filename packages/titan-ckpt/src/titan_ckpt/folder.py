@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,50 @@ from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+
+_FLUSH_BYTES = 64 * 2**20
+
+
+class _FlushedEarly:
+    """Sends what is written to the disk while more is being made, instead of all at the end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+        self._bytes = 0
+
+    def __enter__(self) -> _FlushedEarly:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown()
+
+    def wrote(self, num_bytes: int) -> None:
+        """So many more bytes are in the file."""
+        self._bytes += num_bytes
+        if self._bytes >= _FLUSH_BYTES and (self._pending is None or self._pending.done()):
+            self.finish()
+            self._pending = self._thread.submit(os.fsync, self._descriptor)
+            self._bytes = 0
+
+    def finish(self) -> None:
+        """Wait for the disk; raise what it said."""
+        if self._pending is not None:
+            self._pending.result()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    file: IO[bytes]
+    early: _FlushedEarly
+
+    def write(self, data: bytes | memoryview) -> int:
+        """As a file's."""
+        written = self.file.write(data)
+        self.early.wrote(written)
+        return written
 
 
 @dataclass(frozen=True)
@@ -92,8 +137,9 @@ class Folder:
             with system.open(path, "wb") as file:
                 yield file
             return
-        with open(path, "wb", buffering=0) as file:
-            yield file
+        with open(path, "wb", buffering=0) as file, _FlushedEarly(file.fileno()) as early:
+            yield _Watched(file, early)  # type: ignore[misc]
+            early.finish()
             os.fsync(file.fileno())
 
     def write(self, name: str, data: bytes) -> None:

@@ -200,12 +200,12 @@ class Store:
         if not (last or asked or first or step % self._section.interval == 0):
             return
         self._settle(step)
-        self._finish_pending()
+        self.finish_pending()
         self._save(last)
 
     def close(self) -> None:
         """Wait for what is still being written."""
-        self._finish_pending()
+        self.finish_pending()
         if self._stager is not None:
             self._stager.close()
 
@@ -244,9 +244,10 @@ class Store:
             return
         done = torch.tensor(int(self._pending[1].done()))
         if int(self._world.sum(done)) == self._world.size:
-            self._finish_pending()
+            self.finish_pending()
 
-    def _finish_pending(self) -> None:
+    def finish_pending(self) -> None:
+        """Wait for a save that is still going on beside training."""
         if self._pending is None:
             return
         step, future = self._pending

@@ -3,9 +3,11 @@ what."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import hashlib
 import os
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import Chunk, Manifest, StoredTensor, write_manifest
+
+Digest = concurrent.futures.Future[tuple[int, str]]
+_WAITING = 4
 
 
 class Writer(StorageWriter):
@@ -49,28 +54,30 @@ class Writer(StorageWriter):
         results: list[WriteResult] = []
         if plan.items:
             with self._folder.create(self._file) as file, ThreadPoolExecutor(1) as hashing:
+                hashed: deque[tuple[WriteItem, int, Digest]] = deque()
                 start = 0
                 for item in plan.items:
                     assert item.tensor_data is not None, "all that is no tensor goes into the manifest"
                     data = _bytes(planner.resolve_data(item))
-                    digest = hashing.submit(hashlib.sha256, data)
+                    hashed.append((item, start, hashing.submit(_digest, data)))
                     written = 0
                     while written < len(data):
                         written += file.write(data[written:])
-                    box = item.tensor_data.chunk
-                    chunk = Chunk(
-                        offset=tuple(box.offsets),
-                        shape=tuple(box.sizes),
-                        file=self._file,
-                        start=start,
-                        num_bytes=len(data),
-                        sha256=digest.result().hexdigest(),
-                    )
-                    results.append(WriteResult(index=item.index, size_in_bytes=len(data), storage_data=chunk))
                     start += len(data)
+                    # A tensor stays in memory until it is hashed: no more than a few at a time.
+                    while len(hashed) > _WAITING:
+                        results.append(self._result(*hashed.popleft()))
+                results += [self._result(*one) for one in hashed]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
+
+    def _result(self, item: WriteItem, start: int, digest: Digest) -> WriteResult:
+        assert item.tensor_data is not None
+        box = item.tensor_data.chunk
+        num_bytes, sha256 = digest.result()
+        chunk = Chunk(tuple(box.offsets), tuple(box.sizes), self._file, start, num_bytes, sha256)
+        return WriteResult(index=item.index, size_in_bytes=num_bytes, storage_data=chunk)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the first rank, when all have written: commit."""
@@ -94,6 +101,10 @@ class Writer(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """The folder is given when it is made, not as an id."""
         return False
+
+
+def _digest(data: memoryview) -> tuple[int, str]:
+    return len(data), hashlib.sha256(data).hexdigest()
 
 
 def _bytes(data: Any) -> memoryview:

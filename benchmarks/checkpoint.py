@@ -1,0 +1,132 @@
+"""What saving costs: against plainly writing the same bytes, and against saving beside training.
+
+In one process, in turns: (1) as many bytes, written to one file and made durable; (2) a checkpoint; (3) a checkpoint beside
+training, of which only the time that it keeps training waiting counts. The peak of memory is what the process holds most
+while it saves, less what it held before.
+
+    uv run python benchmarks/checkpoint.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from titan_ckpt.store import Store
+from titan_ckpt.tensors import begin_optimizer, model_tensors, optimizer_tensors
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.job.assemble import assemble
+from titan_core.lifecycle import Lifecycle
+from titan_core.registry import Registry
+from titan_core.train.checkpoint import CheckpointRequest
+from titan_core.train.run_directory import RunDirectory
+from titan_core.train.trainer import Trainer
+from titan_core.train.world import join_world
+
+MIB = 2**20
+
+
+class Peak:
+    """The most memory that the process held, less what it held at first; looked at every few milliseconds."""
+
+    bytes = 0
+
+    def __init__(self) -> None:
+        self._before, self._done = held(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.bytes = max(self.bytes, held() - self._before)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this is entered."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            self._thread.join()
+
+
+def held() -> int:
+    """Bytes of memory that the process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def write_plainly(path: str, data: memoryview, num_bytes: int) -> float:
+    """Seconds to write ``num_bytes`` to a file, made durable."""
+    started = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        written = 0
+        while written < num_bytes:
+            written += file.write(data[: min(len(data), num_bytes - written)])
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - started
+    os.unlink(path)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=1024, help="width of the model's hidden states")
+    parser.add_argument("--folder", help="where to write (default: a temporary folder here)")
+    arguments = parser.parse_args()
+    root = tempfile.mkdtemp(dir=arguments.folder or ".")
+    size = f"{{dim = {arguments.width}, n_layers = 6, ffn_dim = {3 * arguments.width}}}"
+    settings = {"model.args": size, "checkpoint.enable": "true", "checkpoint.async_mode": "async",
+                "checkpoint.keep_latest_k": "1", "job.dump_folder": root}  # fmt: skip
+    config, registry = load_config("llama3_debug", [Override(*one) for one in settings.items()], Registry.from_installed())
+    job = assemble(config, registry, 1)
+    plain, saved, blocked, whole = [], [], [], []
+    with join_world(job) as world:
+        trainer = Trainer(job, world, job.dataset.open.load()(job.dataset_request), Lifecycle([]), RunDirectory.create(root))
+        state = trainer.state
+        begin_optimizer(state.optimizer)
+        tensors = {**model_tensors(state.parts), **optimizer_tensors(state.parts, state.optimizer)}
+        num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
+        store = Store(CheckpointRequest(job, world, state, lambda step: None, lambda step, path: None))
+        data = memoryview(torch.zeros(64 * MIB, dtype=torch.uint8).random_(256).numpy())
+        peaks = {"saving": Peak(), "saving beside training": Peak()}
+        for number in range(arguments.rounds + 1):
+            state.step += 1
+            plain.append(write_plainly(f"{root}/plain", data, num_bytes))
+            started = time.perf_counter()
+            with peaks["saving"].watching() if number == 0 else nullcontext():
+                store.after_step(last=True, asked=False)
+            saved.append(time.perf_counter() - started)
+            state.step += 1
+            started = time.perf_counter()
+            with peaks["saving beside training"].watching() if number == 0 else nullcontext():
+                store.after_step(last=False, asked=True)
+                blocked.append(time.perf_counter() - started)
+                store.finish_pending()
+            whole.append(time.perf_counter() - started)
+        trainer.close()
+    shutil.rmtree(root)
+    times = {name: statistics.median(one[1:]) for name, one in
+             {"plain": plain, "saved": saved, "blocked": blocked, "whole": whole}.items()}  # fmt: skip
+    print(f"\ntorch {torch.__version__}, CPU; {num_bytes / MIB:,.0f} MiB of weights and optimizer state\n")
+    print(f"written plainly, with fsync   {num_bytes / MIB / times['plain']:8,.0f} MiB/s")
+    print(f"saved                         {num_bytes / MIB / times['saved']:8,.0f} MiB/s, "
+          f"{times['plain'] / times['saved']:.2f} of that; extra memory {peaks['saving'].bytes / MIB:,.0f} MiB")  # fmt: skip
+    print(f"saved beside training         keeps it waiting {times['blocked'] * 1000:,.0f} ms, "
+          f"{times['blocked'] / times['saved']:.3f} of saving; done after {times['whole'] * 1000:,.0f} ms; "
+          f"extra memory {peaks['saving beside training'].bytes / MIB:,.0f} MiB")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
