@@ -175,9 +175,14 @@ def test_an_export_of_weights_alone(gloo: GlooPool, tmp_path: Path) -> None:
         assert torch.equal(two.initial[name], tensor.bfloat16().float())
 
 
-def test_a_place_that_fsspec_knows(gloo: GlooPool, tmp_path: Path) -> None:
-    elsewhere = {"checkpoint.folder": f"file://{tmp_path}/elsewhere"}
-    (first,) = gloo.run(1, run_in, str(tmp_path), {**elsewhere, "training.stop_at_step": 4})
-    (second,) = gloo.run(1, run_in, str(tmp_path), elsewhere)
-    assert len(first.losses) == len(second.losses) == 4
-    assert (tmp_path / "elsewhere" / "step-8" / "checkpoint.json").exists()
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_place_that_fsspec_knows(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, place: str, mode: str) -> None:
+    """The same process both times, which is what fsspec's memory is kept in."""
+    url = f"file://{tmp_path}/elsewhere" if place == "file" else f"memory://elsewhere/{mode}"
+    elsewhere = {"checkpoint.folder": url, "checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}
+    gloo.run(1, run_in, str(tmp_path), {**elsewhere, "training.stop_at_step": 4})
+    (record,) = gloo.run(1, run_in, str(tmp_path), elsewhere)
+    assert record.losses == uninterrupted.losses[4:]
+    if place == "file":
+        assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["step-8"]
