@@ -6,13 +6,18 @@ import multiprocessing
 import os
 import pickle
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 TIMEOUT = 600.0
 """Seconds; sixteen processes on two cores take a minute to import torch alone."""
+
+
+GRACE = 10.0
+"""Seconds that the other ranks have once one has failed."""
 
 
 class GlooPool:
@@ -39,16 +44,31 @@ class GlooPool:
                 "MASTER_PORT": str(port),
             }
             pipe.send((environment, function, arguments, keywords))
-        outcomes = []
-        for rank, (_, pipe) in enumerate(self._workers[:size]):
-            if not pipe.poll(TIMEOUT):
-                self.close()
-                raise RuntimeError(f"rank {rank} of {size} did not answer within {TIMEOUT} s")
-            outcomes.append(pipe.recv())
-        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(outcomes) if not ok]
+        outcomes = self._outcomes(size)
+        failures = [f"rank {rank}: {text}" for rank, (ok, text) in outcomes.items() if not ok]
         if failures:
             raise RuntimeError("\n".join(failures))
-        return [result for _, result in outcomes]
+        return [outcomes[rank][1] for rank in range(size)]
+
+    def _outcomes(self, size: int) -> dict[int, tuple[bool, Any]]:
+        """What each rank sends. Where one has failed, others that wait for it are not waited for."""
+        rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:size])}
+        outcomes: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + TIMEOUT
+        while len(outcomes) < size:
+            waiting = [pipe for pipe, rank in rank_of.items() if rank not in outcomes]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                outcomes[rank_of[pipe]] = pipe.recv()
+            if not ready:
+                missing = sorted(set(range(size)) - set(outcomes))
+                self.close()
+                failed = [text for ok, text in outcomes.values() if not ok]
+                raise RuntimeError("\n".join([f"rank(s) {missing} of {size} did not answer in time", *failed]))
+            if not all(ok for ok, _ in outcomes.values()):
+                deadline = min(deadline, time.monotonic() + GRACE)
+        return outcomes
 
     def close(self) -> None:
         """End all processes."""

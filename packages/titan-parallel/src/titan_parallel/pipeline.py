@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -51,7 +52,7 @@ class PipelineStep:
         self._num_targets = 1
         self._device = context.device
         stages = [
-            PipelineStage(part.module, number, len(plan.stages), context.device, group=context.mesh["pp"].get_group())
+            _Stage(part.module, number, len(plan.stages), context.device, group=context.mesh["pp"].get_group())
             for number, part in zip(self._numbers, parts, strict=True)
         ]
         self._schedule = self._make_schedule(stages, plan, context.facts.section(PipelineKeys))
@@ -86,6 +87,15 @@ class PipelineStep:
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self._loss(logits, targets) / self._num_targets
+
+
+class _Stage(PipelineStage):
+    """A stage that does not greet itself. torch 2.11 lets neighbours exchange a number at first, also where both are on one
+    rank (there and back), and gloo cannot send to itself; later versions do not ask for these operations."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
+        return [op for op in ops if op.peer != dist.get_rank()]
 
 
 def _rank(context: TransformContext) -> int:
