@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
@@ -51,7 +52,9 @@ class Store:
         # A save beside training must not mix its messages with training's.
         self._group: Any = dist.new_group(backend="gloo") if self._asynchronous else None
         self._stager = self._make_stager()
-        self._pending: tuple[int, Future[Any]] | None = None
+        self._pending: tuple[int, Future[None]] | None = None
+        self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self._copied = threading.Event()
         self._newest: int | None = None
         self._require_writable()
 
@@ -206,6 +209,7 @@ class Store:
     def close(self) -> None:
         """Wait for what is still being written."""
         self.finish_pending()
+        self._beside.shutdown()
         if self._stager is not None:
             self._stager.close()
 
@@ -232,11 +236,21 @@ class Store:
             else:
                 self._committed(step)
             return
-        response = async_save(tensors, storage_writer=writer, process_group=self._group, async_stager=self._stager)
-        completion = response if isinstance(response, Future) else response.upload_completion
-        if not isinstance(response, Future):
-            response.staging_completion.result()
-        self._pending = (step, completion)
+        self._copied.clear()
+        self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
+
+    def _save_beside(self, tensors: dict[str, Tensor], writer: Writer) -> None:
+        """In a thread of its own: copy, which must be done before the next update, and write the copy."""
+        try:
+            copies = self._stager.stage(tensors)
+        finally:
+            self._copied.set()
+        save(copies, storage_writer=writer, process_group=self._group)
+
+    def before_update(self) -> None:
+        """Wait for the copy that a save beside training writes from. It was made during forward and backward."""
+        if self._pending is not None:
+            self._copied.wait()
 
     def _report_finished(self) -> None:
         """Say that a save beside training is done, on all ranks after the same step."""

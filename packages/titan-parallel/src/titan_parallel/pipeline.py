@@ -70,7 +70,7 @@ class PipelineStep:
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
 
     def _make_schedule(
-        self, stages: list[PipelineStage], plan: PipelinePlan, keys: PipelineKeys
+        self, stages: list[_Stage], plan: PipelinePlan, keys: PipelineKeys
     ) -> PipelineScheduleSingle | PipelineScheduleMulti:
         # Gradients are sums already, so none of them is to be scaled.
         options: dict[str, Any] = {"loss_fn": self._loss_of, "scale_grads": False}

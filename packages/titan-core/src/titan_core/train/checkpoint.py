@@ -58,6 +58,10 @@ class CheckpointStore(Protocol):
         """
         ...
 
+    def before_update(self) -> None:
+        """The optimizer is about to change parameters and its state: what is copied from them must be copied by now."""
+        ...
+
     def close(self) -> None:
         """Finish what is being written."""
         ...

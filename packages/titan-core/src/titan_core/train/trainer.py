@@ -207,6 +207,8 @@ class Trainer:
         if self.training.max_norm > 0:
             clip_gradients(gradients, grad_norm, self.training.max_norm)
         lr = float(state.optimizer.param_groups[0]["lr"])
+        if self.checkpoints is not None:
+            self.checkpoints.before_update()
         state.optimizer.step()
         state.lr_scheduler.step()
         state.optimizer.zero_grad()
