@@ -116,6 +116,19 @@ def test_what_was_never_complete_is_no_reason_not_to_start(in_tmp: Path) -> None
     assert len(run().losses) == 6
 
 
+def test_what_interrupted_saves_left_is_cleared_away_and_what_is_damaged_is_not(saved: RunRecord) -> None:
+    (CHECKPOINTS / "step-1").mkdir()
+    (CHECKPOINTS / "step-1" / "data-00000.bin").write_bytes(b"half of it")
+    damage("a flipped byte of the manifest", CHECKPOINTS / "step-2")
+    run()
+    assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4", "step-6"}
+
+
+def test_later_checkpoints_are_warned_of(saved: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
+    assert run({"checkpoint.load_step": 2}).losses == saved.losses[2:]
+    assert "titan checkpoint rm outputs/llama3_debug/checkpoint --step 4` removes them" in caplog.text
+
+
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.37, 0.62, 0.99])
 def test_verification_finds_any_flipped_byte(saved: RunRecord, place: float) -> None:
     folder = Folder(str(CHECKPOINTS / "step-4"))

@@ -44,6 +44,14 @@ def test_contradictions(wrong: ModelLayout, message: str) -> None:
         check_layout(model, wrong, "llama3")
 
 
+def test_blocks_must_be_numbered() -> None:
+    with torch.device("meta"):
+        model = Llama(FLAVORS["debug"])
+    model.layers = torch.nn.ModuleDict({f"b{name}": block for name, block in model.layers.items()})
+    with pytest.raises(UserError, match="the blocks in 'layers' are called 'b0' to 'b5', not '0' to '5'"):
+        check_layout(model, LAYOUT, "llama3")
+
+
 def test_shared_parameters_must_be_declared() -> None:
     args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True})
     with torch.device("meta"):

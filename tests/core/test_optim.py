@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +10,12 @@ from torch import nn
 
 from titan_core.config.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
 from titan_core.errors import UserError
+from titan_core.job.mesh_plan import MeshPlan
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.optim.param_groups import param_groups
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.world import World
 
 
 def factors(steps: int, **section: Any) -> list[float]:
@@ -100,9 +101,7 @@ def test_implementations_agree(implementation: str, build: Any) -> None:
 
 
 def test_norm_and_clipping_are_torchs_on_one_device() -> None:
-    world: Any = SimpleNamespace(
-        size=1, device=torch.device("cpu"), plan=SimpleNamespace(dims=(), degrees={}), sum=lambda tensor: tensor
-    )
+    world: Any = World(rank=0, device=torch.device("cpu"), plan=MeshPlan(dims=(), degrees={}), mesh=None)  # type: ignore[arg-type]
     parameters = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
     for parameter in parameters[:2]:
         parameter.grad = torch.randn_like(parameter)

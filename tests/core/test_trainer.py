@@ -143,7 +143,9 @@ class Store:
         state.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         state.loader.load_state_dict(kept["data"])
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
-    def after_step(self, last):
+    def before_update(self):
+        pass
+    def after_step(self, last, asked):
         state = self.request.state
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,

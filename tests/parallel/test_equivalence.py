@@ -2,12 +2,14 @@
 
 The table of :data:`CASES` is run whole, on ``llama3_debug`` as it is, by
 ``uv run pytest -m long tests/parallel/test_equivalence.py``; each ordinary test run takes the fast part of it, on a smaller
-model.
+model and over fewer steps.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ TINY: dict[str, object] = {
     "training.global_batch_size": 16,
     "lr_scheduler.warmup_steps": 5,
 }
+FAST: dict[str, object] = {**TINY, "training.steps": 8}
+SETTINGS = {"whole": WHOLE, "tiny": TINY, "fast": FAST}
 RECOMPUTATION = ("none", "full", "selective")
 DR = "parallelism.data_parallel_replicate_degree"
 TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
@@ -81,7 +85,7 @@ def table() -> list[Any]:
     for case in CASES:
         for mode in RECOMPUTATION:
             if mode in case.fast:
-                rows.append(pytest.param(case, mode, "tiny", id=f"{case.name}-{mode}"))
+                rows.append(pytest.param(case, mode, "fast", id=f"{case.name}-{mode}"))
             size = "tiny" if case.tiny else "whole"
             rows.append(pytest.param(case, mode, size, id=f"whole-{case.name}-{mode}", marks=pytest.mark.long))
     return rows
@@ -92,25 +96,21 @@ def run_in(folder: str, overrides: dict[str, object], weights: bool = True, reci
     return run_recipe(recipe, overrides, weights=weights)
 
 
-@pytest.fixture(scope="module")
-def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    """The small model on one device."""
-    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), TINY)[0]
+Reference = Callable[[str], RunRecord]
 
 
 @pytest.fixture(scope="module")
-def whole_on_one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    """The recipe as it is on one device."""
-    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("whole")), WHOLE)[0]
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """What one device does, by the name of its settings."""
+    return functools.cache(lambda size: gloo.run(1, run_in, str(tmp_path_factory.mktemp(size)), SETTINGS[size])[0])
 
 
 @pytest.mark.parametrize(("case", "recomputation", "size"), table())
 def test_training_is_that_of_one_device(
-    gloo: GlooPool, request: pytest.FixtureRequest, tmp_path: Path, case: Case, recomputation: str, size: str
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, case: Case, recomputation: str, size: str
 ) -> None:
-    settings, reference = (TINY, "one_device") if size == "tiny" else (WHOLE, "whole_on_one_device")
-    overrides = {**settings, **case.overrides, "activation_checkpoint.mode": recomputation}
-    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides), request.getfixturevalue(reference))
+    overrides = {**SETTINGS[size], **case.overrides, "activation_checkpoint.mode": recomputation}
+    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides), one_device(size))
 
 
 def require_equal(records: list[RunRecord], one: RunRecord) -> None:
@@ -148,9 +148,9 @@ def require_equal(records: list[RunRecord], one: RunRecord) -> None:
     ids=str,
 )
 def test_settings_that_change_no_number(
-    gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, ranks: int, overrides: dict[str, object]
 ) -> None:
-    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**TINY, **overrides}), one_device)
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**FAST, **overrides}), one_device("fast"))
 
 
 @pytest.mark.parametrize(("ranks", "degree"), [(2, 1), (2, 2), (4, 2)])
@@ -171,14 +171,14 @@ def test_a_vocabulary_that_does_not_divide(gloo: GlooPool, tmp_path: Path) -> No
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, one_device: RunRecord, tmp_path: Path) -> None:
+def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:
     mixed = {"training.mixed_precision_param": "bfloat16"}
-    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **mixed})
-    (two, _) = gloo.run(2, run_in, str(tmp_path), {**TINY, **mixed})
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**FAST, **mixed})
+    (two, _) = gloo.run(2, run_in, str(tmp_path), {**FAST, **mixed})
     assert all(tensor.dtype == torch.float32 for tensor in two.final.values())
     assert two.losses == pytest.approx(one.losses, rel=2e-3)
-    assert one.losses == pytest.approx(one_device.losses, rel=2e-2)
-    assert one.losses != one_device.losses
+    assert one.losses == pytest.approx(one_device("fast").losses, rel=2e-2)
+    assert one.losses != one_device("fast").losses
 
 
 def rope_dtype(folder: str) -> torch.dtype:

@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt import state as plain
-from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
+from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_files import CONFIG_OF, kind_of, open_files, read_config, require_tensors
 from titan_ckpt.foreign_reader import ForeignReader
-from titan_ckpt.manifest import BrokenCheckpoint, Manifest
+from titan_ckpt.manifest import NAME, BrokenCheckpoint, Manifest
 from titan_ckpt.reader import Reader
 from titan_ckpt.retention import remove, to_remove
 from titan_ckpt.tensors import MODEL, begin_optimizer, model_tensors, optimizer_tensors, zero_optimizer
@@ -56,6 +56,7 @@ class Store:
         self._beside = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._newest: int | None = None
+        self._complete: set[int] = set()
         self._require_writable()
 
     # -- restoring
@@ -76,6 +77,7 @@ class Store:
                 self._newest = step
                 if problems:
                     log.warning("going on from step %d, not from the newest checkpoint", step)
+                self._warn_of_later(step, wanted)
                 return
             problems.append(Problem(str(found.folder), problem))
             log.warning("%s cannot be used: %s", found.folder, problem)
@@ -85,6 +87,17 @@ class Store:
             raise UserError(*problems, Problem(str(self._folder), "no checkpoint here can be used", way_out))
         if self._section.initial_load_path:
             self._begin_from(self._section.initial_load_path)
+
+    def _warn_of_later(self, step: int, wanted: int) -> None:
+        """Later checkpoints belong to what is being left, and would be taken first at the next start."""
+        later = [one for one in self._on_first_rank(lambda: steps_in(self._folder)) if one > step]
+        if wanted >= 0 and later:
+            shown = " ".join(map(str, reversed(later)))
+            log.warning(
+                "%s has later checkpoints too, and a start without checkpoint.load_step takes the newest: "
+                "`titan checkpoint rm %s --step %s` removes them",
+                self._folder, self._folder, shown,
+            )  # fmt: skip
 
     def _begin_from(self, path: str) -> None:
         kind = kind_of(Path(path)) if Path(path).is_dir() else None
@@ -276,13 +289,25 @@ class Store:
     def _committed(self, step: int) -> None:
         """A checkpoint is complete: tell, and remove those that are not to be kept any longer."""
         self._newest = step
-        self._saved(step, str(step_folder(self._folder, step)))
+        folder = step_folder(self._folder, step)
+        log.info("saved %s", folder)
+        self._saved(step, str(folder))
         self._on_first_rank(self._prune)
 
     def _prune(self) -> None:
-        kept, every = self._section.keep_latest_k, self._section.keep_every_n_steps
-        complete = [one.step for one in entries(self._folder) if one.manifest is not None] if kept else []
-        for step in to_remove(complete, kept, every):
+        steps = steps_in(self._folder)
+        folders = {step: step_folder(self._folder, step) for step in steps}
+        # A manifest is read once: those of large models are large.
+        self._complete |= {step for step in steps if step not in self._complete and entry(folders[step], step).manifest}
+        unwanted = to_remove(
+            [step for step in steps if step in self._complete],
+            self._section.keep_latest_k,
+            self._section.keep_every_n_steps,
+        )
+        # What interrupted saves have left. Nothing is being written now, and what is damaged has its manifest.
+        newest = max(self._complete.intersection(steps))
+        unwanted += [step for step in steps if step < newest and NAME not in folders[step].list()]
+        for step in unwanted:
             remove(self._folder, step)
 
     def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
