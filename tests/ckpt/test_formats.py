@@ -18,10 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
 from titan_ckpt import convert
+from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
 from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.train import trainer
+from titan_models_llama.config import LlamaArgs, RopeScaling
+from titan_models_llama.formats import hf_tensors, meta_tensors
 
 SIZE = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 96, "vocab_size": 288, "max_seq_len": 256}
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 32}
@@ -91,6 +94,24 @@ def test_an_export_is_loaded_by_transformers_with_our_logits(in_tmp: Path, tied:
     ours, _ = logits_of(begin, tokens)
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-5, atol=1e-5)
+
+
+def train_in(folder: str, overrides: dict[str, object]) -> dict[str, Tensor]:
+    os.chdir(folder)
+    return run_recipe("llama3_debug", overrides, weights=True).final
+
+
+def test_an_export_of_a_divided_run_is_put_together(gloo: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = {"parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 1, "training.global_batch_size": 4}
+    final = gloo.run(4, train_in, str(tmp_path), {**settings(False, True), **divided})[0]
+    monkeypatch.chdir(tmp_path)
+    assert titan("checkpoint", "convert", "outputs/llama3_debug", "exported", "--dtype", "bfloat16") == (0, "")
+    files = SafetensorsFiles(Path("exported"))
+    tensors = hf_tensors(LlamaArgs(**SIZE, rope_scaling=RopeScaling(**SCALING)))  # type: ignore[arg-type]
+    assert {one.name for one in tensors} == files.names()
+    for one in tensors:
+        ours = our_rows(files, one, 0, files.shape(one)[0])
+        assert torch.equal(ours, final[one.parameter].bfloat16()), one.name
 
 
 def their_model(folder: str, tied: bool, shard_size: str = "5GB") -> LlamaForCausalLM:
@@ -167,10 +188,6 @@ def test_each_rank_reads_its_share_of_foreign_weights(gloo: GlooPool, tmp_path: 
 def meta_files(folder: Path, model: LlamaForCausalLM, files: int) -> None:
     """As Meta publishes: the same weights, their rows as Meta orders them, divided over files."""
     folder.mkdir()
-    from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
-    from titan_models_llama.config import LlamaArgs, RopeScaling
-    from titan_models_llama.formats import hf_tensors, meta_tensors
-
     args = LlamaArgs(**SIZE, rope_theta=10_000.0, rope_scaling=RopeScaling(**SCALING))  # type: ignore[arg-type]
     model.save_pretrained(folder / "hf")
     source = SafetensorsFiles(folder / "hf")

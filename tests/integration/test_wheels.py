@@ -47,6 +47,9 @@ def test_core_and_a_model_are_enough(wheels: Path, tmp_path: Path) -> None:
     refused = titan("train", *short, "--nproc-per-node", "2")
     assert refused.returncode == 2
     assert "install titan-parallel" in refused.stderr
+    refused = titan("checkpoint", "list", "outputs/llama3_debug")
+    assert refused.returncode == 2
+    assert "titan checkpoint: this command comes with titan-ckpt; install titan-ckpt" in refused.stderr
     refused = titan("train", *short, "--float8.recipe_name", "rowwise")
     assert refused.returncode == 2
     assert "install titan-float8" in refused.stderr

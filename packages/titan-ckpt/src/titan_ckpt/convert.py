@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from titan_ckpt.cli import pick, progress
-from titan_ckpt.folder import Folder
+from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, read_config, require_tensors, their_rows
 from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor, check_chunk, write_manifest
 from titan_ckpt.tensors import MODEL
@@ -130,7 +130,7 @@ def from_foreign(
             whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
             whole = (whole.to(dtype) if dtype is not None else whole).contiguous()
             data = memoryview(whole.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-            file.write(data)
+            write_all(file, data)
             shape = tuple(whole.shape)
             chunk = Chunk((0,) * len(shape), shape, "data-00000.bin", at, len(data), hashlib.sha256(data).hexdigest())
             stored[f"{MODEL}.{tensor.parameter}"] = StoredTensor(str(whole.dtype).removeprefix("torch."), shape, (chunk,))

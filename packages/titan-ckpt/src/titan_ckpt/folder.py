@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
+def write_all(file: IO[bytes], data: memoryview) -> None:
+    """All of ``data``: a file without a buffer may take only some of it at a time, on a disk that fills up for instance."""
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
+
+
 _FLUSH_BYTES = 64 * 2**20
 
 
@@ -149,7 +156,7 @@ class Folder:
             system.pipe_file(path, data)
             return
         with self.create(f"{name}.new") as file:
-            file.write(data)
+            write_all(file, memoryview(data))
         _, path = (self / name)._located
         os.replace(f"{path}.new", path)
         self.sync()

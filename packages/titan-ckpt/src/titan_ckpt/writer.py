@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from titan_ckpt.folder import Folder
+from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.manifest import Chunk, Manifest, StoredTensor, write_manifest
 
 Digest = concurrent.futures.Future[tuple[int, str]]
@@ -60,9 +60,7 @@ class Writer(StorageWriter):
                     assert item.tensor_data is not None, "all that is no tensor goes into the manifest"
                     data = _bytes(planner.resolve_data(item))
                     hashed.append((item, start, hashing.submit(_digest, data)))
-                    written = 0
-                    while written < len(data):
-                        written += file.write(data[written:])
+                    write_all(file, data)
                     start += len(data)
                     # A tensor stays in memory until it is hashed: no more than a few at a time.
                     while len(hashed) > _WAITING:

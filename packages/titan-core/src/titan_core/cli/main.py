@@ -14,6 +14,7 @@ from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import describe_options
 from titan_core.discovery import CORE
 from titan_core.errors import UserError, nearest
+from titan_core.known_packages import package_for
 from titan_core.registry import Registry
 
 EXIT_USER_ERROR = 2
@@ -113,6 +114,9 @@ def _find(commands: dict[str, Command], argv: list[str]) -> tuple[Command, list[
         if not wanted:
             raise UserError.one(f"titan {argv[0]}", "a subcommand is needed", f"one of {', '.join(group)}")
         raise UserError.one(f"titan {argv[0]} {wanted}", "no such command", nearest(wanted, group))
+    package = package_for(argv[0], exactly=True)
+    if package is not None:
+        raise UserError.one(f"titan {argv[0]}", f"this command comes with {package}", f"install {package}, or switch it on")
     first_words = list(dict.fromkeys(name.split()[0] for name in commands))
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
 
