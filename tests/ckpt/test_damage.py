@@ -164,6 +164,12 @@ def test_a_folder_that_cannot_be_written_is_told_before_training(in_tmp: Path) -
         run({"checkpoint.folder": f"{in_tmp}/taken"})
 
 
+@pytest.mark.parametrize("folder", ["nosuch://bucket/run", "s3://bucket/run"])
+def test_a_place_that_fsspec_does_not_know_is_told(in_tmp: Path, folder: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be written: .*set checkpoint.folder to another place"):
+        run({"checkpoint.folder": folder})
+
+
 class FullDisk:
     """Lets files grow no further than some bytes, from one step to another."""
 

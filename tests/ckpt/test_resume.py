@@ -137,6 +137,41 @@ def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_p
     assert saved == {"step-3", "step-6", "step-7", "step-8"}
 
 
+def test_going_back_keeps_what_it_saves(gloo: GlooPool, tmp_path: Path) -> None:
+    """Later checkpoints, of what was left, do not push out new ones."""
+    every = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 3}
+    gloo.run(1, run_in, str(tmp_path), every)
+    gloo.run(1, run_in, str(tmp_path), {**every, "checkpoint.load_step": 6, "training.stop_at_step": 7})
+    saved = {path.name for path in (tmp_path / "outputs/llama3_debug/checkpoint").iterdir()}
+    assert saved == {"step-6", "step-7", "step-8"}
+
+
+def test_what_is_excluded_at_the_beginning_is_not_excluded_when_going_on(gloo: GlooPool, tmp_path: Path) -> None:
+    gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
+    begin = {
+        "checkpoint.initial_load_path": "one/checkpoint/step-8",
+        "checkpoint.exclude_from_loading": '["model.output.*", "optimizer.*"]',
+        "job.dump_folder": "two",
+    }
+    (first,) = gloo.run(1, run_in, str(tmp_path), {**begin, "training.stop_at_step": 4})
+    (second,) = gloo.run(1, run_in, str(tmp_path), begin)
+    assert all(torch.equal(second.initial[name], tensor) for name, tensor in first.final.items())
+    (whole,) = gloo.run(1, run_in, str(tmp_path), {**begin, "job.dump_folder": "three"})
+    assert first.losses + second.losses == whole.losses
+
+
+def test_excluded_optimizer_state_begins_anew(gloo: GlooPool, tmp_path: Path) -> None:
+    gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
+    weights = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "training.steps": 10}
+    (alone,) = gloo.run(1, run_in, str(tmp_path), {**weights, "job.dump_folder": "alone", "training.stop_at_step": 1})
+    both = {"checkpoint.initial_load_model_only": "false", "checkpoint.exclude_from_loading": '["optimizer.*"]'}
+    (record,) = gloo.run(1, run_in, str(tmp_path), {**weights, **both, "job.dump_folder": "both"})
+    assert len(record.losses) == 2
+    moved = {name: (record.final[name] - tensor).abs().max() for name, tensor in record.initial.items()}
+    assert all(torch.isfinite(one) and one > 0 for one in moved.values())
+    assert all(torch.equal(alone.initial[name], tensor) for name, tensor in record.initial.items())
+
+
 def test_weights_alone_begin_another_job(gloo: GlooPool, tmp_path: Path) -> None:
     (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "job.dump_folder": "two", "training.steps": 3}

@@ -121,10 +121,13 @@ class MetaFiles:
     at is read; and read by torch's unpickler that makes nothing but tensors."""
 
     def __init__(self, folder: Path) -> None:
-        self._shards: list[Mapping[str, Tensor]] = [
-            torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-            for file in sorted(folder.glob("consolidated.*.pth"))
-        ]
+        self._shards: list[Mapping[str, Tensor]] = []
+        for file in sorted(folder.glob("consolidated.*.pth")):
+            try:
+                self._shards.append(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
+            except Exception as error:
+                why = f"cannot be read: {' '.join(str(error).split())[:200]}"
+                raise UserError.one(str(file), why, "fetch it anew") from error
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""

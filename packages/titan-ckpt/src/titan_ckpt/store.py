@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,8 @@ from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.manifest import NAME, BrokenCheckpoint, Manifest
 from titan_ckpt.reader import Reader
 from titan_ckpt.retention import remove, to_remove
-from titan_ckpt.tensors import MODEL, begin_optimizer, model_tensors, optimizer_tensors, zero_optimizer
+from titan_ckpt.staging import Staging
+from titan_ckpt.tensors import MODEL, begin_optimizer, forget_state, model_tensors, optimizer_tensors, zero_optimizer
 from titan_ckpt.writer import Writer
 from titan_core.errors import Problem, UserError
 from titan_core.job.assemble import model_args
@@ -51,12 +53,13 @@ class Store:
         self._asynchronous = self._section.async_mode != "disabled"
         # A save beside training must not mix its messages with training's.
         self._group: Any = dist.new_group(backend="gloo") if self._asynchronous else None
-        self._stager = self._make_stager()
+        self._staging = self._make_staging()
         self._pending: tuple[int, Future[None]] | None = None
         self._beside = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._newest: int | None = None
         self._complete: set[int] = set()
+        self._excluded: list[str] = []
         self._require_writable()
 
     # -- restoring
@@ -68,6 +71,9 @@ class Store:
             UserError: there are checkpoints, and none can be used.
         """
         wanted = self._section.load_step
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+            wanted = -1  # the launcher starts the job again after a failure: what it did since is not to be lost
+        self._excluded = self._section.exclude_from_loading if wanted >= 0 else []
         candidates = [wanted] if wanted >= 0 else self._on_first_rank(lambda: steps_in(self._folder))
         problems: list[Problem] = []
         for step in candidates:
@@ -86,6 +92,7 @@ class Store:
             way_out = "set checkpoint.folder to another place to start anew, or mend what is said above"
             raise UserError(*problems, Problem(str(self._folder), "no checkpoint here can be used", way_out))
         if self._section.initial_load_path:
+            self._excluded = self._section.exclude_from_loading
             self._begin_from(self._section.initial_load_path)
 
     def _warn_of_later(self, step: int, wanted: int) -> None:
@@ -100,12 +107,12 @@ class Store:
             )  # fmt: skip
 
     def _begin_from(self, path: str) -> None:
-        kind = kind_of(Path(path)) if Path(path).is_dir() else None
+        kind = self._on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
         if kind is not None:
             self._begin_from_foreign(Path(path), kind)
             return
         folder = Folder(path)
-        found = self._on_first_rank(lambda: entry(folder, 0))
+        found = self._on_first_rank(lambda: _entry_or_problem(folder))
         problem = found.problem or self._load(found, weights_only=self._section.initial_load_model_only)
         if problem:
             where = self._job.config.where("checkpoint.initial_load_path", path)
@@ -113,6 +120,24 @@ class Store:
 
     def _begin_from_foreign(self, path: Path, kind: str) -> None:
         """Begin with weights in another format, each rank reading what it holds.
+
+        Raises:
+            UserError: they are not those of this job's model; on all ranks, whichever found it out.
+        """
+        opened, mistake = None, None
+        try:
+            opened = self._open_foreign(path, kind)
+        except UserError as error:
+            mistake = error
+        problems = [problem for error in self._world.gather(mistake) if error is not None for problem in error.problems]
+        if opened is None or problems:
+            raise UserError(*dict.fromkeys(problems)) from mistake
+        tensors, reader = opened
+        load(tensors, storage_reader=reader)
+        log.info("beginning with the weights of %s", path)
+
+    def _open_foreign(self, path: Path, kind: str) -> tuple[dict[str, Any], ForeignReader]:
+        """What to load, and from where.
 
         Raises:
             UserError: they are not those of this job's model.
@@ -135,14 +160,17 @@ class Store:
         if differences:
             raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
         tensors = model_tensors(self._state.parts)
-        tensors = {name: one for name, one in tensors.items() if not matches(name, self._section.exclude_from_loading)}
+        tensors = {name: one for name, one in tensors.items() if not matches(name, self._excluded)}
         foreign = {f"{MODEL}.{one.parameter}": one for one in form.tensors.load()(args)}
         files = open_files(path, kind)
+        unknown = [name for name in tensors if name not in foreign]
+        if unknown:
+            why = f"the model's plugin does not say what {unknown[0]} is called there"
+            raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
         shapes = {name.removeprefix(f"{MODEL}."): tuple(one.shape) for name, one in tensors.items()}
         mine = {name: foreign[name] for name in tensors}
         require_tensors(files, mine.values(), shapes, where)
-        load(tensors, storage_reader=ForeignReader(files, foreign))
-        log.info("beginning with the weights of %s", path)
+        return tensors, ForeignReader(files, foreign)
 
     def _load(self, found: Entry, weights_only: bool = False) -> str:
         """Load a checkpoint; why it could not be, if so. All ranks come to the same answer.
@@ -159,7 +187,8 @@ class Store:
         if not weights_only:
             begin_optimizer(self._state.optimizer)
             tensors |= optimizer_tensors(self._state.parts, self._state.optimizer)
-        tensors = {name: one for name, one in tensors.items() if not matches(name, self._section.exclude_from_loading)}
+        unwanted = {name for name in tensors if matches(name, self._excluded)}
+        tensors = {name: one for name, one in tensors.items() if name not in unwanted}
         self._require_same_tensors(found.folder, manifest, tensors)
         try:
             load(tensors, storage_reader=Reader(found.folder, manifest))
@@ -169,6 +198,7 @@ class Store:
                 raise
             zero_optimizer(self._state.optimizer)
             return str(reasons[0])
+        forget_state(self._state.parts, self._state.optimizer, unwanted)
         if not weights_only:
             plain.apply(dict(manifest.state), self._state, self._world)
             log.info("going on after step %d from %s", manifest.step, found.folder)
@@ -194,7 +224,7 @@ class Store:
             if name not in manifest.tensors or manifest.tensors[name].shape != shape
         ]
         theirs = (name for name in manifest.tensors if name.startswith(f"{MODEL}."))
-        excluded = self._section.exclude_from_loading
+        excluded = self._excluded
         differences += [f"{name} is not here" for name in theirs if name not in ours and not matches(name, excluded)]
         if differences:
             shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
@@ -220,11 +250,14 @@ class Store:
         self._save(last)
 
     def close(self) -> None:
-        """Wait for what is still being written."""
-        self.finish_pending()
+        """Wait for what is still being written, and for no other rank: after an error they may be elsewhere."""
+        if self._pending is not None:
+            step, future = self._pending
+            self._pending = None
+            error = future.exception()
+            if error is not None:
+                log.error("checkpoint of step %d could not be completed: %s", step, error)
         self._beside.shutdown()
-        if self._stager is not None:
-            self._stager.close()
 
     def _save(self, last: bool) -> None:
         step = self._state.step
@@ -239,7 +272,7 @@ class Store:
         values = {} if weights_only else plain.collect(self._state, self._world)
         folder = step_folder(self._folder, step)
         # What an interrupted save of the same step has left, or a run that was restarted from before it.
-        self._on_first_rank(lambda: remove(self._folder, step))
+        self._clear(step)
         writer = Writer(folder, self._world.rank, step, self._about(), values)
         if not self._asynchronous or last:
             try:
@@ -254,8 +287,11 @@ class Store:
 
     def _save_beside(self, tensors: dict[str, Tensor], writer: Writer) -> None:
         """In a thread of its own: copy, which must be done before the next update, and write the copy."""
+        copies: dict[str, Tensor] = {}
         try:
-            copies = self._stager.stage(tensors)
+            copies = self._staging.copy(tensors)
+        except (RuntimeError, MemoryError) as error:
+            writer.give_up(error)  # told to the other ranks by the save, which all have to take part in
         finally:
             self._copied.set()
         save(copies, storage_writer=writer, process_group=self._group)
@@ -292,10 +328,28 @@ class Store:
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
         self._saved(step, str(folder))
-        self._on_first_rank(self._prune)
+        self._on_first_rank(self._prune_if_possible)
+
+    def _clear(self, step: int) -> None:
+        """Remove what there is of a step's checkpoint. Where that fails, so will the save, which says so."""
+
+        def clear() -> None:
+            try:
+                remove(self._folder, step)
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
+
+        self._on_first_rank(clear)
+
+    def _prune_if_possible(self) -> None:
+        try:
+            self._prune()
+        except OSError as error:
+            log.warning("old checkpoints in %s cannot be removed: %s", self._folder, error.strerror or error)
 
     def _prune(self) -> None:
-        steps = steps_in(self._folder)
+        # Later ones belong to what was left with checkpoint.load_step: they neither count nor are they this run's to remove.
+        steps = [step for step in steps_in(self._folder) if self._newest is not None and step <= self._newest]
         folders = {step: step_folder(self._folder, step) for step in steps}
         # A manifest is read once: those of large models are large.
         self._complete |= {step for step in steps if step not in self._complete and entry(folders[step], step).manifest}
@@ -305,7 +359,7 @@ class Store:
             self._section.keep_every_n_steps,
         )
         # What interrupted saves have left. Nothing is being written now, and what is damaged has its manifest.
-        newest = max(self._complete.intersection(steps))
+        newest = max(self._complete.intersection(steps), default=-1)
         unwanted += [step for step in steps if step < newest and NAME not in folders[step].list()]
         for step in unwanted:
             remove(self._folder, step)
@@ -318,11 +372,11 @@ class Store:
         """
         rank, failure = next(iter(error.failures.items()))
         reason = failure[0] if isinstance(failure, tuple) else failure
-        if not isinstance(reason, OSError):
+        if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
             raise error
-        self._on_first_rank(lambda: remove(self._folder, step))  # it takes room, and is of no use
+        self._clear(step)  # it takes room, and is of no use
         newest = "there is none yet" if self._newest is None else f"the newest is that of step {self._newest}"
-        why = f"cannot be written (rank {rank}: {reason.strerror or reason})"
+        why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
         if last:
             raise UserError.one(str(step_folder(self._folder, step)), why, f"{newest}; make room and start the job again")
         log.error("checkpoint of step %d %s; training goes on, %s", step, why, newest)
@@ -340,21 +394,12 @@ class Store:
             **self._job.identity(),
         }
 
-    def _make_stager(self) -> Any:
-        if not self._asynchronous:
-            return None
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
+    def _make_staging(self) -> Staging:
         pinned = self._section.async_mode == "async_with_pinned_mem"
-        cuda = self._world.device.type == "cuda"
-        if pinned and not cuda:
+        if pinned and self._world.device.type != "cuda":
             key = "checkpoint.async_mode"
             raise UserError(self._job.config.problem(key, "pinned memory is for copies from a GPU", 'set it to "async"'))
-        return DefaultStager(
-            StagingOptions(
-                use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
-            )
-        )
+        return Staging(self._world.device, pinned)
 
     def _require_writable(self) -> None:
         """Find out before training, not after its first interval.
@@ -368,8 +413,8 @@ class Store:
                 self._folder.make()
                 self._folder.write(".writable", b"")
                 self._folder.remove(".writable")
-            except OSError as error:
-                return error.strerror or str(error)
+            except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
+                return getattr(error, "strerror", None) or str(error)
             return ""
 
         problem = self._on_first_rank(probe)
@@ -383,11 +428,19 @@ class Store:
             try:
                 box = [find(), None]
             except Exception as error:  # noqa: BLE001 - it is raised below, on all ranks
-                box = [None, error]
+                box = [None, error if isinstance(error, UserError | OSError) else RuntimeError(repr(error))]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         if box[1] is not None:
             raise box[1]
         return box[0]
+
+
+def _entry_or_problem(folder: Folder) -> Entry:
+    """The checkpoint in ``folder``, whatever its storage may raise."""
+    try:
+        return entry(folder, 0)
+    except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
+        return Entry(0, folder, None, getattr(error, "strerror", None) or str(error))
 
 
 def checkpoint_folder(dump_folder: str, folder: str) -> Folder:

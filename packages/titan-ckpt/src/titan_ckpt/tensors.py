@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,14 @@ def begin_optimizer(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+def forget_state(parts: Sequence[ModelPart], optimizer: Optimizer, names: Collection[str]) -> None:
+    """Forget what :func:`begin_optimizer` made for parameters that ``names`` has a tensor of: their first step makes it."""
+    named = [(name, parameter) for part in parts for name, parameter in part.module.named_parameters()]
+    for name, parameter in named:
+        if any(one.startswith(f"{OPTIMIZER}.{name}.") for one in names):
+            optimizer.state.pop(parameter, None)
 
 
 def zero_optimizer(optimizer: Optimizer) -> None:

@@ -33,6 +33,11 @@ class Writer(StorageWriter):
         self._folder = folder
         self._file = f"data-{rank:05d}.bin"
         self._step, self._about, self._state = step, about, state
+        self._error: Exception | None = None
+
+    def give_up(self, error: Exception) -> None:
+        """This rank cannot save: the save is to fail, on all ranks."""
+        self._error = error
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing is kept from a save to the next."""
@@ -42,6 +47,8 @@ class Writer(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
+        if self._error is not None:
+            raise self._error
         self._folder.make()
         return plan
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 Operator = Any
 Keep = Callable[[Operator, int], bool]
@@ -39,7 +40,7 @@ class _Counting(TorchDispatchMode):
 
 
 class _Keeping(_Counting):
-    def __init__(self, group_of: Callable[[Operator], Any], keep: Keep, kept: dict[Any, tuple[Tensor, int]]) -> None:
+    def __init__(self, group_of: Callable[[Operator], Any], keep: Keep, kept: dict[Any, Any]) -> None:
         super().__init__(group_of)
         self._keep, self._kept = keep, kept
 
@@ -47,27 +48,34 @@ class _Keeping(_Counting):
         result = operator(*arguments, **(keywords or {}))
         place = self.place_of(operator)
         if place is not None and self._keep(operator, place[1]):
-            for number, tensor in enumerate(_tensors(result)):
-                self._kept[*place, number] = (tensor.detach(), tensor._version)
+            # Whole, with what is no tensor: attention on a GPU gives numbers too.
+            self._kept[place] = tree_map_only(Tensor, _Kept, result)
         return result
 
 
 class _Using(_Counting):
-    def __init__(self, group_of: Callable[[Operator], Any], kept: dict[Any, tuple[Tensor, int]]) -> None:
+    def __init__(self, group_of: Callable[[Operator], Any], kept: dict[Any, Any]) -> None:
         super().__init__(group_of)
         self._kept = kept
 
     def __torch_dispatch__(self, operator: Operator, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         place = self.place_of(operator)
-        if place is None or (*place, 0) not in self._kept:
+        if place is None or place not in self._kept:
             return operator(*arguments, **(keywords or {}))
-        found: list[Tensor] = []
-        while (*place, len(found)) in self._kept:
-            tensor, version = self._kept[*place, len(found)]
-            if tensor._version != version:
-                raise RuntimeError(f"the result of {operator} was changed in place, and recomputation had kept it")
-            found.append(tensor.detach())
-        return found[0] if len(found) == 1 else tuple(found)
+        return tree_map_only(_Kept, lambda kept: kept.tensor_of(operator), self._kept[place])
+
+
+class _Kept:
+    """A tensor, as it was."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def tensor_of(self, operator: Operator) -> Tensor:
+        """The tensor, each time as another one that autograd knows nothing of yet."""
+        if self._tensor._version != self._version:
+            raise RuntimeError(f"the result of {operator} was changed in place, and recomputation had kept it")
+        return self._tensor.detach()
 
 
 def contexts(group_of: Callable[[Operator], Any], keep: Keep) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -76,9 +84,5 @@ def contexts(group_of: Callable[[Operator], Any], keep: Keep) -> tuple[TorchDisp
     Args:
         group_of: operator -> the group that it is counted in, ``None`` where it is never kept.
     """
-    kept: dict[Any, tuple[Tensor, int]] = {}
+    kept: dict[Any, Any] = {}
     return _Keeping(group_of, keep, kept), _Using(group_of, kept)
-
-
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(one for one in result if isinstance(one, Tensor))

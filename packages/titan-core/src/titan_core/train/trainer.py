@@ -133,8 +133,9 @@ class Trainer:
         self.lifecycle.step_end(report)
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
-            more = self.has_data() and not self._preempted and self.state.step < self.last_step
+            more = self.state.step < self.last_step and self.has_data() and not self._preempted
             self.checkpoints.after_step(last=not more, asked=self._save_asked)
+            self._save_asked = False
 
     def close(self) -> None:
         """Finish what is still being written."""
@@ -166,7 +167,7 @@ class Trainer:
         flags = (data is None, mistake is not None, asked.stop, asked.save)
         totals = self.world.sum(torch.tensor([targets, *map(int, flags)]))
         self._num_targets, ended, mistakes, stops, saves = totals.tolist()
-        self._preempted, self._save_asked = stops > 0, saves > 0
+        self._preempted, self._save_asked = stops > 0, self._save_asked or saves > 0
         if flags[-1]:
             asked.save = False  # told to all
         self._copy_targets = self._num_targets

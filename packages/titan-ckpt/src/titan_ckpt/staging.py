@@ -1,0 +1,36 @@
+"""Copies of tensors in the host's memory, to write from while training changes the tensors themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class Staging:
+    """Keeps its memory from one checkpoint to the next. (torch's ``DefaultStager`` cannot copy a DTensor in 2.11.)"""
+
+    def __init__(self, device: torch.device, pinned: bool) -> None:
+        self._device, self._pinned = device, pinned
+        self._copies: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What ``tensors`` hold now. The copies are good until the next call."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread, which may be another than the one that trains
+        staged = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return staged
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        copy = self._copies.get(name)
+        if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+            copy = torch.empty_like(local, device="cpu", memory_format=torch.contiguous_format, pin_memory=self._pinned)
+            self._copies[name] = copy
+        copy.copy_(local, non_blocking=self._pinned)
+        # Its place in the whole is the original's; the constructor is private, the same in torch 2.11 to 2.15.
+        return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
