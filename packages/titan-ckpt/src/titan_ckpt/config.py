@@ -28,13 +28,14 @@ class CheckpointSection(Section):
     keep_every_n_steps: int = Field(default=0, ge=0)
     """Keep every checkpoint whose step is a multiple of this for good; 0 keeps none so."""
     load_step: int = Field(default=-1, ge=-1)
-    """Go on from this step's checkpoint; -1: from the newest that is whole."""
+    """Go on from this step's checkpoint; -1: from the newest that is whole. A restart by the launcher takes the newest."""
     initial_load_path: str | None = None
     """A checkpoint to begin with where the run has none of its own yet."""
     initial_load_model_only: bool = True
     """Take only the weights from initial_load_path, and begin at step 0."""
     exclude_from_loading: list[str] = Field(default_factory=list)
-    """Patterns of what not to load, e.g. ["optimizer.*"] or ["model.output.*"]; it keeps its first values."""
+    """Patterns of what not to load from initial_load_path or load_step, e.g. ["optimizer.*"] or ["model.output.*"]; it keeps
+    its first values."""
     last_save_model_only: bool = False
     """Save only the weights after the last step, in export_dtype: for use, not to go on from."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
