@@ -183,7 +183,7 @@ class FullDisk:
         while step == 4 and not (CHECKPOINTS / "step-2" / "checkpoint.json").exists():
             time.sleep(0.01)  # a save beside training is to be done before the disk is full
         if self.first < step <= self.last:
-            time.sleep(0.5)  # what is written beside training meets the full disk
+            time.sleep(2.0)  # what is written beside training meets the full disk
         limit = 40_000 if self.first <= step <= self.last else self._limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self._limits[1]))
 
