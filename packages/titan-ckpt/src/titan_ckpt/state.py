@@ -22,8 +22,8 @@ def collect(state: TrainState, world: World) -> dict[str, Any]:
         TypeError: a schedule or a dataset keeps something that JSON cannot say.
     """
     loader = state.loader.state_dict()
-    generators: list[Any] = world.gather((world.data_rank, loader["shards"], rng.collect(world.device)))
-    shards = {name: position for _, owned, _ in generators for name, position in owned.items()}
+    by_rank: list[Any] = world.gather((loader["shards"], rng.collect(world.device)))
+    shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
     schedule = {key: value for key, value in state.lr_scheduler.state_dict().items() if key not in _BY_GROUP}
     collected = {
         "step": state.step,
@@ -31,7 +31,7 @@ def collect(state: TrainState, world: World) -> dict[str, Any]:
         "lr_scheduler": schedule,
         "loader": {"stream_of": loader["stream_of"], "shards": shards},
         "mesh": dict(world.plan.degrees),
-        "generators": [generator for _, _, generator in generators],
+        "generators": [generators for _, generators in by_rank],
     }
     json.dumps(collected)
     return collected

@@ -69,7 +69,7 @@ class Lifecycle:
             for name, arguments in (("titan_exception", {"error": error}), ("titan_train_end", {"end": end})):
                 try:
                     self._manager.subset_hook_caller(name, others)(**arguments)
-                except Exception:
+                except Exception:  # an observer's own failure must not hide the one that ends the run; it is logged whole
                     log.exception("observer %r failed in %s", observer, name)
 
     def train_end(self, end: TrainEnd) -> None:

@@ -34,10 +34,11 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     section = context.facts.section(ActivationCheckpointSection)
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile tells the compiler
+    twice = splits_backward(context.facts)
     for number, block in enumerate(part.blocks().values()):
         if section.mode == "full":
             _recompute(block)
-        elif section.selective_ac_option == "op" and splits_backward(context.facts):
+        elif section.selective_ac_option == "op" and twice:
             _recompute(block, context_fn=lambda: contexts(_group_of, _is_kept))
         elif section.selective_ac_option == "op":
             # A new policy for each call: it counts, and must count the recomputation as it counted the forward pass.

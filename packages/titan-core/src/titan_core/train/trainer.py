@@ -105,8 +105,8 @@ class Trainer:
             directory.begin(job, self.state.step)
         self._looked_after = -1  # the step after which :meth:`has_data` looked last
         self._data_ended = False
-        self._preempted = False  # some rank was asked to stop, or to save
-        self._save_asked = False
+        self._preempted = False  # some rank was asked to stop
+        self._save_asked = False  # some rank was asked for a checkpoint, which has not been taken yet
         self._num_targets = 0  # of the global batch
         self._copy_targets = 0  # of the part of it that this rank's copy of the weights sees: all, unless copies train apart
         self._data_seconds = 0.0
@@ -129,7 +129,7 @@ class Trainer:
         self.has_data()
         data = self.state.loader.next_step()
         assert data is not None
-        report = self._train_step(data, self._num_targets, self._copy_targets, self._data_seconds)
+        report = self._train_step(data)
         self.lifecycle.step_end(report)
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
@@ -195,11 +195,11 @@ class Trainer:
             reason = "the dataset has ended"
         return TrainEnd(step, completed, reason)
 
-    def _train_step(self, data: StepData, num_targets: int, copy_targets: int, data_seconds: float) -> StepReport:
+    def _train_step(self, data: StepData) -> StepReport:
         """Forward, backward, clip, update."""
-        state = self.state
-        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], copy_targets)
-        loss = loss * (copy_targets / num_targets)
+        state, num_targets = self.state, self._num_targets
+        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], self._copy_targets)
+        loss = loss * (self._copy_targets / num_targets)
         if not self.world.is_first_along("weights"):
             loss = torch.zeros_like(loss)  # these ranks computed the same loss as the first
         loss = self.world.sum(loss)
@@ -215,7 +215,7 @@ class Trainer:
         state.optimizer.zero_grad()
         state.step += 1
         state.tokens_seen += num_targets
-        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, data_seconds)
+        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, self._data_seconds)
 
     def _step_runner(self, parts: list[ModelPart], context: TransformContext) -> StepRunner:
         for transform in self.job.transforms:
