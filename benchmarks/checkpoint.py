@@ -2,7 +2,8 @@
 
 In one process, in turns: (1) as many bytes, written to one file and made durable; (2) a checkpoint; (3) a checkpoint beside
 training, of which only the time that it keeps training waiting counts (the copy is made during forward and backward of the
-next step). The peak of memory is what the process holds most while it saves, less what it held before.
+next step). The peak of memory is what the process holds most while it saves, less what it held before, in a round of its own
+without forward and backward.
 
     uv run python benchmarks/checkpoint.py
 """
@@ -21,7 +22,9 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from titan_ckpt.store import Store
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.folder import Folder
+from titan_ckpt.saving import Saving
 from titan_ckpt.tensors import begin_optimizer, model_tensors, optimizer_tensors
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
@@ -99,7 +102,8 @@ def main() -> None:
         begin_optimizer(state.optimizer)
         tensors = {**model_tensors(state.parts), **optimizer_tensors(state.parts, state.optimizer)}
         num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
-        store = Store(CheckpointRequest(job, world, state, lambda step: None, lambda step, path: None))
+        request = CheckpointRequest(job, world, state, lambda step: None, lambda step, path: None)
+        saving = Saving(request, config.section(CheckpointSection), Folder(root))
         batches = [Batch(torch.zeros(4, 256, dtype=torch.int64), torch.zeros(4, 256, dtype=torch.int64))]
         data = memoryview(torch.zeros(64 * MIB, dtype=torch.uint8).random_(256).numpy())
         peaks = {"saving": Peak(), "saving beside training": Peak()}
@@ -108,19 +112,21 @@ def main() -> None:
             plain.append(write_plainly(f"{root}/plain", data, num_bytes))
             started = time.perf_counter()
             with peaks["saving"].watching() if number == 0 else nullcontext():
-                store.after_step(last=True, asked=False)
+                saving.save(last=True)
             saved.append(time.perf_counter() - started)
             state.step += 1
             started = time.perf_counter()
             with peaks["saving beside training"].watching() if number == 0 else nullcontext():
-                store.after_step(last=False, asked=True)
+                saving.save(last=False)
                 waited = time.perf_counter() - started
-                trainer.run_step(batches, 1)  # forward and backward of the next step
+                if number > 0:
+                    trainer.run_step(batches, 1)  # forward and backward of the next step
                 before_update = time.perf_counter()
-                store.before_update()
+                saving.wait_for_copy()
                 blocked.append(waited + time.perf_counter() - before_update)
-                store.finish_pending()
+                saving.finish_pending()
             whole.append(time.perf_counter() - started)
+        saving.close()
         trainer.close()
     shutil.rmtree(root)
     times = {name: statistics.median(one[1:]) for name, one in

@@ -38,7 +38,7 @@ def titan_job_assembled(job):
 
 
 def watch(wanted, number):
-    from titan_ckpt import folder, manifest, retention, store, writer
+    from titan_ckpt import folder, manifest, saving, writer
 
     saves = 0
 
@@ -46,7 +46,7 @@ def watch(wanted, number):
         if phase == wanted and saves >= number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    original_save = store.Store._save
+    original_save = saving.Saving.save
 
     def save(self, last):
         nonlocal saves
@@ -54,7 +54,7 @@ def watch(wanted, number):
         kill("staging")
         return original_save(self, last)
 
-    original_bytes = writer._bytes
+    original_bytes = writer.bytes_of
     written = 0
 
     def to_bytes(data):
@@ -84,8 +84,8 @@ def watch(wanted, number):
         if name == manifest.NAME and self.list():
             kill("pruning")
 
-    store.Store._save = save
-    writer._bytes = to_bytes
+    saving.Saving.save = save
+    writer.bytes_of = to_bytes
     folder.Folder.write = write
     folder.Folder.remove = remove
 '''

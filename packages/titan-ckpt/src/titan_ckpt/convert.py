@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +15,11 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from titan_ckpt.chunks import bytes_of, digest, read_chunk
 from titan_ckpt.cli import pick, progress
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, read_config, require_tensors, their_rows
-from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor, check_chunk, write_manifest
+from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor, write_manifest
 from titan_ckpt.tensors import MODEL
 from titan_core.components import Model
 from titan_core.errors import UserError
@@ -128,11 +128,11 @@ def from_foreign(
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
         for tensor in tensors:
             whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
-            whole = (whole.to(dtype) if dtype is not None else whole).contiguous()
-            data = memoryview(whole.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            whole = whole.to(dtype) if dtype is not None else whole
+            data = bytes_of(whole)
             write_all(file, data)
             shape = tuple(whole.shape)
-            chunk = Chunk((0,) * len(shape), shape, "data-00000.bin", at, len(data), hashlib.sha256(data).hexdigest())
+            chunk = Chunk((0,) * len(shape), shape, "data-00000.bin", at, len(data), digest(data))
             stored[f"{MODEL}.{tensor.parameter}"] = StoredTensor(str(whole.dtype).removeprefix("torch."), shape, (chunk,))
             at += len(data)
             advance(1)
@@ -151,18 +151,12 @@ def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
     stored = manifest.tensors[name]
     dtype = getattr(torch, stored.dtype)
     whole = torch.empty(stored.shape, dtype=dtype)
-    for chunk in stored.chunks:
-        if not chunk.num_bytes:
-            continue
-        with folder.open(chunk.file) as file:
-            file.seek(chunk.start)
-            data = bytearray(file.read(chunk.num_bytes))
-        try:
-            check_chunk(name, chunk, memoryview(data))
-        except BrokenCheckpoint as error:
-            raise UserError.one(str(folder), str(error), "take another checkpoint") from None
-        box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
-        whole[box] = torch.frombuffer(data, dtype=dtype).view(chunk.shape)
+    try:
+        for chunk in stored.chunks:
+            box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
+            whole[box] = read_chunk(folder, name, chunk, dtype)
+    except BrokenCheckpoint as error:
+        raise UserError.one(str(folder), str(error), "take another checkpoint") from None
     return whole
 
 

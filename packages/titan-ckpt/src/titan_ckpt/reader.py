@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from titan_ckpt.chunks import read_chunk
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import Chunk, Manifest, check_chunk
+from titan_ckpt.manifest import Chunk, Manifest
 
 
 class Reader(StorageReader):
@@ -63,12 +64,7 @@ class Reader(StorageReader):
             wanted.setdefault(self._chunk(item.storage_index), []).append(item)
         for chunk in sorted(wanted, key=lambda chunk: (chunk.file, chunk.start)):
             name = wanted[chunk][0].storage_index.fqn
-            with self._folder.open(chunk.file) as file:
-                file.seek(chunk.start)
-                data = bytearray(file.read(chunk.num_bytes))
-            check_chunk(name, chunk, memoryview(data))
-            dtype = getattr(torch, self._manifest.tensors[name].dtype)
-            whole = torch.frombuffer(data, dtype=dtype).view(chunk.shape) if data else torch.empty(chunk.shape, dtype=dtype)
+            whole = read_chunk(self._folder, name, chunk, getattr(torch, self._manifest.tensors[name].dtype))
             for item in wanted[chunk]:
                 box = tuple(
                     slice(start, start + length) for start, length in zip(item.storage_offsets, item.lengths, strict=True)

@@ -53,15 +53,13 @@ def begin_optimizer(optimizer: Optimizer) -> None:
 
 def forget_state(parts: Sequence[ModelPart], optimizer: Optimizer, names: Collection[str]) -> None:
     """Forget what :func:`begin_optimizer` made for parameters that ``names`` has a tensor of: their first step makes it."""
-    named = [(name, parameter) for part in parts for name, parameter in part.module.named_parameters()]
-    for name, parameter in named:
-        if any(one.startswith(f"{OPTIMIZER}.{name}.") for one in names):
-            optimizer.state.pop(parameter, None)
-
-
-def zero_optimizer(optimizer: Optimizer) -> None:
-    """Forget what :func:`begin_optimizer` made."""
-    optimizer.state.clear()
+    parameters = {
+        name.removeprefix(f"{OPTIMIZER}.").rpartition(".")[0] for name in names if name.startswith(f"{OPTIMIZER}.")
+    }
+    for part in parts:
+        for name, parameter in part.module.named_parameters():
+            if name in parameters:
+                optimizer.state.pop(parameter, None)
 
 
 def trained(optimizer: Optimizer) -> Iterator[nn.Parameter]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import hashlib
 import os
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from titan_ckpt.chunks import bytes_of, digest
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.manifest import Chunk, Manifest, StoredTensor, write_manifest
 
-Digest = concurrent.futures.Future[tuple[int, str]]
+Digest = concurrent.futures.Future[str]
 _WAITING = 4
 
 
@@ -61,12 +59,12 @@ class Writer(StorageWriter):
         results: list[WriteResult] = []
         if plan.items:
             with self._folder.create(self._file) as file, ThreadPoolExecutor(1) as hashing:
-                hashed: deque[tuple[WriteItem, int, Digest]] = deque()
+                hashed: deque[tuple[WriteItem, int, int, Digest]] = deque()
                 start = 0
                 for item in plan.items:
                     assert item.tensor_data is not None, "all that is no tensor goes into the manifest"
-                    data = _bytes(planner.resolve_data(item))
-                    hashed.append((item, start, hashing.submit(_digest, data)))
+                    data = bytes_of(planner.resolve_data(item))  # type: ignore[arg-type]
+                    hashed.append((item, start, len(data), hashing.submit(digest, data)))
                     write_all(file, data)
                     start += len(data)
                     # A tensor stays in memory until it is hashed: no more than a few at a time.
@@ -77,11 +75,10 @@ class Writer(StorageWriter):
         future.set_result(results)
         return future
 
-    def _result(self, item: WriteItem, start: int, digest: Digest) -> WriteResult:
+    def _result(self, item: WriteItem, start: int, num_bytes: int, sha256: Digest) -> WriteResult:
         assert item.tensor_data is not None
         box = item.tensor_data.chunk
-        num_bytes, sha256 = digest.result()
-        chunk = Chunk(tuple(box.offsets), tuple(box.sizes), self._file, start, num_bytes, sha256)
+        chunk = Chunk(tuple(box.offsets), tuple(box.sizes), self._file, start, num_bytes, sha256.result())
         return WriteResult(index=item.index, size_in_bytes=num_bytes, storage_data=chunk)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -106,14 +103,3 @@ class Writer(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """The folder is given when it is made, not as an id."""
         return False
-
-
-def _digest(data: memoryview) -> tuple[int, str]:
-    return len(data), hashlib.sha256(data).hexdigest()
-
-
-def _bytes(data: Any) -> memoryview:
-    """The tensor's bytes, in row-major order."""
-    assert isinstance(data, Tensor)
-    flat = data.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

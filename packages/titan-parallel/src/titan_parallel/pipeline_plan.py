@@ -46,7 +46,6 @@ DualPipe arXiv 2412.19437."""
 class PipelinePlan:
     """The pipeline of a job."""
 
-    ranks: int
     microbatches: int
     """Microbatches of one optimizer step."""
     stages: tuple[tuple[str, ...], ...]
@@ -71,7 +70,7 @@ def plan_pipeline(facts: JobFacts) -> PipelinePlan:
     table = schedule_table(facts)
     number = number_of_stages(facts, table)
     rank_of = table.rank_of if table is not None else _rank_of(number, ranks, schedule_of(facts).order)
-    return PipelinePlan(ranks, microbatches_of(facts), cut(facts, number), rank_of)
+    return PipelinePlan(microbatches_of(facts), cut(facts, number), rank_of)
 
 
 def schedule_of(facts: JobFacts) -> Schedule:

@@ -174,8 +174,7 @@ class Trainer:
         if self.world.plan.copies > 1:
             self._copy_targets = int(self.world.sum_over_copy(torch.tensor(targets)))
         if mistakes:
-            told = [error.problems for error in self.world.gather(mistake) if error is not None]
-            raise UserError(*dict.fromkeys(problem for problems in told for problem in problems)) from mistake
+            self.world.raise_together(mistake)
         self._data_ended = ended > 0
         self._looked_after = self.state.step
         self._data_seconds = time.perf_counter() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -76,6 +76,34 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def on_first_rank(self, find: Callable[[], T]) -> T:
+        """What ``find`` gives on rank 0, on every rank.
+
+        Raises:
+            Exception: what it raises there, on every rank (as a RuntimeError what need not be the same elsewhere).
+        """
+        box: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                box = [find(), None]
+            except Exception as error:  # noqa: BLE001 - it is raised below, on all ranks
+                box = [None, error if isinstance(error, UserError | OSError) else RuntimeError(repr(error))]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        if box[1] is not None:
+            raise box[1]
+        return box[0]
+
+    def raise_together(self, mistake: UserError | None) -> None:
+        """Called by all ranks, each with what it found wrong, if anything.
+
+        Raises:
+            UserError: some rank found something; on every rank, with what all found.
+        """
+        told = (error.problems for error in self.gather(mistake) if error is not None)
+        problems = dict.fromkeys(problem for problems in told for problem in problems)
+        if problems:
+            raise UserError(*problems) from mistake
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""Beginning a run with weights in another format, each rank reading what it holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from titan_ckpt.foreign_files import CONFIG_OF, kind_of, open_files, read_config, require_tensors
+from titan_ckpt.foreign_reader import ForeignReader
+from titan_ckpt.tensors import MODEL, model_tensors
+from titan_core.errors import UserError
+from titan_core.job.assemble import model_args
+from titan_core.patterns import matches
+from titan_core.train.checkpoint import CheckpointRequest
+
+log = logging.getLogger(__name__)
+
+
+def foreign_kind(request: CheckpointRequest, path: str) -> str | None:
+    """The foreign format of what is at ``path``, the same on all ranks; ``None`` where it is none."""
+    return request.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
+
+
+def begin_from_foreign(request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]) -> None:
+    """Load the weights in ``path`` into the model, but for those that match ``excluded``.
+
+    Raises:
+        UserError: they are not those of this job's model; on all ranks, whichever found it out.
+    """
+    opened, mistake = None, None
+    try:
+        opened = _open(request, path, kind, excluded)
+    except UserError as error:
+        mistake = error
+    request.world.raise_together(mistake)
+    assert opened is not None
+    tensors, reader = opened
+    load(tensors, storage_reader=reader)
+    log.info("beginning with the weights of %s", path)
+
+
+def _open(
+    request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]
+) -> tuple[dict[str, Tensor], ForeignReader]:
+    """What to load, and from where.
+
+    Raises:
+        UserError: they are not those of this job's model.
+    """
+    job = request.job
+    where = job.config.where("checkpoint.initial_load_path", str(path))
+    form = next((one for one in job.model.formats if one.name == kind), None)
+    if form is None:
+        raise UserError.one(where, f"model {job.model.name!r} does not know this format", "convert it elsewhere")
+    args = model_args(job.config, job.model)
+    try:
+        theirs = form.to_args.load()(read_config(path, kind))
+    except (ValueError, KeyError) as error:
+        raise UserError.one(where, f"{CONFIG_OF[kind]} describes another model: {error}", "train that one") from None
+    # A longer or shorter context is the same weights.
+    differences = [
+        f"{key} is {value!r} there and {mine!r} here"
+        for (key, value), (_, mine) in zip(theirs, args, strict=True)
+        if value != mine and key != "max_seq_len"
+    ]
+    if differences:
+        raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
+    tensors = model_tensors(request.state.parts)
+    tensors = {name: one for name, one in tensors.items() if not matches(name, excluded)}
+    foreign = {f"{MODEL}.{one.parameter}": one for one in form.tensors.load()(args)}
+    files = open_files(path, kind)
+    unknown = [name for name in tensors if name not in foreign]
+    if unknown:
+        why = f"the model's plugin does not say what {unknown[0]} is called there"
+        raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
+    shapes = {name.removeprefix(f"{MODEL}."): tuple(one.shape) for name, one in tensors.items()}
+    require_tensors(files, [foreign[name] for name in tensors], shapes, where)
+    return tensors, ForeignReader(files, foreign)

@@ -1,0 +1,185 @@
+"""Writing checkpoints, at once or beside training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from titan_ckpt import state as plain
+from titan_ckpt.catalogue import step_folder
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.folder import Folder
+from titan_ckpt.retention import Retention, remove
+from titan_ckpt.staging import Staging
+from titan_ckpt.tensors import model_tensors, optimizer_tensors
+from titan_ckpt.writer import Writer
+from titan_core.errors import UserError
+from titan_core.job.assemble import model_args
+from titan_core.train.checkpoint import CheckpointRequest
+
+log = logging.getLogger(__name__)
+
+
+class Saving:
+    """Writes a run's checkpoints into ``folder``. All ranks call the same methods in the same order."""
+
+    def __init__(self, request: CheckpointRequest, section: CheckpointSection, folder: Folder) -> None:
+        self._job, self._world, self._state = request.job, request.world, request.state
+        self._saved, self._section, self._folder = request.saved, section, folder
+        self._asynchronous = section.async_mode != "disabled"
+        # A save beside training must not mix its messages with training's.
+        self._group: Any = dist.new_group(backend="gloo") if self._asynchronous else None
+        self._staging = self._make_staging()
+        self._retention = Retention(folder, section.keep_latest_k, section.keep_every_n_steps)
+        self._pending: tuple[int, Future[None]] | None = None
+        self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self._copied = threading.Event()
+        self.newest: int | None = None
+        """Step of the newest whole checkpoint that this run has made or begun from."""
+
+    def save(self, last: bool) -> None:
+        """Save the state: beside training if the config says so, unless it is the ``last`` one.
+
+        Raises:
+            UserError: the last one could not be written.
+        """
+        step = self._state.step
+        exported = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
+        weights_only = exported or step == 0  # the optimizer has no state yet
+        tensors = model_tensors(self._state.parts)
+        if exported:
+            dtype = getattr(torch, self._section.export_dtype)
+            tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        if not weights_only:
+            tensors |= optimizer_tensors(self._state.parts, self._state.optimizer)
+        values = {} if weights_only else plain.collect(self._state, self._world)
+        folder = step_folder(self._folder, step)
+        # What an interrupted save of the same step has left, or a run that was restarted from before it.
+        self._clear(step)
+        writer = Writer(folder, self._world.rank, step, self._about(), values)
+        if not self._asynchronous or last:
+            try:
+                save(tensors, storage_writer=writer)
+            except CheckpointException as error:
+                self._failed(step, error, last)
+            else:
+                self._committed(step)
+            return
+        self._copied.clear()
+        self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
+
+    def _save_beside(self, tensors: dict[str, Tensor], writer: Writer) -> None:
+        """In a thread of its own: copy, which must be done before the next update, and write the copy."""
+        copies: dict[str, Tensor] = {}
+        try:
+            copies = self._staging.copy(tensors)
+        except (RuntimeError, MemoryError) as error:
+            writer.give_up(error)  # told to the other ranks by the save, which all have to take part in
+        finally:
+            self._copied.set()
+        save(copies, storage_writer=writer, process_group=self._group)
+
+    def wait_for_copy(self) -> None:
+        """Wait for the copy that a save beside training writes from. It was made during forward and backward."""
+        if self._pending is not None:
+            self._copied.wait()
+
+    def report_finished(self) -> None:
+        """Say that a save beside training is done, on all ranks after the same step."""
+        if self._pending is None:
+            return
+        done = torch.tensor(int(self._pending[1].done()))
+        if int(self._world.sum(done)) == self._world.size:
+            self.finish_pending()
+
+    def finish_pending(self) -> None:
+        """Wait for a save that is still going on beside training."""
+        if self._pending is None:
+            return
+        step, future = self._pending
+        self._pending = None
+        try:
+            future.result()
+        except CheckpointException as error:
+            self._failed(step, error, last=False)
+        else:
+            self._committed(step)
+
+    def _committed(self, step: int) -> None:
+        """A checkpoint is complete: tell, and remove those that are not to be kept any longer."""
+        self.newest = step
+        folder = step_folder(self._folder, step)
+        log.info("saved %s", folder)
+        self._saved(step, str(folder))
+
+        def prune() -> None:
+            try:
+                self._retention.prune(step)
+            except OSError as error:
+                log.warning("old checkpoints in %s cannot be removed: %s", self._folder, error.strerror or error)
+
+        self._world.on_first_rank(prune)
+
+    def _clear(self, step: int) -> None:
+        """Remove what there is of a step's checkpoint. Where that fails, so will the save, which says so."""
+
+        def clear() -> None:
+            try:
+                remove(self._folder, step)
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
+
+        self._world.on_first_rank(clear)
+
+    def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
+        """A checkpoint could not be written. Training goes on, unless this was its last chance.
+
+        Raises:
+            UserError: it was.
+        """
+        rank, failure = next(iter(error.failures.items()))
+        reason = failure[0] if isinstance(failure, tuple) else failure
+        if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
+            raise error
+        self._clear(step)  # it takes room, and is of no use
+        newest = "there is none yet" if self.newest is None else f"the newest is that of step {self.newest}"
+        why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
+        if last:
+            raise UserError.one(str(step_folder(self._folder, step)), why, f"{newest}; make room and start the job again")
+        log.error("checkpoint of step %d %s; training goes on, %s", step, why, newest)
+
+    def close(self) -> None:
+        """Wait for what is still being written, and for no other rank: after an error they may be elsewhere."""
+        if self._pending is not None:
+            step, future = self._pending
+            self._pending = None
+            error = future.exception()
+            if error is not None:
+                log.error("checkpoint of step %d could not be completed: %s", step, error)
+        self._beside.shutdown()
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "model": self._job.name,
+            "model_name": self._job.model.name,
+            "model_args": model_args(self._job.config, self._job.model).model_dump(),
+            "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
+            "world_size": self._world.size,
+            "torch": torch.__version__,
+            **self._job.identity(),
+        }
+
+    def _make_staging(self) -> Staging:
+        pinned = self._section.async_mode == "async_with_pinned_mem"
+        if pinned and self._world.device.type != "cuda":
+            key = "checkpoint.async_mode"
+            raise UserError(self._job.config.problem(key, "pinned memory is for copies from a GPU", 'set it to "async"'))
+        return Staging(self._world.device, pinned)
