@@ -29,6 +29,7 @@ from titan_ckpt.tensors import begin_optimizer, model_tensors, optimizer_tensors
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.data.batch import Batch
+from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.lifecycle import Lifecycle
 from titan_core.registry import Registry
@@ -97,7 +98,7 @@ def main() -> None:
     job = assemble(config, registry, 1)
     plain, saved, blocked, whole = [], [], [], []
     with join_world(job) as world:
-        trainer = Trainer(job, world, job.dataset.open.load()(job.dataset_request), Lifecycle([]), RunDirectory.create(root))
+        trainer = Trainer(job, world, OpenedData.of(job), Lifecycle([]), RunDirectory.create(root))
         state = trainer.state
         begin_optimizer(state.optimizer)
         tensors = {**model_tensors(state.parts), **optimizer_tensors(state.parts, state.optimizer)}

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.data.batch import Batch
+from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.lifecycle import Lifecycle
 from titan_core.registry import Registry
@@ -85,9 +86,8 @@ def main() -> None:
     config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     job = assemble(config, registry, 1)
     with join_world(job) as world:
-        source = job.dataset.open.load()(job.dataset_request)
         lifecycle = Lifecycle([debugger.build.load()(job.facts) for debugger in job.debuggers])
-        trainer = Trainer(job, world, source, lifecycle, RunDirectory.create(job.dump_folder))
+        trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
         loop, ours = measure(trainer, world, arguments.rounds, arguments.block)
         trainer.close()
     tokens = job.facts.batch.tokens_per_step

@@ -44,7 +44,7 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
         (
             "[[optimizer.param_groups]]\npatern = '*'",
             [],
-            r"param_groups\.0\.patern = \"\*\": unknown key; did you mean 'patt",
+            r"param_groups\[0\]\.patern = \"\*\": unknown key; did you mean 'patt",
         ),
         ("", ["--training.steps", "x"], r"command line: training\.steps = \"x\": must be a valid integer"),
         ("", ["--training.stepz=3"], r"command line: training\.stepz = 3: unknown key"),

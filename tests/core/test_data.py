@@ -5,64 +5,46 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from titan_core.config.config import Config
-from titan_core.config.sections import DataSection, TrainingSection
-from titan_core.data.huggingface import StreamedDocuments
-from titan_core.data.loader import DataLoader, require_documents
-from titan_core.data.local_files import check_files
-from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import DatasetRequest, DocumentSource
-from titan_core.data.stdlib import open_stdlib
-from titan_core.data.text_files import PIECE, open_text
+from harness.letters import BYTE, letters, stream
+from titan_core.data.batch import IGNORE
+from titan_core.data.buffered_shuffle import ShuffledStream
+from titan_core.data.loader import DataLoader
+from titan_core.data.mixture import Mixture
+from titan_core.data.reading import DocumentReader, ReadPolicy
+from titan_core.data.shards import ShardGroup
+from titan_core.data.source import CorruptRecord
+from titan_core.data.stream_spec import StreamSpec
 from titan_core.data.tokens import TokenStream
 from titan_core.errors import UserError
 from titan_core.job.batch_plan import BatchPlan
-from titan_core.tokenizers.tiktoken_tokenizer import build_byte
 
-BYTE = build_byte(None)
-
-
-class Letters:
-    """Document ``i`` is ``lengths[i]`` times a character of its own."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def text(self, index: int) -> str:
-        return chr(33 + index % 90) * self.lengths[index]
+LENGTHS = ",".join(str(1 + index * 7 % 23) for index in range(100))
+MIXED = (letters(LENGTHS, weight=3.0), letters(LENGTHS, "digits", weight=1.0))
 
 
-def source(lengths: list[int], seed: int = 0) -> DocumentSource:
-    return ShuffledDocuments(Letters(lengths), seed)
-
-
-def plan(ranks: int, microbatches: int, global_size: int = 8, shards: int = 8, seq_len: int = 7) -> BatchPlan:
+def plan(ranks: int, microbatches: int = 1, global_size: int = 8, shards: int = 8, seq_len: int = 7) -> BatchPlan:
     return BatchPlan(global_size, global_size // ranks // microbatches, microbatches, ranks, shards, seq_len)
 
 
-def loaders(ranks: int, microbatches: int = 1, seed: int = 0, **keywords: Any) -> list[DataLoader]:
-    lengths = [1 + index * 7 % 23 for index in range(100)]
-    config = config_with(keywords.pop("on_end", "repeat"))
-    shape = plan(ranks, microbatches, **keywords)
-    return [DataLoader(source(lengths, seed), BYTE, shape, config, rank) for rank in range(ranks)]
+def loaders_of(spec: StreamSpec, **options: Any) -> list[DataLoader]:
+    return [DataLoader(spec, spec.open_sources(), BYTE, rank, **options) for rank in range(spec.plan.ranks)]
 
 
-def config_with(on_end: str = "repeat") -> Config:
-    sections = {
-        TrainingSection: TrainingSection(dataset="letters"),
-        DataSection: DataSection(on_end=on_end),  # type: ignore[arg-type]
-    }
-    return Config("test", sections)
+def loaders(ranks: int, microbatches: int = 1, workers: int = 0, on_end: str = "repeat", **shape: Any) -> list[DataLoader]:
+    spec = stream(letters(LENGTHS), plan=plan(ranks, microbatches, **shape), on_end=on_end)
+    return loaders_of(spec, workers=workers)
+
+
+def close(*groups: list[DataLoader]) -> None:
+    for loader in itertools.chain(*groups):
+        loader.close()
 
 
 def merged(loaders: list[DataLoader]) -> dict[str, Any]:
@@ -84,6 +66,7 @@ def test_every_division_of_a_step_consumes_the_same_tokens(ranks: int, microbatc
     one, many = loaders(1), loaders(ranks, microbatches)
     for _ in range(30):
         assert global_batch(one) == global_batch(many)
+    close(one, many)
 
 
 def test_a_shard_may_give_several_sequences_a_step() -> None:
@@ -93,44 +76,237 @@ def test_a_shard_may_give_several_sequences_a_step() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_restored_stream_goes_on_exactly_on_any_number_of_ranks(seed: int) -> None:
+def test_a_stream_goes_on_exactly_after_an_interruption_on_any_number_of_ranks(seed: int) -> None:
     generator = random.Random(seed)
-    before, after = generator.choice([1, 2, 4, 8]), generator.choice([1, 2, 4, 8])
-    uninterrupted, first = loaders(1), loaders(before)
+    # One in five with worker processes, which take a moment to start.
+    workers = 2 if seed % 5 == 0 else 0
+    documents = MIXED if seed % 2 else MIXED[:1]
+
+    def division() -> list[DataLoader]:
+        ranks = generator.choice([1, 2, 4])
+        accumulation = generator.choice([1, 2, 4]) if ranks < 4 else generator.choice([1, 2])
+        return loaders_of(stream(*documents, plan=plan(ranks, accumulation)), workers=workers, document_mask=True)
+
+    uninterrupted, first, second = loaders_of(stream(*documents, plan=plan(1))), division(), division()
     for _ in range(generator.randrange(40)):
         assert global_batch(uninterrupted) == global_batch(first)
     for loader in first:
         loader.peek()  # what was read ahead and not consumed is not lost
     state = merged(first)
-    second = loaders(after)
     for loader in second:
         loader.load_state_dict(state)
     for _ in range(20):
         assert global_batch(uninterrupted) == global_batch(second)
+    close(uninterrupted, first, second)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (2, 1), (4, 2)])
+def test_worker_processes_read_the_same_tokens(ranks: int, microbatches: int) -> None:
+    one, many = loaders(1), loaders(ranks, microbatches, workers=2)
+    for _ in range(30):
+        assert global_batch(one) == global_batch(many)
+    close(one, many)
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 17), st.integers(0, 3))
-def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: int, seed: int) -> None:
-    documents = source(lengths, seed)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 17), st.integers(0, 3),
+       st.sampled_from([0, 1, 3, 100]))  # fmt: skip
+def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: int, seed: int, buffer: int) -> None:
+    kind = "stream:" if buffer else ""
+    spec = letters(kind + ",".join(map(str, lengths)), seed=seed)
+    documents = spec.open.load()(spec.request)
+    if buffer:
+        documents = ShuffledStream(documents, buffer, seed)
     taken: list[int] = []
     for index in range(shards):
-        stream = TokenStream(documents, BYTE, index, shards, "stop", "letters")
-        windows = list(iter(lambda stream=stream: stream.take(window), None))
-        mine = [BYTE.encode_document(text) for text in documents.shard(index, shards, 0)]
+        mine = [BYTE.encode_document(text).tolist() for text in documents.shard(index, shards, 0)]
         tokens = list(itertools.chain.from_iterable(mine))
         taken += tokens
-        assert list(itertools.chain.from_iterable(windows)) == tokens[: len(tokens) // window * window]
-    everything = [token for index in range(len(lengths)) for token in BYTE.encode_document(Letters(lengths).text(index))]
+        for on_end in ("stop", "once"):
+            reader = DocumentReader(ReadPolicy(), "letters")
+            source = TokenStream(documents, BYTE, index, shards, on_end, "letters", reader)
+            windows = [one.pieces for one in iter(lambda source=source: source.take(window), None)]
+            given = list(itertools.chain.from_iterable(itertools.chain.from_iterable(windows)))
+            assert given == (tokens if on_end == "once" else tokens[: len(tokens) // window * window])
+    text = documents._source.letters.text if buffer else documents._documents.text
+    everything = [token for index in range(len(lengths)) for token in BYTE.encode_document(text(index)).tolist()]
     assert sorted(taken) == sorted(everything)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.sampled_from([1, 2, 4, 8]), st.integers(1, 9))
+def test_a_mixture_loses_nothing_and_keeps_its_shares(weights: list[int], shards: int, seq_len: int) -> None:
+    datasets = [letters(LENGTHS, f"dataset {number}", weight=weight) for number, weight in enumerate(weights)]
+    spec = stream(*datasets, plan=plan(1, shards=shards, seq_len=seq_len))
+    group = ShardGroup(spec, spec.open_sources(), BYTE, range(shards))
+    steps = 30
+    taken: dict[tuple[int, int], list[int]] = {}
+    counts = [0] * len(weights)
+    for _ in range(steps):
+        rows = group.read()
+        assert rows is not None
+        for row, (tokens, dataset) in enumerate(zip(rows.tokens.tolist(), rows.datasets, strict=True)):
+            taken.setdefault((row // (8 // shards), dataset), []).extend(tokens)
+            counts[dataset] += 1
+    for dataset, weight in enumerate(weights):
+        assert abs(counts[dataset] - 8 * steps * weight / sum(weights)) < 6
+    # Each logical shard reads of each dataset what it would read of it alone.
+    for (shard, dataset), tokens in taken.items():
+        alone = TokenStream(
+            spec.open_sources()[dataset], BYTE, shard, shards, "repeat", "", DocumentReader(ReadPolicy(), "")
+        )
+        whole = alone.take(len(tokens))
+        assert whole is not None
+        assert [int(token) for piece in whole.pieces for token in piece] == tokens
+
+
+def test_single_batches_are_mixed_well() -> None:
+    mixture = Mixture([0.7, 0.2, 0.1], seed=3)
+    for step in range(50):
+        counts = [0, 0, 0]
+        for place in range(64):
+            counts[mixture.dataset_of(step * 64 + place)] += 1
+        assert all(abs(count - 64 * share) < 3 for count, share in zip(counts, (0.7, 0.2, 0.1), strict=True))
+
+
+def test_tokens_are_counted_by_dataset() -> None:
+    (loader,) = loaders_of(stream(*MIXED, plan=plan(1)))
+    steps = [loader.next_step() for _ in range(50)]
+    totals = torch.tensor([step.targets_by_dataset for step in steps if step is not None]).sum(0)
+    assert totals.sum() == 50 * 8 * 7
+    assert totals[0] / totals.sum() == pytest.approx(0.75, abs=0.01)
+    close([loader])
+
+
+def test_documents_are_told_apart() -> None:
+    """Positions and documents begin anew at each mark, and the last token of a document predicts nothing."""
+    (loader,) = loaders_of(stream(letters(LENGTHS), plan=plan(1, seq_len=31)), document_mask=True)
+    for _ in range(5):
+        step = loader.next_step()
+        assert step is not None
+        (batch,) = step.microbatches
+        assert batch.positions is not None
+        assert batch.documents is not None
+        begins = batch.tokens[:, 1:] == 256
+        assert begins.any()
+        assert ((batch.documents[:, 1:] != batch.documents[:, :-1]) == begins).all()
+        assert (batch.positions[:, 1:][begins] == 0).all()
+        assert (batch.positions[:, 1:][~begins] == batch.positions[:, :-1][~begins] + 1).all()
+        assert ((batch.targets == IGNORE) == (batch.tokens == 257)).all()
+        assert batch.num_targets() == step.num_targets()
+    close([loader])
+
+
+def test_read_once_every_token_is_a_target_once_however_ranks_end() -> None:
+    spec = stream(letters(LENGTHS), plan=plan(4, seq_len=30), on_end="once")
+    many = loaders_of(spec)
+    seen: list[int] = []
+    while True:
+        steps = [loader.next_step() for loader in many]
+        if all(step is None or step.ended for step in steps):
+            break
+        for step in steps:
+            assert step is not None
+            for batch in step.microbatches:
+                assert ((batch.targets != IGNORE).sum(1) > 0).any() or step.num_targets() == 0
+                seen += batch.targets[batch.targets != IGNORE].tolist()
+    close(many)
+    documents = spec.open_sources()[0]
+    expected: list[int] = []
+    for index in range(8):
+        tokens = [token for text in documents.shard(index, 8, 0) for token in BYTE.encode_document(text).tolist()]
+        expected += [token for start in range(0, len(tokens), 31) for token in tokens[start : start + 31][1:]]
+    assert sorted(seen) == sorted(expected)
+
+
+class Failing:
+    """A shard whose reads fail as told: at the n-th read an error, once."""
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        self.errors, self.reads, self.next = errors, 0, 0
+        self.broken = False
+
+    def __iter__(self) -> Failing:
+        return self
+
+    def __next__(self) -> str:
+        assert not self.broken, "read on after an error, without a position"
+        self.reads += 1
+        error = self.errors.pop(self.reads, None)
+        if error is not None:
+            self.broken = not isinstance(error, CorruptRecord)
+            self.next += 1
+            raise error
+        if self.next >= 6:
+            raise StopIteration
+        self.next += 1
+        return f"document {self.next - 1}"
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next, self.broken = state["next"], False
+
+
+def test_transient_errors_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    shard = Failing({2: ConnectionResetError("peer"), 3: TimeoutError(), 6: OSError(5, "Input/output error")})
+    reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
+    assert list(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
+    assert "ConnectionResetError: peer; trying again" in caplog.text
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), ZeroDivisionError()])
+def test_other_errors_are_not(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters").next(Failing({1: error}))
+
+
+def test_a_source_that_stays_unreadable_is_one_clear_error() -> None:
+    reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
+    with pytest.raises(UserError, match="dataset 'letters': cannot be read, after 2 retries: TimeoutError: slow"):
+        reader.next(Failing({number: TimeoutError("slow") for number in (1, 2, 3)}))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_corrupt_records_are_counted_and_skipped_or_end_the_job(workers: int) -> None:
+    spec = stream(letters("3,!,5,!,2,9,4,4,7,7"), plan=plan(1, global_size=2, shards=2), on_corrupt="skip")
+    (loader,) = loaders_of(spec, workers=workers)
+    for _ in range(3):  # a good deal of the first epoch
+        step = loader.next_step()
+    assert step is not None
+    assert step.corrupt == 2
+    (strict,) = loaders_of(stream(letters("3,!,5,!,2,9,4,4,7,7"), plan=plan(1, global_size=2, shards=2)), workers=workers)
+    with pytest.raises(UserError, match=r"letters:[13]: no letters; .*leave such records out with data.on_corrupt"):
+        list(iter(strict.next_step, None))
+    close([loader], [strict])
+
+
+def test_a_streams_buffer_is_restored_exactly() -> None:
+    spec = letters("stream:" + LENGTHS)
+    source = ShuffledStream(spec.open.load()(spec.request), 7, seed=5)
+    whole = list(source.shard(1, 3, 0))
+    assert whole != list(source._source.shard(1, 3, 0))
+    assert whole != list(source.shard(1, 3, 1))
+    for done in range(len(whole) + 1):
+        first = source.shard(1, 3, 0)
+        assert list(itertools.islice(first, done)) == whole[:done]
+        second = source.shard(1, 3, 0)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        third = source.shard(1, 3, 0)
+        third.load_state_dict(second.state_dict())  # saved again before anything was read
+        assert list(second) == whole[done:]
+        assert list(third) == whole[done:]
+
+
 def test_epochs_differ_in_order_and_agree_in_content() -> None:
-    documents = source(list(range(50)))
-    first, second = list(documents.shard(0, 1, 0)), list(documents.shard(0, 1, 1))
-    assert first != second
-    assert sorted(first) == sorted(second)
-    assert first != list(source(list(range(50)), seed=1).shard(0, 1, 0))
+    def order(seed: int, epoch: int) -> list[Any]:
+        spec = letters(",".join(map(str, range(50))), seed=seed)
+        return list(spec.open.load()(spec.request).shard(0, 1, epoch))
+
+    assert order(0, 0) != order(0, 1)
+    assert sorted(order(0, 0)) == sorted(order(0, 1))
+    assert order(0, 0) != order(1, 0)
 
 
 def test_a_dataset_that_ends_is_read_again_or_stops(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,13 +324,16 @@ def test_a_dataset_that_ends_is_read_again_or_stops(caplog: pytest.LogCaptureFix
 
 def test_more_streams_than_documents_are_refused() -> None:
     with pytest.raises(UserError, match="it has 3 documents, fewer than the 8 streams"):
-        require_documents(source([1, 2, 3]), plan(1, 1), "letters")
+        stream(letters("1,2,3"), plan=plan(1)).open_sources()
 
 
 def test_positions_in_another_stream_are_refused() -> None:
     state = merged(loaders(1))
     with pytest.raises(UserError, match=r"data\.logical_shards = 4: the saved position in the data was made with 8"):
         loaders(1, shards=4)[0].load_state_dict(state)
+    (mixed,) = loaders_of(stream(*MIXED, plan=plan(1)))
+    with pytest.raises(UserError, match=r"datasets = .*digits.* was made with"):
+        mixed.load_state_dict(state)
 
 
 def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
@@ -167,8 +346,11 @@ def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
         def decode(self, ids: object) -> str:
             return ""
 
+    spec = letters("1,2")
     with pytest.raises(UserError, match="logical shard 0 of 1 has no tokens"):
-        TokenStream(source([1, 2]), Mute(), 0, 1, "repeat", "letters").take(5)
+        TokenStream(
+            spec.open.load()(spec.request), Mute(), 0, 1, "repeat", "letters", DocumentReader(ReadPolicy(), "letters")
+        ).take(5)
 
 
 def test_targets_are_the_next_tokens() -> None:
@@ -178,84 +360,3 @@ def test_targets_are_the_next_tokens() -> None:
     for batch in step.microbatches:
         assert batch.tokens[:, 1:].equal(batch.targets[:, :-1])
         assert batch.num_targets() == batch.targets.numel()
-
-
-def request(name: str, path: Path | None, field: str = "text") -> DatasetRequest:
-    return DatasetRequest(name, None if path is None else str(path), field, 0, "recipe: training.dataset_path")
-
-
-def test_the_standard_library_is_a_corpus() -> None:
-    texts = list(itertools.islice(open_stdlib(request("stdlib", None)).shard(0, 4, 0), 5))
-    assert len(texts) == 5
-    assert sum("import" in text for text in texts) >= 3
-
-
-def test_text_files_are_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
-    lines = "".join(f"line {number} ü\n" for number in range(20_000))
-    (tmp_path / "a.txt").write_text(lines)
-    (tmp_path / "b.md").write_text("no newline at the end")
-    (tmp_path / "c.bin").write_text("not text")
-    pieces = list(open_text(request("text", tmp_path)).shard(0, 1, 0))
-    assert len(pieces) == 2 + len(lines.encode()) // PIECE
-    assert sum(map(len, pieces)) == len(lines) + 21
-    assert all(piece.endswith("\n") for piece in pieces if "line" in piece and piece != "no newline at the end")
-
-
-def test_bytes_that_are_no_text_are_an_error_with_their_place(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"good\n\xff\xfe")
-    with pytest.raises(UserError, match=r"a\.txt: not UTF-8 text: invalid start byte at byte 5"):
-        list(open_text(request("text", tmp_path)).shard(0, 1, 0))
-
-
-@pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    from titan_core.data.huggingface import open_local
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    texts = [f"document {number}" for number in range(10)]
-    if kind == "json":
-        path = tmp_path / "data.jsonl"
-        path.write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in texts))
-    else:
-        path = tmp_path / "data.parquet"
-        pyarrow.parquet.write_table(pyarrow.table({"body": texts}), path)
-    assert check_files(request(kind, path, "body")) == []
-    (problem,) = check_files(request(kind, path))
-    assert "no field 'text'; there is body" in str(problem)
-    documents = open_local(request(kind, path, "body"))
-    assert documents.num_documents == 10
-    assert sorted(text for index in range(3) for text in documents.shard(index, 3, 0)) == sorted(texts)
-
-
-@pytest.mark.parametrize("files", [1, 2, 3, 8])
-@pytest.mark.parametrize("shards", [1, 2, 4, 6])
-def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, files: int, shards: int) -> None:
-    import datasets
-
-    datasets.disable_progress_bars()
-    for file in range(files):
-        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": f"{file}-{i}"}) + "\n" for i in range(12)))
-    stream = datasets.load_dataset("json", data_files=str(tmp_path / "*.jsonl"), split="train", streaming=True)
-    documents = StreamedDocuments(stream, request("hub", tmp_path))
-    parts = [list(documents.shard(index, shards, 0)) for index in range(shards)]
-    assert sorted(itertools.chain(*parts)) == sorted(f"{file}-{i}" for file in range(files) for i in range(12))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 12
-    for index in range(shards):  # resumed in the middle
-        shard = documents.shard(index, shards, 0)
-        done = list(itertools.islice(shard, 2))
-        other = documents.shard(index, shards, 0)
-        other.load_state_dict(json.loads(json.dumps(shard.state_dict())))
-        third = documents.shard(index, shards, 0)
-        third.load_state_dict(json.loads(json.dumps(other.state_dict())))  # saved again before anything was read
-        assert [*done, *other] == parts[index]
-        assert [*done, *third] == parts[index]
-
-
-def test_no_network_is_one_clear_line() -> None:
-    from titan_core.data.huggingface import open_hub
-
-    with pytest.raises(UserError, match="cannot be opened on the hub"):
-        open_hub(request("c4", None))

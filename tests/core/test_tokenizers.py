@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from titan_core.errors import UserError
+from titan_core.tokenizers.fingerprint import fingerprint
 from titan_core.tokenizers.hugging_face import build_hf
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte, build_llama3
 
@@ -18,13 +19,13 @@ BYTE = build_byte(None)
 
 @given(st.text())
 def test_bytes_round_trip(text: str) -> None:
-    ids = BYTE.encode_document(text)
+    ids = BYTE.encode_document(text).tolist()
     assert ids == [256, *text.encode(), 257]
     assert BYTE.decode(ids) == f"<|begin_of_text|>{text}<|end_of_text|>"
 
 
 def test_special_names_in_a_document_are_plain_text() -> None:
-    assert BYTE.encode_document("<|end_of_text|>").count(257) == 1
+    assert BYTE.encode_document("<|end_of_text|>").tolist().count(257) == 1
     assert BYTE.vocab_size == 258
 
 
@@ -38,7 +39,7 @@ def test_llama3_rank_file(tmp_path: Path) -> None:
     tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", [b"he", b"ll", b"hell", b"hello", b" w"])))
     assert tokenizer.vocab_size == 261 + 256
     # as in Llama 3.1, counted from the first special id: 128000 begin, 128001 end
-    assert tokenizer.encode_document("hello w") == [261, 259, 260, 262]
+    assert tokenizer.encode_document("hello w").tolist() == [261, 259, 260, 262]
     names = tokenizer.decode(range(261, 261 + 12))
     assert names.startswith("<|begin_of_text|><|end_of_text|><|reserved_special_token_0|><|reserved_special_token_1|>")
     assert names.endswith("<|eom_id|><|eot_id|><|python_tag|><|reserved_special_token_3|>")
@@ -91,3 +92,16 @@ def test_hugging_face(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
         with pytest.raises(UserError, match=message):
             build_hf(str(path))
+
+
+def test_halves_of_surrogate_pairs_are_replaced() -> None:
+    """As JSON may hold them; they cannot be encoded."""
+    assert BYTE.encode_document("a\ud83db").tolist() == [256, *"a\ufffdb".encode(), 257]
+
+
+def test_a_fingerprint_is_that_of_the_ids(tmp_path: Path) -> None:
+    def made(name: str, merges: list[bytes]) -> str:
+        return fingerprint(build_llama3(str(rank_file(tmp_path / name, merges))))
+
+    assert made("one", [b"th", b"the"]) == made("two", [b"th", b"the"])
+    assert len({fingerprint(BYTE), made("one", [b"th", b"the"]), made("two", [b"th", b"qu"])}) == 3

@@ -30,6 +30,8 @@ class RunRecord:
     final: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Whole gradients of the first step, before clipping, by the parameter's name."""
+    validation: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By step, the loss on the validation data and its number of targets."""
     events: list[str] = field(default_factory=list)
     reason: str = ""
 
@@ -61,6 +63,10 @@ class Recorder:
         self.record.events.append(f"step_end {report.step}")
         self.record.losses.append(report.loss.item())
         self.record.grad_norms.append(report.grad_norm.item())
+
+    @hookimpl
+    def titan_validation_end(self, report: Any) -> None:
+        self.record.validation[report.step] = (report.loss, report.num_targets)
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:

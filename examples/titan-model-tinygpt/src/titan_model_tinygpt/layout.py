@@ -35,6 +35,7 @@ def layout(args: TinyGPTArgs) -> ModelLayout:
         regions=("blocks.*.attention", "blocks.*.mlp"),
         per_position=("blocks.*.norm[12]", "norm"),
         mixers=("blocks.*.attention.mixer",),
+        masks_documents=True,
         parameters={
             "*bias": Constant(0.0),
             "*norm*.weight": Constant(1.0),

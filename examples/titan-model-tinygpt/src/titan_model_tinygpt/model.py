@@ -4,12 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from titan_core.model.attention import CausalAttention
 from titan_model_tinygpt.config import TinyGPTArgs
-
-
-class CausalAttention(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Attention(nn.Module):
@@ -22,10 +18,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(args.dim, args.dim)
         self.mixer = CausalAttention()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
         q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
-        return self.proj(self.mixer(q, k, v).transpose(1, 2).reshape(batch, seq, -1))
+        return self.proj(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 
 class MLP(nn.Module):
@@ -46,8 +42,8 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(args.dim)
         self.mlp = MLP(args)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        x = x + self.attention(self.norm1(x), documents)
         return x + self.mlp(self.norm2(x))
 
 
@@ -73,8 +69,8 @@ class TinyGPT(nn.Module):
         self.norm = nn.LayerNorm(args.dim)
         self.unembedding = nn.Linear(args.dim, args.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         h = self.embedding(tokens, positions)
         for block in self.blocks:
-            h = block(h)
+            h = block(h, documents)
         return self.unembedding(self.norm(h))

@@ -28,6 +28,7 @@ def collect(state: TrainState, world: World) -> dict[str, Any]:
     collected = {
         "step": state.step,
         "tokens_seen": state.tokens_seen,
+        "tokens_by_dataset": state.tokens_by_dataset,
         "lr_scheduler": schedule,
         "loader": {"stream_of": loader["stream_of"], "shards": shards},
         "mesh": dict(world.plan.degrees),
@@ -45,6 +46,7 @@ def apply(saved: dict[str, Any], state: TrainState, world: World) -> None:
     """
     state.step = saved["step"]
     state.tokens_seen = saved["tokens_seen"]
+    state.tokens_by_dataset = dict(saved["tokens_by_dataset"])
     state.loader.load_state_dict(saved["loader"])
     scheduler = state.lr_scheduler
     scheduler.load_state_dict({**scheduler.state_dict(), **saved["lr_scheduler"]})

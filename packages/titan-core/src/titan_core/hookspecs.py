@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Transform,
     )  # fmt: skip
     from titan_core.job.job import Job
-    from titan_core.train.events import RunStart, StepReport, TrainEnd
+    from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -132,6 +132,11 @@ def titan_step_start(step: int) -> None:
 def titan_step_end(report: StepReport) -> None:
     """The step's optimizer update has been issued. The report's tensors may still be in flight on the device: reading
     one waits for it."""
+
+
+@hookspec
+def titan_validation_end(report: ValidationReport) -> None:
+    """The loss on the validation data was measured."""
 
 
 @hookspec

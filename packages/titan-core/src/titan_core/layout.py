@@ -62,8 +62,12 @@ class ModelLayout:
     """Modules that treat each position by itself (norms), whose sequence may therefore be divided."""
     mixers: tuple[str, ...] = ()
     """Modules that mix positions, called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, returning the like
-    of ``q``: causal softmax attention with the scale ``head_dim ** -0.5``, without its projections. The seam for context
-    parallelism, which puts its own attention in their place."""
+    of ``q``: causal softmax attention with the scale ``head_dim ** -0.5``, without its projections
+    (:class:`titan_core.model.attention.CausalAttention` is one). The seam for context parallelism, which puts its own
+    attention in their place."""
+    masks_documents: bool = False
+    """Whether ``forward`` takes ``documents`` too, ids ``[batch, whole seq]`` or ``None``, and each mixer is given them
+    as fourth argument: attention then stays inside of a document."""
 
     # -- first values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)

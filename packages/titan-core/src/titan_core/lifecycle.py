@@ -13,7 +13,7 @@ from titan_core import hookspecs
 
 if TYPE_CHECKING:
     from titan_core.job.job import Job
-    from titan_core.train.events import RunStart, StepReport, TrainEnd
+    from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
 
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,10 @@ class Lifecycle:
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.hookspecs.titan_step_end`."""
         self._manager.hook.titan_step_end(report=report)
+
+    def validation_end(self, report: ValidationReport) -> None:
+        """See :func:`titan_core.hookspecs.titan_validation_end`."""
+        self._manager.hook.titan_validation_end(report=report)
 
     def checkpoint_saved(self, step: int, path: str) -> None:
         """See :func:`titan_core.hookspecs.titan_checkpoint_saved`."""

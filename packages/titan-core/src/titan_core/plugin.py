@@ -34,6 +34,19 @@ def titan_datasets() -> list[Dataset]:
             check=Ref(files),
         ),
         Dataset(
+            name="arrow",
+            summary="local Arrow files",
+            open=Ref("titan_core.data.huggingface:open_local"),
+            check=Ref(files),
+        ),
+        Dataset(
+            name="tokenized",
+            summary="token ids on disk, memory-mapped (`titan data tokenize`)",
+            open=Ref("titan_core.data.tokenized:open_tokenized"),
+            check=Ref("titan_core.data.tokenized:check_tokenized"),
+            holds_tokens=True,
+        ),
+        Dataset(
             name="text",
             summary="local text files",
             open=Ref("titan_core.data.text_files:open_text"),
@@ -135,6 +148,20 @@ def titan_commands() -> list[Command]:
             summary="train a recipe (default: llama3_debug)",
             arguments=Ref("titan_core.cli.train:arguments"),
             run=Ref("titan_core.cli.train:run"),
+            overrides=True,
+        ),
+        Command(
+            name="data inspect",
+            summary="show the first sequences that a recipe trains on",
+            arguments=Ref("titan_core.cli.data_inspect:arguments"),
+            run=Ref("titan_core.cli.data_inspect:run"),
+            overrides=True,
+        ),
+        Command(
+            name="data tokenize",
+            summary="tokenize a recipe's dataset once and for all",
+            arguments=Ref("titan_core.cli.data_tokenize:arguments"),
+            run=Ref("titan_core.cli.data_tokenize:run"),
             overrides=True,
         ),
         Command(

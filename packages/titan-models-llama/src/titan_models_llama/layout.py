@@ -40,6 +40,7 @@ def layout(args: LlamaArgs) -> ModelLayout:
         regions=("layers.*.attention", "layers.*.feed_forward"),
         per_position=("layers.*.attention_norm", "layers.*.ffn_norm", "norm"),
         mixers=("layers.*.attention.mixer",),
+        masks_documents=True,
         parameters=initial_values(args),
         buffers={"rope": partial(_rope, args)},
         tied={"output.weight": "tok_embeddings.weight"} if args.tie_embeddings else {},

@@ -9,16 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from titan_core.model.attention import CausalAttention
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.rope import apply_rope
-
-
-class CausalAttention(nn.Module):
-    """Softmax attention in which each position sees itself and those before it."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """``q`` is B H S E; ``k`` and ``v`` are B K S E, each head serving ``H / K`` query heads; returns B H S E."""
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class Attention(nn.Module):
@@ -34,15 +27,15 @@ class Attention(nn.Module):
         self.wo = nn.Linear(args.dim, args.dim, bias=False)
         self.mixer = CausalAttention()
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
-        """``x`` is B S D; ``rope`` as :func:`~titan_models_llama.rope.apply_rope` wants it."""
+    def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
+        """``x`` is B S D; ``rope`` as :func:`~titan_models_llama.rope.apply_rope` wants it; ``documents`` B S."""
         batch, seq, _ = x.shape
         # The number of heads is read off the projections, which may hold only some of them.
         q, k, v = (
             projection(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)  # B H S E
             for projection in (self.wq, self.wk, self.wv)
         )
-        mixed = self.mixer(apply_rope(q, rope), apply_rope(k, rope), v)
+        mixed = self.mixer(apply_rope(q, rope), apply_rope(k, rope), v, documents)
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -70,9 +63,9 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.feed_forward = FeedForward(args)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
         """B S D to B S D."""
-        h = x + self.attention(self.attention_norm(x), rope)
+        h = x + self.attention(self.attention_norm(x), rope, documents)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -92,10 +85,10 @@ class Llama(nn.Module):
         # Cosines and sines by position; computed, so not part of a checkpoint. Its values come from the layout.
         self.register_buffer("rope", torch.empty(args.max_seq_len, 2, args.head_dim // 2), persistent=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """``tokens`` and ``positions`` (default ``0 .. S - 1``) are B S; the logits are B S V."""
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """``tokens``, ``positions`` (default ``0 .. S - 1``) and ``documents`` (default: one) are B S; logits are B S V."""
         h = self.tok_embeddings(tokens)
         rope = self.rope[: h.shape[1]] if positions is None else self.rope[positions]
         for layer in self.layers.values():
-            h = layer(h, rope)
+            h = layer(h, rope, documents)
         return self.output(self.norm(h))

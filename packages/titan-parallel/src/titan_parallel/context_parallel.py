@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from titan_core.config.sections import DataSection
 from titan_core.data.batch import Batch, with_positions
 from titan_core.errors import UserError
 from titan_core.model.part import ModelPart, TransformContext
@@ -31,14 +32,15 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     mixers = [(name, module) for name, module in part.named_modules() if matches(name, part.layout.mixers)]
     for name, mixer in mixers:
         _require_causal_attention(name, mixer)
-    if context.device.type == "cuda":
+    documents = context.facts.section(DataSection).document_mask
+    if context.device.type == "cuda" and not documents:
         method = context.facts.section(ContextParallelKeys).context_parallel_rotate_method
         _use_ring(mesh, [mixer for _, mixer in mixers], method)
         log.info("context parallelism: torch's ring attention, keys and values travelling by %s", method)
     else:
         for _, mixer in mixers:
             mixer.forward = GatheredAttention(mesh).forward
-        why = f"torch's ring attention has no kernel for {context.device.type}"
+        why = "torch's ring attention knows no " + ("documents" if documents else f"kernel for {context.device.type}")
         log.info("context parallelism: attention over gathered keys and values, exact as well (%s)", why)
     part.batch_transforms += (HeadAndTail(rank, size),)
     return part
@@ -54,7 +56,12 @@ class HeadAndTail:
         """``[batch, seq]`` to ``[batch, seq / size]``."""
         batch = with_positions(batch)
         assert batch.positions is not None
-        return Batch(self._share(batch.tokens), self._share(batch.targets), self._share(batch.positions))
+        return Batch(
+            self._share(batch.tokens),
+            self._share(batch.targets),
+            self._share(batch.positions),
+            batch.documents,  # whole: what a rank's queries see of other ranks' keys depends on it
+        )
 
     def _share(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(2 * self._size, dim=1)

@@ -64,6 +64,9 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         shard(head, reshard=policy == "always")
     shard([part.module], reshard=policy == "always")
     _sum_gradients(part.module)
+    # Backward passes let go of what they no longer need; without them parameters would stay gathered, in the optimizer's
+    # and the checkpoint's way.
+    part.after_evaluation += tuple(one.reshard for one in part.module.modules() if isinstance(one, FSDPModule))
     return part
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from titan_core.model.attention import seen
+
 
 class GatheredAttention:
     """Causal attention where rank ``r`` of the mesh's ``n`` holds chunks ``r`` and ``2 n - 1 - r`` of each sequence."""
@@ -17,14 +19,15 @@ class GatheredAttention:
         self._mesh = mesh
         self._chunks = (mesh.get_local_rank(), 2 * mesh.size() - 1 - mesh.get_local_rank())
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As a model's mixer: ``[batch, heads, seq / n, head_dim]`` each, keys and values of fewer heads or as many."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """As a model's mixer: ``[batch, heads, seq / n, head_dim]`` each, keys and values of fewer heads or as many; the
+        documents are those of the whole sequence, ``[batch, seq]``."""
         # One collective for both; backward, each rank's part of their gradients is summed.
         shares = DTensor.from_local(torch.cat((k, v), dim=1), self._mesh, [Shard(2)], run_check=False)
         gathered = shares.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         keys, values = _in_order(gathered, chunk=q.shape[2] // 2).chunk(2, dim=1)
         halves = zip(q.chunk(2, dim=2), self._chunks, strict=True)
-        return torch.cat([_attend(half, keys, values, chunk) for half, chunk in halves], dim=2)
+        return torch.cat([_attend(half, keys, values, chunk, documents) for half, chunk in halves], dim=2)
 
 
 def _in_order(gathered: Tensor, chunk: int) -> Tensor:
@@ -34,12 +37,15 @@ def _in_order(gathered: Tensor, chunk: int) -> Tensor:
     return torch.cat((heads, tails.flip(2)), dim=2).flatten(2, 3)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, chunk: int) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, chunk: int, documents: Tensor | None) -> Tensor:
     """The queries of the ``chunk``-th chunk over all positions up to their own."""
     length = q.shape[2]
-    seen = (chunk + 1) * length
-    keys, values, grouped = keys[:, :, :seen], values[:, :, :seen], q.shape[1] != keys.shape[1]
-    if chunk == 0:
+    first, end = chunk * length, (chunk + 1) * length
+    keys, values, grouped = keys[:, :, :end], values[:, :, :end], q.shape[1] != keys.shape[1]
+    if documents is not None:
+        mask = seen(documents[:, first:end], documents[:, :end], first)
+    elif chunk == 0:
         return F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
-    mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
+    else:
+        mask = torch.ones(length, end, dtype=torch.bool, device=q.device).tril(first)
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 )  # fmt: skip
 
 from titan_core.data.batch import Batch, with_positions
-from titan_core.model.part import Absent, ModelPart, TransformContext
+from titan_core.model.part import Absent, ModelPart, TransformContext, arguments_of
 from titan_core.train.step import StepRunner
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
@@ -59,14 +59,31 @@ class PipelineStep:
 
     def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
         """See :class:`~titan_core.train.step.StepRunner`."""
-        # One batch of all, which the schedule divides into its own microbatches.
-        batches = [with_positions(self._part.transformed(batch)) for batch in microbatches]
-        inputs = (torch.cat([batch.tokens for batch in batches]),) if 0 in self._numbers else ()
-        positions = torch.cat([batch.positions for batch in batches if batch.positions is not None])
-        targets = torch.cat([batch.targets for batch in batches]) if self._last in self._numbers else None
+        inputs, arguments = self._inputs(microbatches)
         self._num_targets = num_targets
         losses: list[Tensor] = []
-        self._schedule.step(*inputs, positions=positions, target=targets, losses=losses, return_outputs=False)
+        self._schedule.step(*inputs, **arguments, losses=losses, return_outputs=False)
+        return self._sum(losses)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+        """See :class:`~titan_core.train.step.StepRunner`."""
+        inputs, arguments = self._inputs(microbatches)
+        self._num_targets = 1
+        losses: list[Tensor] = []
+        self._schedule.eval(*inputs, **arguments, losses=losses)
+        return self._sum(losses)
+
+    def _inputs(self, microbatches: Sequence[Batch]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """One batch of all, which the schedule divides into its own microbatches."""
+        batches = [with_positions(self._part.transformed(batch)) for batch in microbatches]
+        inputs = (torch.cat([batch.tokens for batch in batches]),) if 0 in self._numbers else ()
+        arguments = [arguments_of(batch) for batch in batches]
+        joined: dict[str, Any] = {name: torch.cat([one[name] for one in arguments]) for name in arguments[0]}
+        joined["target"] = torch.cat([batch.targets for batch in batches]) if self._last in self._numbers else None
+        return inputs, joined
+
+    def _sum(self, losses: list[Tensor]) -> Tensor:
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
 
     def _make_schedule(
@@ -90,12 +107,21 @@ class PipelineStep:
 
 
 class _Stage(PipelineStage):
-    """A stage that does not greet itself. torch 2.11 lets neighbours exchange a number at first, also where both are on one
-    rank (there and back), and gloo cannot send to itself; later versions do not ask for these operations."""
+    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""
         ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
         return [op for op in ops if op.peer != dist.get_rank()]
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Nothing, in an evaluation: its schedule has backward passes still, which do nothing (torch 2.11 to 2.15)."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Nothing, in an evaluation."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 def _rank(context: TransformContext) -> int:

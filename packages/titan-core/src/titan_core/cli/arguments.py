@@ -26,13 +26,14 @@ def world_size_argument(parser: argparse.ArgumentParser) -> None:
     """``--world-size N``."""
     parser.add_argument(
         "--world-size",
-        type=_at_least_one,
+        type=positive,
         metavar="N",
         help="number of processes (default: the smallest that the config allows)",
     )
 
 
-def _at_least_one(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

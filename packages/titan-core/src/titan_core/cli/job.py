@@ -44,12 +44,14 @@ def describe(job: Job) -> dict[str, Any]:
     """The assembled job, for programs."""
     batch = job.facts.batch
     picked = {
-        "dataset": job.dataset,
         "tokenizer": job.tokenizer,
         "optimizer": job.optimizer,
         "lr schedule": job.lr_schedule,
     }
     components = {kind: component.name for kind, component in picked.items()}
+    components["dataset"] = ", ".join(one.name for one in job.data.datasets)
+    if job.validation is not None:
+        components["validation"] = job.validation.datasets[0].name
     components["checkpoint"] = job.checkpoint.name if job.checkpoint is not None else "none"
     components["metric loggers"] = ", ".join(one.name for one in job.loggers) or "none"
     components["debug"] = ", ".join(one.name for one in job.debuggers) or "none"

@@ -57,4 +57,5 @@ class Config:
         return values
 
     def _is_overridden(self, key: str) -> bool:
-        return any(key == given or given.startswith(key + ".") for given in self.overridden)
+        whole = key.partition("[")[0]  # an entry of a list is where the list is
+        return any(whole == given or given.startswith(whole + ".") for given in self.overridden)

@@ -17,6 +17,11 @@ Where = Callable[[str, Any], str]
 
 def show(value: Any) -> str:
     """A value as one would write it in TOML."""
+    if isinstance(value, BaseModel):
+        given = value.model_dump(exclude_unset=True)
+        return "{" + ", ".join(f"{key} = {show(one)}" for key, one in given.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(show, value)) + "]"
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError:
@@ -30,10 +35,11 @@ def problems_of(
     problems = []
     for entry in error.errors(include_url=False):
         path = [str(part) for part in entry["loc"]]
-        key = ".".join([prefix, *path])
+        key = "".join([prefix, *(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)])
         value = entry["input"]
         if entry["type"] == "extra_forbidden":
-            fields = list(_fields_at(cls, path[:-1]))
+            owner = _model_at(cls, path[:-1])
+            fields = list(owner.model_fields) if owner is not None else []
             problems.append(Problem(where(key, value), "unknown key", nearest(path[-1], fields)))
         elif entry["type"] == "missing":
             problems.append(Problem(where(key, None), "a value is needed", "add the key"))
@@ -41,7 +47,8 @@ def problems_of(
             # A rule over several keys of the section: what was validated says more than the whole section would.
             problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
         else:
-            about = field_docs(cls).get(path[0])
+            owner = _model_at(cls, path[:-1])
+            about = field_docs(owner).get(path[-1]) if owner is not None else None
             way_out = f"{key} is: {about.rstrip('.')}" if about else "give another value"
             problems.append(Problem(where(key, value), _reason(entry), way_out))
     return problems
@@ -52,13 +59,12 @@ def _reason(entry: Any) -> str:
     return message.replace("Input should be", "must be", 1)
 
 
-def _fields_at(cls: type[BaseModel], path: list[str]) -> list[str]:
-    """The keys that may stand at ``path`` inside ``cls`` (one nested list of models is all that sections have)."""
+def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The model whose keys may stand at ``path`` inside ``cls`` (one nested list of models is all that sections have)."""
     if not path:
-        return list(cls.model_fields)
+        return cls
     field = cls.model_fields.get(path[0])
-    nested = _nested_model(field.annotation) if field is not None else None
-    return list(nested.model_fields) if nested is not None else []
+    return _nested_model(field.annotation) if field is not None else None
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:

@@ -47,7 +47,8 @@ class TrainingSection(Section):
 
     dataset: str = "stdlib"
     """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
-    dataset_path), "json", "parquet", "text" (local files in dataset_path), or a plugin's."""
+    dataset_path), "json", "parquet", "arrow", "text" (local files in dataset_path), "tokenized" (made by `titan data
+    tokenize`), or a plugin's."""
     dataset_path: str | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
     steps: int = Field(default=1000, gt=0)
@@ -81,17 +82,77 @@ class TrainingSection(Section):
     """What to do when the loss or the gradient norm is not finite."""
 
 
+class MixtureEntry(BaseModel):
+    """One dataset of a mixture."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    dataset: str
+    """As training.dataset."""
+    dataset_path: str | None = None
+    """As training.dataset_path."""
+    weight: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    """Share of the sequences that come from it, relative to the other weights."""
+    name: str = ""
+    """What it is called in metrics. Default: the dataset's name."""
+    text_field: str | None = None
+    """Instead of data.text_field."""
+    format: str | None = None
+    """Instead of data.format."""
+
+
 class DataSection(Section):
     section: ClassVar[str] = "data"
 
     text_field: str = "text"
     """The field of a record that holds its text."""
+    format: str | None = None
+    """A function of yours that makes a record's text, in the place of text_field: "package.module:function", from a mapping
+    to text."""
+    mixture: list[MixtureEntry] | None = None
+    """Datasets to mix, in the place of training.dataset: each with its weight, path, field or format."""
+    document_mask: bool = False
+    """Attention stays inside of a document, and positions begin at 0 with each; without it a sequence is one stream of
+    tokens, whatever documents it holds."""
     on_end: Literal["repeat", "stop"] = "repeat"
-    """When the dataset ends: read it again, or stop the job cleanly."""
+    """When a dataset ends: read it again, or stop the job cleanly."""
     logical_shards: int = Field(default=0, ge=0)
     """Streams that the dataset is divided into; ranks own whole streams, so it must be a multiple of the data-parallel
     degree and divide the global batch. 0: one for each sequence of the global batch. Changing it changes the data's
     order; changing the number of ranks does not."""
+    shuffle_buffer: int = Field(default=0, ge=0)
+    """Shuffle a streamed dataset among so many documents of each logical shard; 0 keeps its own order. Local files are
+    shuffled whole, anew in each epoch."""
+    num_workers: int = Field(default=0, ge=0)
+    """Processes of each rank that read and tokenise; 0 does so in a thread beside training."""
+    prefetch: int = Field(default=2, ge=1)
+    """Steps that are read before they are wanted."""
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    """What to do about a record that holds no text (undecodable, no JSON, without the field): stop, or leave it out, count
+    it and say where it is."""
+    retries: int = Field(default=5, ge=0)
+    """How often to try again after a transient error of the network or the disk, waiting twice as long each time."""
+    retry_seconds: float = Field(default=1.0, ge=0.0)
+    """How long to wait before the first of them."""
+
+
+class ValidationSection(Section):
+    section: ClassVar[str] = "validation"
+
+    enable: bool = False
+    """Measure the loss on other data now and then."""
+    dataset: str = "c4_validation"
+    """As training.dataset."""
+    dataset_path: str | None = None
+    """As training.dataset_path."""
+    text_field: str | None = None
+    """Instead of data.text_field."""
+    format: str | None = None
+    """Instead of data.format."""
+    freq: int = Field(default=100, gt=0)
+    """Validate every so many steps (and after the last)."""
+    steps: int = Field(default=-1, ge=-1)
+    """Global batches of one validation, the same ones each time; -1 takes the whole dataset, each token once."""
 
 
 class ParamGroupSpec(BaseModel):
@@ -172,6 +233,7 @@ CORE_SECTIONS: tuple[type[Section], ...] = (
     ModelSection,
     TrainingSection,
     DataSection,
+    ValidationSection,
     OptimizerSection,
     LRSchedulerSection,
     MetricsSection,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,17 +21,34 @@ class Batch:
     """The next token of each position, or :data:`IGNORE`."""
     positions: Tensor | None = None
     """The position of each token in its document; ``None`` means ``0 .. seq - 1``."""
+    documents: Tensor | None = None
+    """Of the *whole* sequence, whatever share of it the other tensors hold, the document of each position: attention stays
+    inside of a document. ``None``: the sequence is one document."""
 
     def num_targets(self) -> int:
         """Positions that are trained on."""
         return int((self.targets != IGNORE).sum())
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """``function`` of each tensor that is there."""
+        positions, documents = self.positions, self.documents
+        return Batch(
+            function(self.tokens),
+            function(self.targets),
+            None if positions is None else function(positions),
+            None if documents is None else function(documents),
+        )
+
+    def split(self, size: int) -> list[Batch]:
+        """Microbatches of ``size`` sequences."""
+        starts = range(0, len(self.tokens), size)
+        return [self.map(lambda tensor, start=start: tensor[start : start + size]) for start in starts]  # type: ignore[misc]
+
     def to(self, device: torch.device) -> Batch:
         """The batch on ``device``, copied without waiting where that is possible."""
         if device.type == "cpu":
             return self
-        positions = None if self.positions is None else _copy(self.positions, device)
-        return Batch(_copy(self.tokens, device), _copy(self.targets, device), positions)
+        return self.map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 def with_positions(batch: Batch) -> Batch:
@@ -38,8 +56,4 @@ def with_positions(batch: Batch) -> Batch:
     if batch.positions is not None:
         return batch
     positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-    return Batch(batch.tokens, batch.targets, positions)
-
-
-def _copy(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return replace(batch, positions=positions)

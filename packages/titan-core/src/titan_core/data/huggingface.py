@@ -8,7 +8,10 @@ from typing import Any
 
 import datasets
 
-from titan_core.data.local_files import ENDINGS, find_files
+from titan_core.data.compressed import decompressed
+from titan_core.data.json_lines import JsonLines
+from titan_core.data.local_files import ENDINGS, find_files, holds_lines
+from titan_core.data.records import text_of
 from titan_core.data.shuffled import ShuffledDocuments
 from titan_core.data.source import DatasetRequest, DocumentShard, DocumentSource, State
 from titan_core.errors import UserError
@@ -21,21 +24,27 @@ PRESETS = {
 
 
 def open_local(request: DatasetRequest) -> DocumentSource:
-    """Local JSON (lines) or Parquet files.
+    """Local JSON, Parquet or Arrow files.
 
     Raises:
-        UserError: files that ``datasets`` cannot read, without documents, or without the text field.
+        UserError: files that cannot be read, without documents, or without the text field.
     """
     files = find_files(request, ENDINGS[request.name])
+    plain = decompressed(files)
+    if request.name == "json" and all(map(holds_lines, plain)):
+        lines = JsonLines(plain, files, request)
+        if len(lines) == 0:
+            raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
+        return ShuffledDocuments(lines, request.seed)
     datasets.disable_progress_bars()
     try:
-        table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in files], split="train")
+        table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         cause = error.__cause__ or error
         raise UserError.one(request.where, f"cannot be read as {request.name}: {cause}", "mend the file") from error
     if len(table) == 0:
         raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
-    if request.text_field not in table.column_names:
+    if request.format is None and request.text_field not in table.column_names:
         there = ", ".join(table.column_names)
         raise UserError.one(request.where, f"no field {request.text_field!r}; there is {there}", "set data.text_field")
     return ShuffledDocuments(_Rows(table, request), request.seed)
@@ -43,7 +52,7 @@ def open_local(request: DatasetRequest) -> DocumentSource:
 
 class _Rows:
     def __init__(self, table: datasets.Dataset, request: DatasetRequest) -> None:
-        self._table = table.select_columns([request.text_field])
+        self._table = table if request.format is not None else table.select_columns([request.text_field])
         self._request = request
 
     def __len__(self) -> int:
@@ -51,7 +60,7 @@ class _Rows:
 
     def text(self, index: int) -> str:
         """The text of a row."""
-        return _text_of(self._table[index], self._request)
+        return text_of(self._table[index], self._request, f"{self._request.path}, row {index}")
 
 
 def open_hub(request: DatasetRequest) -> DocumentSource:
@@ -101,6 +110,7 @@ class _StreamShard:
     def __init__(self, stream: Any, request: DatasetRequest, first: int, step: int) -> None:
         self._stream = stream
         self._request = request
+        self._name = request.path or request.name
         self._first = first
         self._step = step
         self._iterator: Any = None
@@ -117,7 +127,7 @@ class _StreamShard:
             mine = self._seen % self._step == self._first
             self._seen += 1
             if mine:
-                return _text_of(record, self._request)
+                return text_of(record, self._request, f"dataset {self._name!r}, record {self._seen} of its part")
         raise StopIteration
 
     def state_dict(self) -> State:
@@ -129,14 +139,3 @@ class _StreamShard:
         self._loaded = state["stream"]
         if self._loaded is not None:
             self._stream.load_state_dict(self._loaded)
-
-
-def _text_of(record: dict[str, Any], request: DatasetRequest) -> str:
-    text = record.get(request.text_field)
-    if not isinstance(text, str):
-        there = ", ".join(record)
-        reason = f"the field holds {type(text).__name__}, not text" if text is not None else f"there is {there}"
-        raise UserError.one(
-            f"dataset {request.name!r}", f"no text in field {request.text_field!r}: {reason}", "set data.text_field"
-        )
-    return text

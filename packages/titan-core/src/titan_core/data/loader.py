@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 
-from titan_core.config.config import Config
-from titan_core.config.sections import DataSection, TrainingSection
-from titan_core.data.batch import Batch
+from titan_core.config.sections import DataSection
+from titan_core.data.batch import IGNORE, Batch
+from titan_core.data.prefetch import Prefetch
+from titan_core.data.shards import ShardGroup, StepRows
 from titan_core.data.source import DocumentSource, State
-from titan_core.data.tokens import TokenStream
+from titan_core.data.stream_spec import StreamSpec
 from titan_core.errors import UserError
-from titan_core.job.batch_plan import BatchPlan
+from titan_core.job.job import Job
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
 
@@ -23,10 +29,16 @@ class StepData:
     microbatches: list[Batch]
     epoch: int
     """How many times the dataset was read to its end."""
+    targets_by_dataset: list[int]
+    """Target tokens of this rank's share, by dataset."""
+    corrupt: int = 0
+    """Corrupt records that this rank has skipped so far."""
+    ended: bool = False
+    """Whether nothing is left to compute on (of a dataset that is read once; other ranks may have something still)."""
 
     def num_targets(self) -> int:
         """Target tokens of this rank's share."""
-        return sum(batch.num_targets() for batch in self.microbatches)
+        return sum(self.targets_by_dataset)
 
 
 class DataLoader:
@@ -36,44 +48,62 @@ class DataLoader:
     whole shards: which tokens a step consumes does not depend on the number of ranks.
     """
 
-    def __init__(self, source: DocumentSource, tokenizer: TextTokenizer, plan: BatchPlan, config: Config, rank: int) -> None:
-        """``rank`` counts the groups of ranks that see different sequences, from 0 to ``plan.ranks - 1``."""
-        training, data = config.section(TrainingSection), config.section(DataSection)
-        owned = plan.logical_shards // plan.ranks
-        self._plan = plan
-        self._per_shard = plan.global_size // plan.logical_shards
-        self._streams = {
-            index: TokenStream(source, tokenizer, index, plan.logical_shards, data.on_end, training.dataset)
-            for index in range(rank * owned, (rank + 1) * owned)
-        }
-        self._stream_of = {
-            "training.dataset": training.dataset,
-            "training.dataset_path": training.dataset_path,
-            "training.seed": training.seed,
-            "data.logical_shards": plan.logical_shards,
-        }
-        self._ahead: list[StepData | None] = []
-        self._positions = self._read_positions()
+    def __init__(
+        self,
+        spec: StreamSpec,
+        sources: Sequence[DocumentSource],
+        tokenizer: TextTokenizer,
+        rank: int,
+        *,
+        document_mask: bool = False,
+        workers: int = 0,
+        ahead: int = 2,
+    ) -> None:
+        """
+        Args:
+            sources: the datasets of ``spec``, opened.
+            rank: counts the groups of ranks that see different sequences, from 0 to ``spec.plan.ranks - 1``.
+            document_mask: whether positions and attention begin anew with each document.
+            workers: processes that read; 0 reads in a thread.
+            ahead: steps that are read before they are wanted.
+        """
+        owned = spec.plan.logical_shards // spec.plan.ranks
+        self._spec, self._sources, self._tokenizer = spec, sources, tokenizer
+        self._indices = range(rank * owned, (rank + 1) * owned)
+        self._document_mask, self._workers, self._ahead = document_mask, workers, ahead
+        self._prefetch: Prefetch | None = None
+        self._positions: dict[str, State] | None = None
+        self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
 
     def peek(self) -> StepData | None:
-        """The next step's microbatches, or ``None`` where a logical shard has ended and is not to be repeated. Reads them,
-        and keeps the positions before them until :meth:`next_step` consumes them."""
-        if not self._ahead:
-            self._ahead.append(self._read_step())
-        return self._ahead[0]
+        """The next step's microbatches, or ``None`` where a logical shard has ended and is not to be repeated. Positions
+        stay those before them until :meth:`next_step` consumes them."""
+        if not self._peeked:
+            if self._prefetch is None:
+                self._prefetch = Prefetch(
+                    self._spec, self._sources, self._tokenizer, self._indices, self._workers, self._ahead, self._positions
+                )
+            parts = self._prefetch.next()
+            self._peeked.append(self._step_of(parts) if parts is not None else None)
+        step = self._peeked[0]
+        return step[0] if step is not None else None
 
     def next_step(self) -> StepData | None:
         """Consume the next step's microbatches."""
-        step = self.peek()
-        if step is not None:
-            self._ahead.clear()
-            self._positions = self._read_positions()
-        return step
+        self.peek()
+        step = self._peeked[0]
+        if step is None:
+            return None
+        self._peeked.clear()
+        data, self._positions = step
+        return data
 
     def state_dict(self) -> State:
         """The position of each logical shard that this rank owns, after the last step that was consumed; and what the
         positions are positions in."""
-        return {"stream_of": self._stream_of, "shards": self._positions}
+        if self._positions is None:
+            self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
+        return {"stream_of": self._spec.identity(), "shards": self._positions}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from positions that :meth:`state_dict` gave, on this rank or on others; other ranks' shards may be there.
@@ -81,50 +111,74 @@ class DataLoader:
         Raises:
             UserError: they are positions in another stream.
         """
-        for key, value in self._stream_of.items():
-            if state["stream_of"][key] != value:
+        for key, value in self._spec.identity().items():
+            if state["stream_of"].get(key) != value:
                 raise UserError.one(
                     f"{key} = {value!r}",
-                    f"the saved position in the data was made with {state['stream_of'][key]!r}, and means nothing here",
+                    f"the saved position in the data was made with {state['stream_of'].get(key)!r}, and means nothing here",
                     "set it as it was, or start anew",
                 )
-        for index, stream in self._streams.items():
-            stream.load_state_dict(state["shards"][str(index)])
-        self._ahead.clear()
-        self._positions = self._read_positions()
+        self.close()
+        self._positions = {str(index): state["shards"][str(index)] for index in self._indices}
 
-    def _read_step(self) -> StepData | None:
-        rows: list[list[int]] = []
-        for stream in self._streams.values():
-            for _ in range(self._per_shard):
-                # One token more than the sequence is long: each position's target is its successor.
-                window = stream.take(self._plan.seq_len + 1)
-                if window is None:
-                    return None
-                rows.append(window)
-        size = self._plan.local_size
-        batches = [_batch(rows[start : start + size]) for start in range(0, len(rows), size)]
-        return StepData(batches, epoch=min(stream.epoch for stream in self._streams.values()))
+    def close(self) -> None:
+        """Read no further ahead."""
+        if self._prefetch is not None:
+            self._prefetch.close()
+        self._prefetch = None
+        self._peeked.clear()
 
-    def _read_positions(self) -> dict[str, State]:
-        return {str(index): stream.state_dict() for index, stream in self._streams.items()}
-
-
-def require_documents(source: DocumentSource, plan: BatchPlan, name: str) -> None:
-    """Whether there is a document for each logical shard.
-
-    Raises:
-        UserError: there are fewer.
-    """
-    available = source.num_documents
-    if available is not None and available < plan.logical_shards:
-        raise UserError.one(
-            f"dataset {name!r}",
-            f"it has {available} documents, fewer than the {plan.logical_shards} streams that they are divided into",
-            "lower data.logical_shards (or training.global_batch_size), or give more documents",
+    def _step_of(self, parts: list[StepRows]) -> tuple[StepData, dict[str, State]]:
+        rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
+        whole = _batch(rows, [one for part in parts for one in part.lengths], self._document_mask)
+        targets: Counter[int] = Counter()
+        datasets = (dataset for part in parts for dataset in part.datasets)
+        for dataset, count in zip(datasets, (whole.targets != IGNORE).sum(1).tolist(), strict=True):
+            targets[dataset] += count
+        size = self._spec.plan.local_size
+        data = StepData(
+            whole.split(size),
+            epoch=min(part.epoch for part in parts),
+            targets_by_dataset=[targets[number] for number in range(len(self._spec.datasets))],
+            corrupt=sum(part.corrupt for part in parts),
+            ended=all(part.ended for part in parts),
         )
+        return data, {index: position for part in parts for index, position in part.positions.items()}
 
 
-def _batch(rows: list[list[int]]) -> Batch:
-    windows = torch.tensor(rows, dtype=torch.int64)
-    return Batch(tokens=windows[:, :-1].contiguous(), targets=windows[:, 1:].contiguous())
+def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataLoader:
+    """The loader of the job's training data, for the ``rank``-th of the ranks that see different sequences."""
+    section = job.config.section(DataSection)
+    return DataLoader(
+        job.data,
+        sources,
+        job.text_tokenizer,
+        rank,
+        document_mask=section.document_mask,
+        workers=section.num_workers,
+        ahead=section.prefetch,
+    )
+
+
+def _batch(rows: NDArray[Any], lengths: list[list[int]], document_mask: bool) -> Batch:
+    """Rows of one token more than the sequence is long: each position's target is its successor."""
+    width = rows.shape[1]
+    tokens, targets = torch.from_numpy(rows[:, :-1].astype(numpy.int64)), rows[:, 1:].astype(numpy.int64)
+    for row, pieces in zip(targets, lengths, strict=True):
+        if sum(pieces) < width:
+            row[max(sum(pieces) - 1, 0) :] = IGNORE
+    if not document_mask:
+        return Batch(tokens, torch.from_numpy(targets))
+    documents, starts = numpy.empty(rows.shape, numpy.int64), numpy.empty(rows.shape, numpy.int64)
+    for number, pieces in enumerate(lengths):
+        sizes = numpy.array([*pieces, width - sum(pieces)])  # what a short row lacks is a document of its own
+        documents[number] = numpy.arange(len(sizes)).repeat(sizes)
+        starts[number] = (sizes.cumsum() - sizes).repeat(sizes)
+    positions = numpy.arange(width) - starts
+    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE  # the first token of the next document
+    return Batch(
+        tokens,
+        torch.from_numpy(targets),
+        torch.from_numpy(positions[:, :-1].copy()),
+        torch.from_numpy(documents[:, :-1].copy()),
+    )

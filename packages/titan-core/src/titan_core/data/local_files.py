@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import bz2
 import glob
+import gzip
 import json
-from collections.abc import Iterator
+import lzma
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from titan_core.data.compressed import COMPRESSED
+from titan_core.data.records import check_format
 from titan_core.data.source import DatasetRequest
 from titan_core.errors import Problem, UserError
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),
     "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather"),
     "text": (".txt", ".text", ".md"),
 }
 
 
 def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
-    """The files that ``request.path`` (a file, a folder, or a glob) names, sorted.
+    """The files that ``request.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
+    compressed or not.
 
     Raises:
         UserError: no path, or no file there.
@@ -31,7 +39,7 @@ def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
     if path.is_file():
         return [path]  # also where its name looks like a pattern
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix in endings]
+        files = [file for file in path.rglob("*") if file.is_file() and _plain_suffix(file) in endings]
         if not files:
             raise UserError.one(request.where, f"the folder has no file ending in {' or '.join(endings)}", "check the path")
     else:
@@ -46,34 +54,54 @@ def check_files(request: DatasetRequest) -> list[Problem]:
     try:
         files = find_files(request, ENDINGS[request.name])
         if not any(file.stat().st_size for file in files):
-            return [Problem(request.where, "the dataset is empty", "give a file with documents in it")]
+            return [_empty(request)]
+        problems = check_format(request)
         if request.name == "json":
-            return list(_check_json(files, request))
+            problems += _check_json(files, request)
         if request.name == "parquet":
-            return list(_check_parquet(files, request))
+            problems += _check_parquet(files, request)
     except UserError as error:
         return list(error.problems)
     except OSError as error:
-        return [Problem(request.where, f"cannot be read: {error.strerror}", "check its permissions")]
-    return []
+        return [Problem(request.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+    return problems
 
 
 def check_hub(request: DatasetRequest) -> list[Problem]:
     """Whether a name was given; the network is not asked."""
     if request.name == "hub" and not request.path:
         return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
-    return []
+    return check_format(request)
+
+
+def holds_lines(file: Path) -> bool:
+    """Whether a JSON file has a record on each line, and is not one array or indented objects."""
+    _, line = _first_line(file)
+    return not (line.lstrip().startswith(b"[") or line.strip() == b"{")
+
+
+def _first_line(file: Path) -> tuple[int, bytes]:
+    """Number and content of the first line that is not blank; 0 where there is none, or none to be seen cheaply."""
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+    if file.suffix == ".zst":
+        return 0, b""
+    try:
+        with openers.get(file.suffix, open)(file, "rb") as stream:
+            return next(((number, line) for number, line in enumerate(stream, 1) if line.strip()), (0, b""))
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        raise UserError.one(str(file), f"cannot be decompressed: {error}", "mend or rename the file") from None
 
 
 def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
     """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
     for file in files:
-        with file.open("rb") as stream:
-            number, line = next(((n, line) for n, line in enumerate(stream, 1) if line.strip()), (0, b""))
+        if file.suffix == ".zst":
+            return  # looked at when it is opened
+        number, line = _first_line(file)
         if not line:
             continue
-        if line.lstrip().startswith(b"[") or line.strip() == b"{":
-            return  # one array, or indented objects
+        if not holds_lines(file):
+            return
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -81,10 +109,10 @@ def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]
             return
         if not isinstance(record, dict):
             yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be like {"text": "..."}')
-        elif request.text_field not in record:
+        elif request.format is None and request.text_field not in record:
             yield _no_field(f"{file}:{number}", request.text_field, list(record))
         return
-    yield Problem(request.where, "the dataset is empty", "give a file with documents in it")
+    yield _empty(request)
 
 
 def _check_parquet(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
@@ -99,13 +127,21 @@ def _check_parquet(files: list[Path], request: DatasetRequest) -> Iterator[Probl
             yield Problem(str(file), f"not a Parquet file: {error}", "check the path")
             return
         names = metadata.schema.to_arrow_schema().names
-        if request.text_field not in names:
+        if request.format is None and request.text_field not in names:
             yield _no_field(str(file), request.text_field, names)
             return
         rows += metadata.num_rows
     if not rows:
-        yield Problem(request.where, "the dataset is empty", "give a file with documents in it")
+        yield _empty(request)
+
+
+def _plain_suffix(file: Path) -> str:
+    return file.with_suffix("").suffix if file.suffix in COMPRESSED else file.suffix
+
+
+def _empty(request: DatasetRequest) -> Problem:
+    return Problem(request.where, "the dataset is empty", "give a file with documents in it")
 
 
 def _no_field(where: str, field: str, there: list[str]) -> Problem:
-    return Problem(where, f"no field {field!r}; there is {', '.join(there)}", "set data.text_field")
+    return Problem(where, f"no field {field!r}; there is {', '.join(there)}", "set data.text_field, or data.format")

@@ -8,7 +8,7 @@ import numpy
 from numpy import int64
 from numpy.typing import NDArray
 
-from titan_core.data.source import DocumentShard, State
+from titan_core.data.source import Document, DocumentShard, State
 
 
 class RandomAccess(Protocol):
@@ -16,8 +16,8 @@ class RandomAccess(Protocol):
 
     def __len__(self) -> int: ...
 
-    def text(self, index: int) -> str:
-        """The text of document ``index``."""
+    def text(self, index: int) -> Document:
+        """The document number ``index``."""
         ...
 
 
@@ -55,12 +55,11 @@ class _IndexedShard:
     def __iter__(self) -> _IndexedShard:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> Document:
         if self._next >= len(self._indices):
             raise StopIteration
-        text = self._documents.text(int(self._indices[self._next]))
-        self._next += 1
-        return text
+        self._next += 1  # also past a corrupt one
+        return self._documents.text(int(self._indices[self._next - 1]))
 
     def state_dict(self) -> State:
         return {"next": self._next}

@@ -1,17 +1,41 @@
-"""What a dataset is to the core: documents, in logical shards whose positions can be saved."""
+"""What a dataset is to the core: documents, in logical shards whose positions can be saved. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 State = dict[str, Any]
+"""A position: plain values, as JSON can say them."""
+
+Document: TypeAlias = "str | NDArray[Any]"
+"""A text, or its token ids where a dataset is tokenised already."""
+
+OnEnd = Literal["repeat", "stop", "once"]
+"""At a dataset's end: read it again; give nothing for a window that cannot be filled; or give that window short, and
+nothing after it."""
+
+
+class CorruptRecord(Exception):
+    """A record that holds no document. The next one can be read: ``data.on_corrupt`` decides what happens.
+
+    Args:
+        place: the file and the line, row or byte.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, place: str, why: str, way_out: str = "mend it") -> None:
+        super().__init__(place, why, way_out)
+        self.place, self.why, self.way_out = place, why, way_out
 
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """What a config asks of a dataset. Free of torch."""
+    """What a config asks of a dataset."""
 
     name: str
     """The component's name (one implementation may register several)."""
@@ -20,14 +44,20 @@ class DatasetRequest:
     seed: int
     where: str
     """Where ``path`` came from, for errors."""
+    format: str | None = None
+    """``"package.module:function"``, from a record (a mapping) to its text, in the place of ``text_field``."""
+    tokenizer: str = ""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.tokenizers.fingerprint.fingerprint`), for datasets of tokens
+    alone."""
 
 
 class DocumentShard(Protocol):
-    """One logical shard: an endless iterator over documents' texts would never end; this one ends with an epoch."""
+    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` the next document is
+    that after it; after another error it must be brought to a position again before it is read from."""
 
-    def __iter__(self) -> Iterator[str]: ...
+    def __iter__(self) -> Iterator[Document]: ...
 
-    def __next__(self) -> str: ...
+    def __next__(self) -> Document: ...
 
     def state_dict(self) -> State:
         """The position: what :meth:`load_state_dict` needs for the next document to be the one that is next now."""

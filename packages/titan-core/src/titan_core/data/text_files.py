@@ -3,13 +3,14 @@ one large file can feed any number of logical shards."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from titan_core.data.local_files import find_files
+from titan_core.data.compressed import decompressed
+from titan_core.data.local_files import ENDINGS, find_files
 from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import DatasetRequest, DocumentSource
-from titan_core.errors import UserError
+from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentSource
 
 PIECE = 32 * 1024
 
@@ -17,8 +18,10 @@ PIECE = 32 * 1024
 class TextPieces:
     """Byte ranges of files."""
 
-    def __init__(self, files: list[Path]) -> None:
-        self._pieces = [(file, start, end) for file in files for start, end in _pieces(file)]
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path]) -> None:
+        """``shown``: what to call the files in errors (a decompressed copy by the name of its original)."""
+        named = zip(files, shown, strict=True)
+        self._pieces = [(file, name, start, end) for file, name in named for start, end in _pieces(file)]
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -27,23 +30,23 @@ class TextPieces:
         """The piece's text.
 
         Raises:
-            UserError: its bytes are not UTF-8.
+            CorruptRecord: its bytes are not UTF-8.
         """
-        file, start, end = self._pieces[index]
+        file, name, start, end = self._pieces[index]
         with file.open("rb") as stream:
             stream.seek(start)
             content = stream.read(end - start)
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError.one(
-                f"{file}", f"not UTF-8 text: {error.reason} at byte {start + error.start}", "convert the file to UTF-8"
-            ) from None
+            why = f"not UTF-8 text: {error.reason} at byte {start + error.start}"
+            raise CorruptRecord(str(name), why, "convert the file to UTF-8") from None
 
 
 def open_text(request: DatasetRequest) -> DocumentSource:
     """The text files of ``training.dataset_path``."""
-    return ShuffledDocuments(TextPieces(find_files(request, (".txt", ".text", ".md"))), request.seed)
+    files = find_files(request, ENDINGS["text"])
+    return ShuffledDocuments(TextPieces(decompressed(files), files), request.seed)
 
 
 def _pieces(file: Path) -> list[tuple[int, int]]:

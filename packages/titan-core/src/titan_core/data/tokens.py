@@ -1,15 +1,31 @@
-"""Documents to token sequences: one endless stream for each logical shard."""
+"""Documents to token sequences: one endless stream for each dataset of each logical shard. Free of torch."""
 
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any
 
-from titan_core.data.source import DocumentShard, DocumentSource, State
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.data.reading import DocumentReader
+from titan_core.data.source import DocumentShard, DocumentSource, OnEnd, State
 from titan_core.errors import UserError
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Successive tokens of a stream: the end of a document, whole ones, the beginning of another."""
+
+    pieces: list[NDArray[Any]]
+    """The tokens, by the document that they belong to."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
 
 
 class TokenStream:
@@ -25,8 +41,9 @@ class TokenStream:
         tokenizer: TextTokenizer,
         index: int,
         count: int,
-        on_end: Literal["repeat", "stop"],
+        on_end: OnEnd,
         name: str,
+        reader: DocumentReader,
     ) -> None:
         self._source = source
         self._tokenizer = tokenizer
@@ -34,6 +51,7 @@ class TokenStream:
         self._count = count
         self._on_end = on_end
         self._name = name
+        self._reader = reader
         self._go_to(epoch=0)
         self._position: State = {"epoch": 0, "document": self._document_state, "used": 0}
 
@@ -42,20 +60,22 @@ class TokenStream:
         """How many times the shard was read to its end."""
         return self._epoch
 
-    def take(self, length: int) -> list[int] | None:
-        """The next ``length`` tokens, or ``None`` where the shard ends before them and is not to be repeated."""
-        while len(self._buffer) - self._used < length:
-            if not self._read_document():
-                return None
-        window = self._buffer[self._used : self._used + length]
-        self._used += length
-        # What is left in the buffer belongs to the last document alone: before it, there was too little for a window.
-        self._position = {
-            "epoch": self._epoch,
-            "document": self._document_state,
-            "used": self._used - self._document_start,
-        }
-        return window
+    def take(self, length: int) -> Window | None:
+        """The next ``length`` tokens; at the end of the shard, what ``on_end`` says."""
+        pieces: list[NDArray[Any]] = []
+        missing = length
+        while missing:
+            if self._used == len(self._document) and not self._read_document():
+                if self._on_end == "stop" or not pieces:
+                    return None
+                break
+            piece = self._document[self._used : self._used + missing]
+            if len(piece):
+                pieces.append(piece)
+            self._used += len(piece)
+            missing -= len(piece)
+        self._position = {"epoch": self._epoch, "document": self._document_state, "used": self._used}
+        return Window(pieces)
 
     def state_dict(self) -> State:
         """The position after the last window that was taken."""
@@ -65,6 +85,7 @@ class TokenStream:
         """Go on from a position that :meth:`state_dict` gave."""
         self._go_to(state["epoch"])
         self._shard.load_state_dict(state["document"])
+        self._document_state = state["document"]
         self._position = state
         if state["used"]:
             self._read_document()
@@ -74,28 +95,25 @@ class TokenStream:
         self._epoch = epoch
         self._shard: DocumentShard = self._source.shard(self._index, self._count, epoch)
         self._tokens_read = 0
-        self._document_start = 0  # where in the buffer the last document begins
-        self._document_state = self._shard.state_dict()  # the shard's position before that document
-        self._buffer: list[int] = []
+        self._document_state = self._shard.state_dict()  # the shard's position before the document that is being cut
+        self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._used = 0
 
     def _read_document(self) -> bool:
-        """Append the next document's tokens to the buffer; ``False`` where there is none and none will come."""
+        """Go to the next document; ``False`` where there is none and none will come."""
         state = self._shard.state_dict()
-        text = next(self._shard, None)
-        if text is None:
+        document = self._reader.next(self._shard)
+        if document is None:
             return self._begin_next_epoch()
-        del self._buffer[: self._used]
-        self._used = 0
-        self._document_start = len(self._buffer)
+        tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
+        self._document = numpy.asarray(tokens, numpy.uint32) if isinstance(tokens, list) else tokens
         self._document_state = state
-        tokens = self._tokenizer.encode_document(text)
-        self._tokens_read += len(tokens)
-        self._buffer += tokens
+        self._tokens_read += len(self._document)
+        self._used = 0
         return True
 
     def _begin_next_epoch(self) -> bool:
-        if self._on_end == "stop":
+        if self._on_end != "repeat":
             return False
         if self._tokens_read == 0:
             raise UserError.one(
@@ -105,7 +123,5 @@ class TokenStream:
             )
         if self._index == 0:
             log.info("dataset %r has ended; reading it again (epoch %d)", self._name, self._epoch + 2)
-        leftover = self._buffer[self._used :]
         self._go_to(self._epoch + 1)
-        self._buffer = leftover
         return True

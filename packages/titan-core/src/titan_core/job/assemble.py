@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from titan_core.components import (
     Checkpoint,
     Component,
-    Dataset,
     Debugger,
     LRSchedule,
     MetricLogger,
@@ -27,9 +27,9 @@ from titan_core.config.sections import (
     OptimizerSection,
     TrainingSection,
 )  # fmt: skip
-from titan_core.data.source import DatasetRequest
 from titan_core.errors import Problem, UserError
 from titan_core.job.batch_plan import plan_batch
+from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
 from titan_core.job.job import Job, JobFacts
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.known_packages import package_for
@@ -64,18 +64,17 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 
     model = attempt(_pick, config, registry, Model, "model.name")
     definition = attempt(define_model, config, registry, model) if model is not None else None
-    dataset = attempt(_pick, config, registry, Dataset, "training.dataset")
-    request = dataset_request(config)
-    if dataset is not None and dataset.check is not None:
-        problems += dataset.check.load()(request)
     tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
+    datasets = attempt(pick_datasets, config, registry, text_tokenizer)
+    validation = attempt(pick_validation, config, registry, text_tokenizer)
     optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
     mesh = attempt(plan_mesh, config, [dim for one in registry.all(Transform) for dim in one.mesh_dims], world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
+        problems += check_document_mask(config, definition)
     problems += check_param_groups(config)
     if mesh is None or batch is None or definition is None:
         raise UserError(*problems)
@@ -98,15 +97,16 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
     if problems:
         raise UserError(*problems)
-    assert model and dataset and tokenizer and text_tokenizer and optimizer and lr_schedule
+    assert model and datasets and tokenizer and text_tokenizer and optimizer and lr_schedule
     assert transforms is not None
+    stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
         registry=registry,
         model=model,
         transforms=tuple(transforms),
-        dataset=dataset,
-        dataset_request=request,
+        data=stream,
+        validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
         tokenizer=tokenizer,
         text_tokenizer=text_tokenizer,
         optimizer=optimizer,
@@ -161,18 +161,6 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def dataset_request(config: Config) -> DatasetRequest:
-    """What the config asks of its dataset."""
-    training, data = config.section(TrainingSection), config.section(DataSection)
-    return DatasetRequest(
-        name=training.dataset,
-        path=training.dataset_path,
-        text_field=data.text_field,
-        seed=training.seed,
-        where=config.where("training.dataset_path", training.dataset_path),
-    )
-
-
 def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
@@ -197,6 +185,13 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
             f"its vocabulary has {tokenizer.vocab_size} tokens, and the model's only {layout.vocab_size}",
             "choose another tokenizer or flavor, or set the model's vocabulary with model.args",
         )
+
+
+def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:
+    """Whether the model can keep attention inside of documents."""
+    if config.section(DataSection).document_mask and not model.layout.masks_documents:
+        why = f"model {config.value('model.name')!r} cannot keep attention inside of a document"
+        yield config.problem("data.document_mask", why, "switch it off, or let the model's layout and mixers know documents")
 
 
 def check_param_groups(config: Config) -> Iterator[Problem]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan_core.components import (
     Checkpoint,
-    Dataset,
     Debugger,
     LRSchedule,
     MetricLogger,
@@ -21,13 +20,13 @@ from titan_core.components import (
 from titan_core.config.config import Config
 from titan_core.config.section import Section
 from titan_core.config.sections import JobSection
+from titan_core.data.stream_spec import StreamSpec
 from titan_core.job.batch_plan import BatchPlan
 from titan_core.job.mesh_plan import MeshPlan
 from titan_core.layout import ModelDefinition
 from titan_core.registry import Registry
 
 if TYPE_CHECKING:
-    from titan_core.data.source import DatasetRequest
     from titan_core.tokenizers.tokenizer import TextTokenizer
 
 S = TypeVar("S", bound=Section)
@@ -56,8 +55,9 @@ class Job:
     model: Model
     transforms: tuple[Transform, ...]
     """In the order of their application."""
-    dataset: Dataset
-    dataset_request: DatasetRequest
+    data: StreamSpec
+    validation: StreamSpec | None
+    """Read once from its beginning, each time."""
     tokenizer: Tokenizer
     text_tokenizer: TextTokenizer
     optimizer: Optimizer

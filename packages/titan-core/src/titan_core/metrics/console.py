@@ -7,6 +7,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from titan_core.data.stream_spec import StreamSpec
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.logger import LoggerRequest, Record
 from titan_core.train.events import StepReport, TrainEnd
@@ -48,7 +49,7 @@ class ConsoleLog:
     def log(self, record: Record) -> None:
         """Print the step's line."""
         self._console.print(format_line(record, self._run.steps), markup=False)
-        if self._progress is not None:
+        if self._progress is not None and "loss" in record:
             self._progress.update(self._bar, loss=_figure(record["loss"], ".3f"))
 
     @hookimpl
@@ -84,7 +85,7 @@ def describe_run(request: LoggerRequest) -> list[str]:
         f"mesh       {job.facts.mesh} ({request.device}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",
-        f"data       {job.dataset.name}, tokenizer {job.tokenizer.name}",
+        f"data       {_datasets(job.data)}, tokenizer {job.tokenizer.name}",
         f"run        {run.dump_folder}",
     ]
     if run.step:
@@ -94,10 +95,13 @@ def describe_run(request: LoggerRequest) -> list[str]:
 
 def format_line(record: Record, steps: int) -> str:
     """The figures of a step in one line."""
-    width = len(str(steps))
+    step = f"step {record['step']:>{len(str(steps))}}/{steps}"
+    if "validation_loss" in record:
+        figures = f"{record['validation_tokens']:,} tokens in {_figure(record['validation_seconds'], '.1f')} s"
+        return f"{step} | validation loss {_figure(record['validation_loss'], '7.4f')} | {figures}"
     return " | ".join(
         [
-            f"step {record['step']:>{width}}/{steps}",
+            step,
             f"loss {_figure(record['loss'], '7.4f')}",
             f"grad norm {_figure(record['grad_norm'], '7.3f')}",
             f"lr {_figure(record['lr'], '.2e')}",
@@ -106,6 +110,13 @@ def format_line(record: Record, steps: int) -> str:
             f"memory {_figure(record['memory_gib'], '.2f')} GiB",
         ]
     )
+
+
+def _datasets(spec: StreamSpec) -> str:
+    """Names; of a mixture with the shares."""
+    total = sum(one.weight for one in spec.datasets)
+    names = (f"{one.name} {one.weight / total:.3g}" if len(spec.datasets) > 1 else one.name for one in spec.datasets)
+    return ", ".join(names)
 
 
 def _figure(value: float | int | None, form: str) -> str:

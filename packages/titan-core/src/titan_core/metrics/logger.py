@@ -9,7 +9,8 @@ from typing import Protocol
 from titan_core.train.events import RunStart
 
 Record = Mapping[str, float | int | None]
-"""One logged step: ``step`` and figures by name; ``None`` where a figure is not known or not finite."""
+"""``step`` and figures by name, of one logged step or of one validation (which has ``validation_loss`` and no ``loss``);
+``None`` where a figure is not known or not finite."""
 
 
 @dataclass(frozen=True)

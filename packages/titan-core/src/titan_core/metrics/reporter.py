@@ -15,7 +15,7 @@ from titan_core.metrics.logger import LoggerRequest, MetricLog, Record
 from titan_core.metrics.peak_flops import peak_flops
 from titan_core.train.checkpoint import TrainState
 from titan_core.train.device import device_name, peak_memory_gib, synchronize
-from titan_core.train.events import RunStart, StepReport, TrainEnd
+from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
 from titan_core.train.world import World
 
 
@@ -57,6 +57,20 @@ class MetricsReporter:
             self._unlogged = report
             return
         self._log(report)
+
+    @hookimpl
+    def titan_validation_end(self, report: ValidationReport) -> None:
+        """Log it as a record of its own; its time is not training's."""
+        record = {
+            "step": report.step,
+            "validation_loss": _finite(report.loss),
+            "validation_tokens": report.num_targets,
+            "validation_seconds": report.seconds,
+            "time": time.time(),
+        }
+        for logger in self._loggers:
+            logger.log(record)
+        self._started += report.seconds
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: TrainEnd) -> None:
@@ -102,8 +116,15 @@ class MetricsReporter:
             "data_seconds": self._data_seconds / steps,
             "tokens_seen": self._state.tokens_seen,
             "epoch": report.epoch,
+            "corrupt_records": report.corrupt,
+            **self._tokens_by_dataset(),
             "time": time.time(),
         }
+
+    def _tokens_by_dataset(self) -> dict[str, int]:
+        """Of a mixture, how many target tokens each dataset has given so far."""
+        tokens = self._state.tokens_by_dataset
+        return {f"tokens_seen/{name}": count for name, count in tokens.items()} if len(tokens) > 1 else {}
 
 
 def _finite(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 from torch import nn
@@ -50,6 +51,8 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
             for path in found:
                 if field in ("column", "row") and not isinstance(model.get_submodule(path), nn.Linear):
                     yield f"{field} pattern {pattern!r} matches {path!r}, which is not an nn.Linear"
+    if layout.masks_documents and "documents" not in inspect.signature(model.forward).parameters:
+        yield "masks_documents is true, and the model's forward takes no documents"
     for pattern in layout.parameters:
         if not any(matches(path, [pattern]) for path in parameters):
             yield f"parameters pattern {pattern!r} matches no parameter"

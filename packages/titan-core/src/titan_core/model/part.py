@@ -40,6 +40,8 @@ class ModelPart:
     """What happens to each microbatch before the model sees it, in order."""
     parameters_on: torch.device | None = None
     """Where parameters live while they are not computed with; ``None``: on the device that computes."""
+    after_evaluation: tuple[Callable[[], None], ...] = ()
+    """What must be done after forward passes that no backward pass follows."""
 
     def transformed(self, batch: Batch) -> Batch:
         """``batch`` as this part's model takes it."""
@@ -50,7 +52,7 @@ class ModelPart:
     def forward_loss(self, batch: Batch) -> Tensor:
         """Loss of one microbatch, summed over its targets."""
         batch = self.transformed(batch)
-        return self.loss(self.module(batch.tokens, positions=batch.positions), batch.targets)
+        return self.loss(self.module(batch.tokens, **arguments_of(batch)), batch.targets)
 
     def retie(self) -> None:
         """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
@@ -71,6 +73,12 @@ class ModelPart:
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module that this part has, by fully qualified name."""
         return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, Absent))
+
+
+def arguments_of(batch: Batch) -> dict[str, Tensor]:
+    """What a model is called with beside its tokens."""
+    arguments = {"positions": batch.positions, "documents": batch.documents}
+    return {name: tensor for name, tensor in arguments.items() if tensor is not None}
 
 
 @dataclass(frozen=True)

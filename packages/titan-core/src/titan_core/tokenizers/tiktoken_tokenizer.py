@@ -7,10 +7,15 @@ import binascii
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tiktoken
 
 from titan_core.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 END_OF_TEXT = "<|end_of_text|>"
@@ -52,13 +57,22 @@ class TiktokenTokenizer:
         """One more than the largest id."""
         return self._encoding.n_vocab
 
-    def encode_document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> NDArray[numpy.uint32]:
         """The ids of ``text`` between begin and end of text."""
-        ids = [self._begin]
-        for piece in _pieces(text):
-            ids += self._encoding.encode_ordinary(piece)
-        ids.append(self._end)
-        return ids
+        import numpy  # not with this module, which commands import that tokenise nothing
+
+        try:
+            pieces = [self._encode(piece) for piece in _pieces(text)]
+        except UnicodeEncodeError:
+            # Halves of surrogate pairs, as "\\ud83d" in JSON makes them; tiktoken itself replaces them so.
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            pieces = [self._encode(piece) for piece in _pieces(whole)]
+        marks = numpy.array([self._begin, self._end], numpy.uint32)
+        return numpy.concatenate([marks[:1], *pieces, marks[1:]])
+
+    def _encode(self, text: str) -> NDArray[numpy.uint32]:
+        # Without a list of Python's integers; what is written like a special token is plain text.
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; bytes that are not UTF-8 are shown as U+FFFD."""
@@ -68,11 +82,21 @@ class TiktokenTokenizer:
 def _pieces(text: str) -> Iterator[str]:
     """``text``, cut after runs so long that tiktoken's regular expressions overflow their stack (it panics at a million
     blanks); a text without such a run stays whole, and so do its ids."""
+    if not _may_have_long_run(text):
+        yield text
+        return
     start = 0
-    for run in _LONG_RUN.finditer(text) if len(text) > _LONGEST_RUN else ():
+    for run in _LONG_RUN.finditer(text):
         yield text[start : run.end()]
         start = run.end()
     yield text[start:]
+
+
+def _may_have_long_run(text: str) -> bool:
+    """A quick look, much quicker than the regular expression: a long run fills at least one of these blocks whole."""
+    size = _LONGEST_RUN // 2
+    blocks = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
+    return len(text) >= _LONGEST_RUN and any(block.isspace() or len(block.split(None, 1)) == 1 for block in blocks)
 
 
 def build_byte(path: str | None) -> TiktokenTokenizer:

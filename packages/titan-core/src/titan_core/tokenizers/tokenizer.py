@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class TextTokenizer(Protocol):
@@ -14,7 +17,7 @@ class TextTokenizer(Protocol):
         """One more than the largest id."""
         ...
 
-    def encode_document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> list[int] | NDArray[Any]:
         """The ids of a whole document, with the tokens that mark its begin and end. Special tokens' names inside the text
         are plain text."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch.optim import Optimizer
@@ -27,6 +27,8 @@ class TrainState:
     """Optimizer steps taken."""
     tokens_seen: int = 0
     """Target tokens trained on, over all ranks."""
+    tokens_by_dataset: dict[str, int] = field(default_factory=dict)
+    """The same, by dataset."""
 
 
 @dataclass(frozen=True)

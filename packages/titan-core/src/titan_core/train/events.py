@@ -45,6 +45,22 @@ class StepReport:
     """How many times this rank's data was read to its end."""
     data_seconds: float
     """How long this rank waited for its data."""
+    corrupt: int = 0
+    """Corrupt records that all ranks have skipped since the job was started."""
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """One measurement of the loss on other data; the same on every rank."""
+
+    step: int
+    """The step after which it was made."""
+    loss: float
+    """Mean over the target tokens."""
+    num_targets: int
+    num_batches: int
+    """Global batches."""
+    seconds: float
 
 
 @dataclass(frozen=True)

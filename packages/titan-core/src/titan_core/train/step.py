@@ -28,6 +28,14 @@ class StepRunner(Protocol):
         """
         ...
 
+    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+        """Forward alone, without gradients.
+
+        Returns:
+            This rank's share of the loss, summed over targets: a scalar on the device.
+        """
+        ...
+
 
 class GradientAccumulation:
     """The plain step: one part of a model, microbatches one after another."""
@@ -43,3 +51,8 @@ class GradientAccumulation:
             loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+        """See :class:`StepRunner`."""
+        return torch.stack([self._part.forward_loss(batch) for batch in microbatches]).sum()

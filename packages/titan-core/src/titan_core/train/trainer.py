@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -10,9 +9,8 @@ import torch
 
 from titan_core.components import Checkpoint
 from titan_core.config.sections import LRSchedulerSection, OptimizerSection, TrainingSection
-from titan_core.data.loader import DataLoader, StepData, require_documents
-from titan_core.data.source import DocumentSource
-from titan_core.errors import UserError
+from titan_core.data.loader import StepData, data_loader
+from titan_core.data.opened import OpenedData
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.reporter import MetricsReporter
@@ -23,9 +21,11 @@ from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, Trai
 from titan_core.train.events import RunStart, StepReport, TrainEnd
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
+from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.step import GradientAccumulation, StepRunner
+from titan_core.train.validation import Validation
 from titan_core.train.world import World, join_world
 
 
@@ -48,12 +48,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         try:
             lifecycle.job_assembled(job)
             # Data and directory come first: what is wrong with them is known before any process group or model exists.
-            source = job.dataset.open.load()(job.dataset_request)
-            require_documents(source, job.facts.batch, job.dataset.name)
+            data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
-            trainer = Trainer(job, world, source, lifecycle, directory, interruption)
+            trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
         except BaseException as error:
@@ -71,7 +70,7 @@ class Trainer:
         self,
         job: Job,
         world: World,
-        source: DocumentSource,
+        data: OpenedData,
         lifecycle: Lifecycle,
         directory: RunDirectory,
         interruption: Interruption | None = None,
@@ -86,7 +85,7 @@ class Trainer:
         prepare_numerics(self.training, world)
 
         context = TransformContext(job.facts, world.mesh, world.device)
-        loader = DataLoader(source, job.text_tokenizer, job.facts.batch, job.config, world.data_rank)
+        loader = data_loader(job, data.training, world.data_rank)
         parts = build_parts(job, context)
         self.run_step = self._step_runner(parts, context)
         for transform in job.transforms:
@@ -103,13 +102,13 @@ class Trainer:
             self.checkpoints.restore()
         if world.rank == 0:
             directory.begin(job, self.state.step)
-        self._looked_after = -1  # the step after which :meth:`has_data` looked last
-        self._data_ended = False
+        self.validation: Validation | None = None
+        if job.validation is not None:
+            self.validation = Validation(job, job.validation, data.validation, world, parts, self.run_step)
+        self.lookahead = Lookahead(loader, world, self.interruption, len(job.data.datasets))
+        self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self._preempted = False  # some rank was asked to stop
         self._save_asked = False  # some rank was asked for a checkpoint, which has not been taken yet
-        self._num_targets = 0  # of the global batch
-        self._copy_targets = 0  # of the part of it that this rank's copy of the weights sees: all, unless copies train apart
-        self._data_seconds = 0.0
         self.metrics = MetricsReporter(job, world, self.state, lifecycle)
 
     def run(self) -> TrainEnd:
@@ -127,10 +126,13 @@ class Trainer:
         """One optimizer step. Its data must be there (:meth:`has_data`)."""
         self.lifecycle.step_start(self.state.step + 1)
         self.has_data()
+        totals, self._next = self._next, None
         data = self.state.loader.next_step()
-        assert data is not None
-        report = self._train_step(data)
+        assert data is not None and totals is not None
+        report = self._train_step(data, totals)
         self.lifecycle.step_end(report)
+        if self.validation is not None and self.validation.is_due(report.step, last=report.step == self.last_step):
+            self.lifecycle.validation_end(self.validation.measure(report.step))
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
             more = self.state.step < self.last_step and self.has_data() and not self._preempted
@@ -138,47 +140,24 @@ class Trainer:
             self._save_asked = False
 
     def close(self) -> None:
-        """Finish what is still being written."""
-        try:
-            self.metrics.close()
-        finally:
+        """Finish what is still being written, and read no further."""
+        with ExitStack() as stack:
+            stack.callback(self.state.loader.close)
             if self.checkpoints is not None:
-                self.checkpoints.close()
+                stack.callback(self.checkpoints.close)
+            self.metrics.close()
 
     def has_data(self) -> bool:
-        """Whether every rank has data for the next step. One sum over all ranks a step, which also counts the targets of the
-        global batch; the host needs both, so they travel as a CPU tensor.
+        """Whether every rank has data for the next step.
 
         Raises:
             UserError: a rank's data is bad; on every rank.
         """
-        if self._looked_after == self.state.step:
-            return not self._data_ended
-        data, mistake = None, None
-        started = time.perf_counter()
-        try:
-            data = self.state.loader.peek()
-        except UserError as error:
-            mistake = error
-        # Counted once for ranks that see the same tokens.
-        counts_targets = data is not None and self.world.is_first_along("layers", "sequence", "weights")
-        targets = data.num_targets() if data is not None and counts_targets else 0
-        asked = self.interruption
-        flags = (data is None, mistake is not None, asked.stop, asked.save)
-        totals = self.world.sum(torch.tensor([targets, *map(int, flags)]))
-        self._num_targets, ended, mistakes, stops, saves = totals.tolist()
-        self._preempted, self._save_asked = stops > 0, self._save_asked or saves > 0
-        if flags[-1]:
-            asked.save = False  # told to all
-        self._copy_targets = self._num_targets
-        if self.world.plan.copies > 1:
-            self._copy_targets = int(self.world.sum_over_copy(torch.tensor(targets)))
-        if mistakes:
-            self.world.raise_together(mistake)
-        self._data_ended = ended > 0
-        self._looked_after = self.state.step
-        self._data_seconds = time.perf_counter() - started
-        return not self._data_ended
+        if self._next is None:
+            self._next = self.lookahead.look()
+            self._preempted = self._next.stop
+            self._save_asked = self._save_asked or self._next.save
+        return not self._next.data_ended
 
     def _end(self) -> TrainEnd:
         step, completed = self.state.step, self.state.step >= self.training.steps
@@ -194,11 +173,11 @@ class Trainer:
             reason = "the dataset has ended"
         return TrainEnd(step, completed, reason)
 
-    def _train_step(self, data: StepData) -> StepReport:
+    def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip, update."""
-        state, num_targets = self.state, self._num_targets
-        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], self._copy_targets)
-        loss = loss * (self._copy_targets / num_targets)
+        state, num_targets = self.state, totals.num_targets
+        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], totals.copy_targets)
+        loss = loss * (totals.copy_targets / num_targets)
         if not self.world.is_first_along("weights"):
             loss = torch.zeros_like(loss)  # these ranks computed the same loss as the first
         loss = self.world.sum(loss)
@@ -214,7 +193,9 @@ class Trainer:
         state.optimizer.zero_grad()
         state.step += 1
         state.tokens_seen += num_targets
-        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, self._data_seconds)
+        for dataset, count in zip(self.job.data.datasets, totals.by_dataset, strict=True):
+            state.tokens_by_dataset[dataset.name] = state.tokens_by_dataset.get(dataset.name, 0) + count
+        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, totals.data_seconds, totals.corrupt)
 
     def _step_runner(self, parts: list[ModelPart], context: TransformContext) -> StepRunner:
         for transform in self.job.transforms:

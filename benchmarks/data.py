@@ -1,0 +1,167 @@
+"""How fast data is read: tokenising on the fly against the tokenizer alone, a tokenised dataset, and resuming in it.
+
+Everything on one core: one thread reads, and nothing trains. A tokenizer of Llama's kind is made from the corpus itself (its
+pattern, and a few thousand merges), since the real one cannot be downloaded everywhere.
+
+    OMP_NUM_THREADS=1 taskset -c 0 uv run python benchmarks/data.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import tiktoken
+
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.data.loader import data_loader
+from titan_core.data.opened import OpenedData
+from titan_core.data.shards import ShardGroup
+from titan_core.data.source import DatasetRequest
+from titan_core.data.stdlib import open_stdlib
+from titan_core.data.tokenize import tokenize
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.registry import Registry
+from titan_core.tokenizers.tiktoken_tokenizer import build_llama3
+
+
+def make_tokenizer(path: Path, texts: list[str]) -> None:
+    """A rank file whose tokens are the corpus's most frequent words and their beginnings."""
+    words = Counter(word for text in texts for word in text.split())
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for word, _ in words.most_common(6000):
+        for spelled in (word.encode(), b" " + word.encode()):
+            for length in range(2, min(len(spelled), 16) + 1):
+                ranks.setdefault(spelled[:length], len(ranks))
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
+
+
+def job_of(folder: Path, tokenizer: Path, **settings: str) -> Job:
+    given = {
+        "model.tokenizer": "llama3",
+        "model.tokenizer_path": str(tokenizer),
+        "model.args": "{vocab_size = 100000, max_seq_len = 8192}",
+        "training.seq_len": "2048",
+        "training.local_batch_size": "4",
+        "training.global_batch_size": "8",
+        "job.dump_folder": str(folder / "run"),
+        **settings,
+    }
+    overrides = [Override(key, value) for key, value in given.items()]
+    return assemble(*load_config("llama3_debug", overrides, Registry.from_installed()), 1)
+
+
+def tokens_per_second(job: Job, steps: int, batches: bool) -> float:
+    """Of the rows of some steps, or of the batches that are made of them."""
+    data, plan = OpenedData.of(job), job.data.plan
+    if batches:
+        loader = data_loader(job, data.training, 0)
+        loader.next_step()
+        started = time.perf_counter()
+        for _ in range(steps):
+            loader.next_step()
+        seconds = time.perf_counter() - started
+        loader.close()
+    else:
+        group = ShardGroup(job.data, data.training, job.text_tokenizer, range(plan.logical_shards))
+        group.read()
+        started = time.perf_counter()
+        for _ in range(steps):
+            group.read()
+        seconds = time.perf_counter() - started
+    return steps * plan.tokens_per_step / seconds
+
+
+def write_records(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def tiktoken_alone(encoding: tiktoken.Encoding, texts: list[str]) -> tuple[int, float]:
+    started = time.perf_counter()
+    tokens = sum(len(encoding.encode_ordinary(text)) for text in texts)
+    return tokens, tokens / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--copies", type=int, default=4, help="how often the corpus is in the tokenised dataset")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir="."))
+    source = open_stdlib(DatasetRequest("stdlib", None, "text", 0, ""))
+    texts = [str(text) for text in source.shard(0, 1, 0)]
+    tokenizer = folder / "tokenizer.model"
+    make_tokenizer(tokenizer, texts)
+    # One of its own: a regular expression is quickest in the thread that used it first.
+    encoding = build_llama3(str(tokenizer))._encoding
+    (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    write_records(folder / "texts.jsonl", texts)
+    alone: dict[str, list[float]] = {"text": [], "json": []}
+    on_the_fly: dict[str, list[float]] = {"text": [], "json": []}
+    for _ in range(arguments.rounds):
+        for kind, file in (("text", "texts.txt"), ("json", "texts.jsonl")):
+            fly = job_of(folder, tokenizer, **{"training.dataset": kind, "training.dataset_path": str(folder / file)})
+            documents = [str(one) for one in OpenedData.of(fly).training[0].shard(0, 1, 0)]
+            tokens, speed = tiktoken_alone(encoding, documents)
+            alone[kind].append(speed)
+            # An epoch, so that both see the same texts.
+            on_the_fly[kind].append(tokens_per_second(fly, tokens // fly.data.plan.tokens_per_step - 6, batches=True))
+
+    pieces = [text[start : start + 2048] for text in texts for start in range(0, len(text), 2048)] * arguments.copies
+    write_records(folder / "pieces.jsonl", pieces)
+    raw = job_of(folder, tokenizer, **{"training.dataset": "json", "training.dataset_path": str(folder / "pieces.jsonl")})
+    (*_, done) = tokenize(raw.data, raw.data.datasets[0], "llama3", folder / "tokens", 16, os.cpu_count() or 1)
+    mapped_settings = {"training.dataset": "tokenized", "training.dataset_path": str(folder / "tokens")}
+    mapped = job_of(folder, tokenizer, **mapped_settings)
+    masked = job_of(folder, tokenizer, **mapped_settings, **{"data.document_mask": "true"})
+    steps = done.tokens // mapped.data.plan.tokens_per_step - 10
+    rows = [tokens_per_second(mapped, steps, batches=False) for _ in range(arguments.rounds)]
+    batches = [tokens_per_second(mapped, steps, batches=True) for _ in range(arguments.rounds)]
+    with_mask = [tokens_per_second(masked, steps, batches=True) for _ in range(arguments.rounds)]
+
+    loader = data_loader(mapped, OpenedData.of(mapped).training, 0)
+    for _ in range(10_000_000 // mapped.data.plan.tokens_per_step):
+        loader.next_step()
+    state = loader.state_dict()
+    expected = loader.next_step()
+    loader.close()
+    resumed = []
+    for _ in range(arguments.rounds):
+        started = time.perf_counter()
+        second = data_loader(mapped, OpenedData.of(mapped).training, 0)
+        second.load_state_dict(state)
+        got = second.next_step()
+        resumed.append(time.perf_counter() - started)
+        assert got is not None and expected is not None
+        assert all(
+            one.tokens.equal(other.tokens) for one, other in zip(got.microbatches, expected.microbatches, strict=True)
+        )
+        second.close()
+
+    shutil.rmtree(folder)
+    print(
+        f"\n{sum(map(len, texts)) / 1e6:.1f} M characters; tiktoken {tiktoken.__version__}; medians of {arguments.rounds}\n"
+    )
+    for kind in alone:
+        raw, ours = statistics.median(alone[kind]), statistics.median(on_the_fly[kind])
+        figures = f"{raw / 1e6:.2f} M tokens/s; on the fly, batches: {ours / 1e6:.2f}, {ours / raw:.2f} of it"
+        print(f"tiktoken alone, {kind}: {figures}")
+    print(f"tokenised dataset ({done.tokens / 1e6:.0f} M tokens in {len(pieces):,} documents)")
+    print(f"  rows                            {statistics.median(rows) / 1e6:8.1f} M tokens/s")
+    print(f"  batches                         {statistics.median(batches) / 1e6:8.1f} M tokens/s")
+    print(f"  batches with document masks     {statistics.median(with_mask) / 1e6:8.1f} M tokens/s")
+    print(f"  resuming at token 10 M          {statistics.median(resumed) * 1000:8.1f} ms to the first batch")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""``titan data tokenize``: a recipe's dataset as token ids on disk, ready to be memory-mapped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from titan_core.cli.arguments import load, positive, recipe_arguments
+from titan_core.job.assemble import assemble
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan data tokenize``."""
+    recipe_arguments(parser)
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; one that was begun goes on")
+    parser.add_argument(
+        "--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
+    )
+    parser.add_argument("--parts", type=positive, default=64, metavar="N", help="parts to divide it into (default: 64)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tokenize the training dataset; of a mixture, each into a folder of its own."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from titan_core.data.tokenize import tokenize
+    from titan_core.data.tokenized import INDEX
+
+    job = assemble(*load(arguments))
+    datasets = job.data.datasets
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("parts, {task.fields[tokens]:,} tokens"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    folders = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        for dataset in datasets:
+            folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
+            if len(datasets) > 1 and (folder / INDEX).exists():
+                folders.append((dataset.name, folder, 0, 0))  # done before an interruption
+                continue
+            task = progress.add_task(dataset.name, total=None, tokens=0)
+            made = tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, arguments.workers)
+            for now in made:
+                progress.update(task, completed=now.parts, total=now.of, tokens=now.tokens)
+            folders.append((dataset.name, folder, now.tokens, now.corrupt))
+    for name, folder, tokens, corrupt in folders:
+        skipped = f", without {corrupt} corrupt records" if corrupt else ""
+        print(f"{name}: {tokens:,} tokens in {folder}{skipped}")
+    print('train on it with training.dataset = "tokenized" and training.dataset_path = that folder')
+    return 0

@@ -1,0 +1,81 @@
+"""Shuffling a stream: documents are read in blocks of a fixed number, and each block is given in an order of its own.
+
+The order is a function of (seed, shard, epoch, block), so the position is that of the block's beginning and a number: the
+documents of the block that are read already are not part of it, and are read again after a restore.
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from titan_core.data.source import CorruptRecord, Document, DocumentShard, DocumentSource, State
+
+
+class BufferedShuffle:
+    """A :class:`~titan_core.data.source.DocumentShard` over another."""
+
+    def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...]) -> None:
+        """``size``: documents in a block; ``key``: what decides the order, beside the block's number."""
+        self._shard, self._size, self._key = shard, size, key
+        self._block = 0
+        self._begin = shard.state_dict()
+        self._documents: list[Document | CorruptRecord] | None = None
+        self._given = 0
+
+    def __iter__(self) -> BufferedShuffle:
+        return self
+
+    def __next__(self) -> Document:
+        if self._documents is not None and self._given == len(self._documents):
+            self._begin, self._documents, self._given = self._shard.state_dict(), None, 0
+            self._block += 1
+        if self._documents is None:
+            self._documents = self._read_block()
+        if self._given == len(self._documents):
+            raise StopIteration
+        document = self._documents[self._given]
+        self._given += 1
+        if isinstance(document, CorruptRecord):
+            raise document
+        return document
+
+    def _read_block(self) -> list[Document | CorruptRecord]:
+        block: list[Document | CorruptRecord] = []
+        while len(block) < self._size:
+            try:
+                document = next(self._shard, None)
+            except CorruptRecord as error:
+                block.append(error)  # told when its turn comes
+                continue
+            if document is None:
+                break
+            block.append(document)
+        order = numpy.random.default_rng([*self._key, self._block]).permutation(len(block))
+        return [block[index] for index in order]
+
+    def state_dict(self) -> State:
+        """See :class:`~titan_core.data.source.DocumentShard`."""
+        return {"block": self._block, "begin": self._begin, "given": self._given}
+
+    def load_state_dict(self, state: State) -> None:
+        """See :class:`~titan_core.data.source.DocumentShard`."""
+        self._block, self._begin = int(state["block"]), state["begin"]
+        self._shard.load_state_dict(self._begin)
+        self._documents, self._given = None, 0
+        if state["given"]:
+            self._documents = self._read_block()
+            self._given = int(state["given"])
+
+
+class ShuffledStream:
+    """A streamed source, shuffled."""
+
+    num_documents = None
+
+    def __init__(self, source: DocumentSource, size: int, seed: int) -> None:
+        self._source, self._size, self._seed = source, size, seed
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """The source's shard, in another order."""
+        shard = self._source.shard(index, count, epoch)
+        return BufferedShuffle(shard, self._size, (self._seed, index, count, epoch))

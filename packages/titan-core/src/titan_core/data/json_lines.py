@@ -1,0 +1,77 @@
+"""Local JSON lines: each line a document, found by an index of line ends that is made when the files are opened."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.data.records import text_of
+from titan_core.data.source import CorruptRecord, DatasetRequest
+
+_CHUNK = 1 << 24
+
+
+class JsonLines:
+    """Records that can be fetched by index. Blank lines are none."""
+
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], request: DatasetRequest) -> None:
+        """``shown``: what to call the files in errors (a decompressed copy by the name of its original)."""
+        self._request = request
+        self._files = [(_mapped(file), name) for file, name in zip(files, shown, strict=True)]
+        self._lines = [_lines_of(content) for content, _ in self._files]
+        self._ends = list(accumulate(len(starts) for _, starts, _ in self._lines))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def text(self, index: int) -> str:
+        """The text of a record.
+
+        Raises:
+            CorruptRecord: the line is no JSON object with a text.
+        """
+        number = bisect_right(self._ends, index)
+        numbers, starts, ends = self._lines[number]
+        line = index - (self._ends[number] - len(starts))
+        mapped, shown = self._files[number]
+        content = mapped[starts[line] : ends[line]]
+        place = f"{shown}:{numbers[line] + 1}"
+        return text_of(_record(content, place), self._request, place)
+
+
+def _record(content: bytes, place: str) -> Any:
+    try:
+        return json.loads(content)
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
+        raise CorruptRecord(place, why, "convert the file to UTF-8") from None
+    except ValueError as error:
+        raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
+
+
+def _mapped(file: Path) -> mmap.mmap | bytes:
+    with file.open("rb") as stream:
+        # An empty file cannot be mapped.
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if file.stat().st_size else b""
+
+
+def _lines_of(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Numbers, first bytes and ends of a file's lines, without the blank ones."""
+    breaks = []
+    for at in range(0, len(content), _CHUNK):
+        breaks.append(numpy.flatnonzero(numpy.frombuffer(content[at : at + _CHUNK], numpy.uint8) == ord("\n")) + at)
+    ends = numpy.concatenate([*breaks, [len(content)]]).astype(numpy.int64)
+    starts = numpy.concatenate([[0], ends[:-1] + 1])
+    filled = ends > starts
+    # Few lines are so short that they may be nothing but blanks; those are looked at.
+    for line in numpy.flatnonzero(filled & (ends - starts < 16)):
+        filled[line] = bool(content[starts[line] : ends[line]].strip())
+    return numpy.flatnonzero(filled), starts[filled], ends[filled]

@@ -1,0 +1,84 @@
+"""Reading the next document in spite of what can go wrong: transient errors are tried again, corrupt records told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from titan_core.data.source import CorruptRecord, Document, DocumentShard
+from titan_core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
+_TOLD = 20
+
+
+@dataclass(frozen=True)
+class ReadPolicy:
+    """What to do about errors of a source."""
+
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    retries: int = 5
+    first_wait: float = 1.0
+    """Seconds before the first retry; doubled for each further one."""
+
+
+class DocumentReader:
+    """Reads documents from shards, and counts what it had to leave out."""
+
+    def __init__(self, policy: ReadPolicy, name: str) -> None:
+        self._policy, self._name = policy, name
+        self.corrupt = 0
+        """Corrupt records that were skipped."""
+
+    def next(self, shard: DocumentShard) -> Document | None:
+        """The next document of ``shard``, ``None`` at its end.
+
+        Raises:
+            UserError: a corrupt record that is not to be skipped, or a source that stays unreadable.
+        """
+        attempt = 0
+        while True:
+            before = shard.state_dict()
+            try:
+                return next(shard, None)
+            except CorruptRecord as error:
+                if self._policy.on_corrupt == "stop":
+                    way_out = f'{error.way_out}, or leave such records out with data.on_corrupt = "skip"'
+                    raise UserError.one(error.place, error.why, way_out) from error
+                self._tell(error)
+            except Exception as error:
+                # Libraries of networks have errors of their own; what is none of these is raised on.
+                if not is_transient(error):
+                    raise
+                attempt += 1
+                self._wait(error, attempt)
+                shard.load_state_dict(before)
+
+    def _tell(self, error: CorruptRecord) -> None:
+        self.corrupt += 1
+        # As errors: only these are told on ranks other than the first, which have records of their own.
+        if self.corrupt <= _TOLD:
+            log.error("skipped a corrupt record: %s: %s", error.place, error.why)
+        if self.corrupt == _TOLD:
+            log.error("further corrupt records of dataset %r are only counted", self._name)
+
+    def _wait(self, error: Exception, attempt: int) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        if attempt > self._policy.retries:
+            why = f"cannot be read, after {self._policy.retries} retries: {reason}"
+            raise UserError.one(f"dataset {self._name!r}", why, "check the network or the disk, and start again") from error
+        seconds = self._policy.first_wait * 2 ** (attempt - 1)
+        log.warning("dataset %r: %s; trying again in %.0f s (%d)", self._name, reason, seconds, attempt)
+        time.sleep(seconds)
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether trying again may help: errors of networks and disks, but not a file that is not there."""
+    if isinstance(error, (UserError, *_PERMANENT)):
+        return False
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES

@@ -1,0 +1,54 @@
+"""From a record to its text: one field of it, or what the user's own function makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from titan_core.data.source import CorruptRecord, DatasetRequest
+from titan_core.errors import Problem, UserError
+from titan_core.ref import Ref
+
+
+def text_of(record: Any, request: DatasetRequest, place: str) -> str:
+    """The text of ``record``, which was found at ``place``.
+
+    Raises:
+        CorruptRecord: it has none.
+    """
+    if not isinstance(record, Mapping):
+        raise CorruptRecord(place, f"a record is a JSON object, not {type(record).__name__}")
+    if request.format is not None:
+        return _formatted(record, request.format, place)
+    text = record.get(request.text_field)
+    if isinstance(text, str):
+        return text
+    if request.text_field not in record:
+        raise CorruptRecord(place, f"no field {request.text_field!r}; there is {', '.join(record)}", "set data.text_field")
+    raise CorruptRecord(place, f"field {request.text_field!r} holds {type(text).__name__}, not text")
+
+
+def check_format(request: DatasetRequest) -> list[Problem]:
+    """Whether the formatting function can be called."""
+    if request.format is None:
+        return []
+    where = f"format {request.format!r}"
+    try:
+        function = Ref[Any](request.format).load()
+    except ValueError as error:
+        return [Problem(where, str(error), 'write "package.module:function"')]
+    except UserError as error:
+        return list(error.problems)
+    return [] if callable(function) else [Problem(where, "not a function", "name one that takes a record and returns text")]
+
+
+def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
+    call: Callable[[Mapping[str, Any]], Any] = Ref[Any](function).load()
+    try:
+        text = call(record)
+    except Exception as error:
+        # The user's own code may raise anything, and the reason is as often the record as the code.
+        raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "mend the function") from error
+    if not isinstance(text, str):
+        raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "mend the function")
+    return text

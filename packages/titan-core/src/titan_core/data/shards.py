@@ -1,0 +1,144 @@
+"""Logical shards: what they read next, and where they are. Free of torch, so that a worker process starts in a blink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.data.buffered_shuffle import ShuffledStream
+from titan_core.data.mixture import Mixture
+from titan_core.data.reading import DocumentReader
+from titan_core.data.source import DocumentSource, State
+from titan_core.data.stream_spec import StreamSpec
+from titan_core.data.tokens import TokenStream, Window
+from titan_core.tokenizers.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
+
+    tokens: NDArray[Any]
+    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    lengths: list[list[int]]
+    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
+    datasets: list[int]
+    """The dataset of each row."""
+    positions: dict[str, State]
+    """Each logical shard's position after these rows."""
+    epoch: int
+    """How many times the datasets were read to their end."""
+    corrupt: int
+    """Corrupt records that were skipped so far."""
+    ended: bool
+    """Whether there is nothing in these rows."""
+
+
+class LogicalShard:
+    """One logical shard: a stream of each dataset, and which one is next."""
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        sources: Sequence[DocumentSource],
+        tokenizer: TextTokenizer,
+        readers: Sequence[DocumentReader],
+        index: int,
+    ) -> None:
+        plan = spec.plan
+        self._mixture = Mixture([one.weight for one in spec.datasets], spec.seed)
+        self._index, self._per_step = index, plan.global_size // plan.logical_shards
+        self._global_size, self._length = plan.global_size, plan.seq_len + 1
+        self._streams = [
+            TokenStream(source, tokenizer, index, plan.logical_shards, spec.on_end, one.name, reader)
+            for one, source, reader in zip(spec.datasets, sources, readers, strict=True)
+        ]
+        self._taken = 0
+
+    @property
+    def epoch(self) -> int:
+        """How many times every dataset was read to its end."""
+        return min(stream.epoch for stream in self._streams)
+
+    def take(self) -> tuple[Window, int] | None:
+        """The next window, and its dataset."""
+        step, place = divmod(self._taken, self._per_step)
+        # A logical shard fills the same places of every global batch, on whatever rank.
+        sequence = step * self._global_size + self._index * self._per_step + place
+        dataset = self._mixture.dataset_of(sequence)
+        window = self._streams[dataset].take(self._length)
+        if window is None:
+            return None
+        self._taken += 1
+        return window, dataset
+
+    def state_dict(self) -> State:
+        """The position after the last window."""
+        return {"taken": self._taken, "streams": [stream.state_dict() for stream in self._streams]}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a position that :meth:`state_dict` gave."""
+        self._taken = int(state["taken"])
+        for stream, position in zip(self._streams, state["streams"], strict=True):
+            stream.load_state_dict(position)
+
+
+class ShardGroup:
+    """The logical shards that one process reads, step by step."""
+
+    def __init__(
+        self, spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer, indices: Iterable[int]
+    ) -> None:
+        plan = spec.plan
+        self._once = spec.on_end == "once"
+        self._per_step, self._length = plan.global_size // plan.logical_shards, plan.seq_len + 1
+        self._readers = [DocumentReader(spec.policy, one.name) for one in spec.datasets]
+        self._shards = {
+            index: LogicalShard(spec, _shuffled(spec, sources), tokenizer, self._readers, index) for index in indices
+        }
+
+    def read(self) -> StepRows | None:
+        """The next step's rows, or ``None`` where a logical shard has ended and is not to be repeated."""
+        taken: list[tuple[Window, int]] = []
+        for shard in self._shards.values():
+            for _ in range(self._per_step):
+                one = shard.take()
+                if one is None:
+                    if not self._once:
+                        return None
+                    one = Window([]), 0
+                taken.append(one)
+        rows = numpy.zeros((len(taken), self._length), numpy.uint32)
+        for row, (window, _) in zip(rows, taken, strict=True):
+            if window.pieces:
+                numpy.concatenate(window.pieces, out=row[: len(window)], casting="unsafe")
+        return StepRows(
+            tokens=rows,
+            lengths=[[len(piece) for piece in window.pieces] for window, _ in taken],
+            datasets=[dataset for _, dataset in taken],
+            positions=self.positions(),
+            epoch=min((shard.epoch for shard in self._shards.values()), default=0),
+            corrupt=sum(reader.corrupt for reader in self._readers),
+            ended=not any(window.pieces for window, _ in taken),
+        )
+
+    def positions(self) -> dict[str, State]:
+        """Each logical shard's position, after what was read."""
+        return {str(index): shard.state_dict() for index, shard in self._shards.items()}
+
+    def go_to(self, positions: dict[str, State]) -> None:
+        """Go on from positions that :meth:`positions` gave, here or elsewhere."""
+        for index, shard in self._shards.items():
+            shard.load_state_dict(positions[str(index)])
+
+
+def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:
+    """Streams read through a buffer, where one is wanted; the others have an order of their own in each epoch already."""
+    if not spec.shuffle_buffer:
+        return list(sources)
+    size, seed = spec.shuffle_buffer, spec.seed
+    return [ShuffledStream(one, size, seed) if one.num_documents is None else one for one in sources]

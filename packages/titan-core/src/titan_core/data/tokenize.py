@@ -1,0 +1,147 @@
+"""Making a tokenised dataset (:mod:`titan_core.data.tokenized`): in parallel, part by part, and going on where it was
+interrupted. A part is whole once its ``.idx`` is there, and the dataset once ``tokenized.json`` is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from titan_core.data.reading import DocumentReader
+from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
+from titan_core.data.worker_process import worker_processes
+from titan_core.errors import UserError
+from titan_core.tokenizers.fingerprint import fingerprint
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it is."""
+
+    parts: int
+    """Parts that are whole."""
+    of: int
+    tokens: int
+    """Tokens written, those of unfinished parts included."""
+    corrupt: int
+    """Corrupt records left out by this run."""
+
+
+def tokenize(
+    spec: StreamSpec, dataset: DatasetSpec, tokenizer_name: str, folder: Path, parts: int, workers: int
+) -> Iterator[Progress]:
+    """Write ``dataset``'s tokens to ``folder``; yields every half second.
+
+    Args:
+        parts: into how many it is divided.
+        workers: processes.
+
+    Raises:
+        UserError: the dataset cannot be read, or another one was begun in ``folder``.
+    """
+    tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+    source = dataset.open.load()(dataset.request)
+    if source.num_documents is not None:
+        parts = max(1, min(parts, source.num_documents))
+    mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
+    request = dataset.request
+    plan = {"dataset": request.name, "path": request.path, "text_field": request.text_field, "format": request.format,
+            "tokenizer": mark, "parts": parts}  # fmt: skip
+    _begin(folder, plan)
+    names = [f"part-{number:05d}" for number in range(parts)]
+    missing = [number for number, name in enumerate(names) if not (folder / f"{name}.idx").exists()]
+    corrupt = 0
+    pool = worker_processes(max(1, min(workers, len(missing))))
+    try:
+        futures = {pool.submit(_write_part, spec, dataset, str(folder), number, parts, dtype) for number in missing}
+        while True:
+            done, futures = wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
+            corrupt += sum(future.result() for future in done)
+            yield Progress(parts - len(futures), parts, _written(folder, dtype), corrupt)
+            if not futures:
+                break
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    size = numpy.dtype(dtype).itemsize
+    whole = [
+        Part(name, (folder / f"{name}.idx").stat().st_size // ENDS.itemsize, (folder / f"{name}.bin").stat().st_size // size)
+        for name in names
+    ]
+    TokenizedIndex(dtype, tokenizer_name, mark, tuple(whole)).write(folder)
+    (folder / PLAN).unlink()
+
+
+def _begin(folder: Path, plan: Mapping[str, object]) -> None:
+    """Make the folder, or go on in it.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    file = folder / PLAN
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / INDEX).exists():
+            raise UserError.one(str(folder), "holds a whole tokenised dataset already", "name another folder, or remove it")
+        if not file.exists() and any(folder.iterdir()):
+            raise UserError.one(str(folder), "is not empty", "name a new folder")
+        if file.exists():
+            begun = json.loads(file.read_text(encoding="utf-8"))
+            differ = [f"{key} {begun.get(key)!r}" for key, value in plan.items() if begun.get(key) != value]
+            if differ:
+                why = f"another tokenisation was begun here, of {', '.join(differ)}"
+                raise UserError.one(str(folder), why, "go on with that one, name another folder, or remove it")
+        else:
+            partial = folder.parent / f".{folder.name}.{PLAN}"
+            partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+            partial.replace(file)
+    except (OSError, ValueError) as error:
+        raise UserError.one(str(folder), f"cannot be written: {error}", "choose another folder") from error
+
+
+def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int, parts: int, dtype: str) -> int:
+    """In a worker: write one part; how many corrupt records were left out of it."""
+    tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+    shard = dataset.open.load()(dataset.request).shard(number, parts, 0)
+    reader = DocumentReader(spec.policy, dataset.name)
+    path = Path(folder) / f"part-{number:05d}"
+    ends: list[int] = []
+    written = 0
+    try:
+        with path.with_suffix(".bin.partial").open("wb") as file:
+            while (document := reader.next(shard)) is not None:
+                tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
+                file.write(numpy.asarray(tokens).astype(dtype).tobytes())
+                written += len(tokens)
+                ends.append(written)
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_suffix(".bin.partial").replace(path.with_suffix(".bin"))
+        with path.with_suffix(".idx.partial").open("wb") as file:
+            file.write(numpy.array(ends, ENDS).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_suffix(".idx.partial").replace(path.with_suffix(".idx"))
+    except OSError as error:
+        raise UserError.one(
+            str(path), f"cannot be written: {error.strerror or error}", "make room; it goes on from here"
+        ) from error
+    return reader.corrupt
+
+
+def _written(folder: Path, dtype: str) -> int:
+    """Tokens in the folder's files."""
+    sizes = 0
+    for file in folder.glob("*.bin*"):
+        try:
+            sizes += file.stat().st_size
+        except FileNotFoundError:
+            continue  # renamed since
+    return sizes // numpy.dtype(dtype).itemsize

@@ -1,0 +1,152 @@
+"""Tokenised datasets on disk, memory-mapped (made by :mod:`titan_core.data.tokenize`).
+
+A folder holds ``tokenized.json`` and parts, each of two files: ``part-00000.bin``, token ids one after another (uint16 where
+the vocabulary allows, else uint32), and ``part-00000.idx``, the number of tokens up to the end of each document (int64). All
+numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.data.shuffled import ShuffledDocuments
+from titan_core.data.source import DatasetRequest, DocumentSource
+from titan_core.errors import Problem, UserError
+
+FORMAT = 1
+INDEX = "tokenized.json"
+ENDS = numpy.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pair of files."""
+
+    name: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenizedIndex:
+    """What a folder holds."""
+
+    dtype: str
+    tokenizer: str
+    """What the tokenizer was called."""
+    fingerprint: str
+    parts: tuple[Part, ...]
+
+    def write(self, folder: Path) -> None:
+        """Make the folder whole: this comes last."""
+        partial = folder / f"{INDEX}.partial"
+        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        partial.replace(folder / INDEX)
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest type that holds every id."""
+    return "<u2" if vocab_size <= 2**16 else "<u4"
+
+
+def read_index(folder: Path) -> TokenizedIndex:
+    """The folder's index, with every file's size held against it.
+
+    Raises:
+        UserError: it is not there, not one of ours, or does not match the files.
+    """
+    where = str(folder)
+    try:
+        contents = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        found = contents.pop("format")
+        if found != FORMAT:
+            raise UserError.one(where, f"its format is {found!r}, and this titan-core reads {FORMAT}", "tokenize it again")
+        index = TokenizedIndex(**{**contents, "parts": tuple(Part(**part) for part in contents["parts"])})
+        size_of = numpy.dtype(index.dtype).itemsize
+    except OSError as error:
+        way_out = "make it with `titan data tokenize`; one that was interrupted goes on where it was"
+        raise UserError.one(where, f"no tokenised dataset: {INDEX}: {error.strerror or error}", way_out) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenize it again") from None
+    for part in index.parts:
+        for ending, expected in ((".bin", part.tokens * size_of), (".idx", part.documents * ENDS.itemsize)):
+            file = folder / (part.name + ending)
+            size = file.stat().st_size if file.is_file() else None
+            if size != expected:
+                is_so = "is missing" if size is None else f"has {size:,} bytes"
+                raise UserError.one(
+                    str(file),
+                    f"it {is_so}, and {INDEX} says {expected:,}: the index does not match its data",
+                    "copy the whole folder again, or tokenize it again",
+                )
+    return index
+
+
+class MappedTokens:
+    """Documents of tokens that can be fetched by index, without reading any other."""
+
+    def __init__(self, folder: Path, index: TokenizedIndex) -> None:
+        self._parts = [
+            (_mapped(folder / f"{part.name}.bin", index.dtype), _mapped(folder / f"{part.name}.idx", ENDS.str))
+            for part in index.parts
+            if part.documents
+        ]
+        self._upto = list(accumulate(part.documents for part in index.parts if part.documents))
+        for part, (tokens, ends) in zip((one for one in index.parts if one.documents), self._parts, strict=True):
+            if ends[-1] != len(tokens) or ends[0] < 0:
+                where = str(folder / f"{part.name}.idx")
+                why = f"its last document ends at token {ends[-1]:,}, and the data has {len(tokens):,}"
+                raise UserError.one(where, f"{why}: the index does not match its data", "tokenize it again")
+
+    def __len__(self) -> int:
+        return self._upto[-1] if self._upto else 0
+
+    def text(self, index: int) -> NDArray[Any]:
+        """The tokens of document ``index``, with the marks of its begin and end."""
+        number = bisect_right(self._upto, index)
+        tokens, ends = self._parts[number]
+        place = index - (self._upto[number - 1] if number else 0)
+        return tokens[(ends[place - 1] if place else 0) : ends[place]]
+
+
+def open_tokenized(request: DatasetRequest) -> DocumentSource:
+    """The folder that ``training.dataset_path`` names.
+
+    Raises:
+        UserError: it is none, it is damaged, empty, or was made with another tokenizer.
+    """
+    problems = check_tokenized(request)
+    if problems:
+        raise UserError(*problems)
+    folder = Path(request.path or "").expanduser()
+    return ShuffledDocuments(MappedTokens(folder, read_index(folder)), request.seed)
+
+
+def check_tokenized(request: DatasetRequest) -> list[Problem]:
+    """Whether the folder is whole, and made with the job's tokenizer."""
+    if not request.path:
+        return [Problem(request.where, "dataset 'tokenized' needs its folder", "set training.dataset_path")]
+    try:
+        index = read_index(Path(request.path).expanduser())
+    except UserError as error:
+        return list(error.problems)
+    if not any(part.documents for part in index.parts):
+        return [Problem(request.where, "the dataset is empty", "tokenize one with documents in it")]
+    if request.tokenizer and request.tokenizer != index.fingerprint:
+        why = f"it was tokenised by {index.tokenizer!r}, which gives other ids than this job's tokenizer"
+        return [Problem(request.where, why, "set model.tokenizer and tokenizer_path to that one, or tokenize it again")]
+    return []
+
+
+def _mapped(file: Path, dtype: str) -> NDArray[Any]:
+    with file.open("rb") as stream:
+        return numpy.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype)

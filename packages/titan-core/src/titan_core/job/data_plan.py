@@ -1,0 +1,103 @@
+"""Which datasets a job reads, and how. Free of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from titan_core.components import Dataset, Tokenizer
+from titan_core.config.config import Config
+from titan_core.config.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
+from titan_core.data.reading import ReadPolicy
+from titan_core.data.source import DatasetRequest
+from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.errors import Problem, UserError
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.registry import Registry
+from titan_core.tokenizers.fingerprint import fingerprint
+from titan_core.tokenizers.tokenizer import TextTokenizer
+
+MIXTURE = "data.mixture"
+
+
+def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> tuple[DatasetSpec, ...]:
+    """The datasets that are trained on, each looked at as far as that is cheap.
+
+    Raises:
+        UserError: all that is wrong with them.
+    """
+    training, data = config.section(TrainingSection), config.section(DataSection)
+    if data.mixture is None:
+        entry = MixtureEntry(dataset=training.dataset, dataset_path=training.dataset_path)
+        return (_pick(config, registry, entry, "training.dataset", "training.dataset_path", tokenizer),)
+    problems: list[Problem] = []
+    if training.dataset_path is not None:
+        why = f"{MIXTURE} names the datasets, each with a path of its own"
+        problems.append(config.problem("training.dataset_path", why, f"drop it, or {MIXTURE}"))
+    if not any(entry.weight for entry in data.mixture):
+        problems.append(config.problem(MIXTURE, "no dataset has a weight above 0", "give one a weight"))
+    names = Counter(entry.name or entry.dataset for entry in data.mixture)
+    for name in (name for name, count in names.items() if count > 1):
+        problems.append(config.problem(MIXTURE, f"two datasets are called {name!r}", "give each a name of its own"))
+    specs = []
+    for number, entry in enumerate(data.mixture):
+        try:
+            key = f"{MIXTURE}[{number}]"
+            specs.append(_pick(config, registry, entry, f"{key}.dataset", f"{key}.dataset_path", tokenizer))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return tuple(specs)
+
+
+def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> DatasetSpec | None:
+    """The dataset that is validated on, if any.
+
+    Raises:
+        UserError: all that is wrong with it.
+    """
+    section = config.section(ValidationSection)
+    if not section.enable:
+        return None
+    entry = MixtureEntry(
+        dataset=section.dataset, dataset_path=section.dataset_path, text_field=section.text_field, format=section.format
+    )
+    return _pick(config, registry, entry, "validation.dataset", "validation.dataset_path", tokenizer)
+
+
+def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets: tuple[DatasetSpec, ...]) -> StreamSpec:
+    """How ``datasets`` become sequences."""
+    data = config.section(DataSection)
+    return StreamSpec(
+        datasets,
+        tokenizer.build,
+        config.section(ModelSection).tokenizer_path,
+        batch,
+        config.section(TrainingSection).seed,
+        data.on_end,
+        ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds),
+        data.shuffle_buffer,
+    )
+
+
+def _pick(
+    config: Config, registry: Registry, entry: MixtureEntry, key: str, path_key: str, tokenizer: TextTokenizer | None
+) -> DatasetSpec:
+    data = config.section(DataSection)
+    if entry.dataset not in registry.names(Dataset):
+        way_out = registry.suggest(Dataset, entry.dataset)
+        raise UserError.one(config.where(key, entry.dataset), registry.unknown(Dataset), way_out)
+    dataset = registry.get(Dataset, entry.dataset)
+    request = DatasetRequest(
+        name=entry.dataset,
+        path=entry.dataset_path,
+        text_field=entry.text_field or data.text_field,
+        seed=config.section(TrainingSection).seed,
+        where=config.where(path_key, entry.dataset_path),
+        format=entry.format or data.format,
+        tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
+    )
+    problems = list(dataset.check.load()(request)) if dataset.check is not None else []
+    if problems:
+        raise UserError(*problems)
+    return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.open, request)

@@ -1,0 +1,74 @@
+"""What all ranks must know of a step before they take it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from titan_core.data.loader import DataLoader, StepData
+from titan_core.errors import UserError
+from titan_core.train.interruption import Interruption
+from titan_core.train.world import World
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Sums over all ranks, the same on each."""
+
+    num_targets: int
+    """Target tokens of the global batch."""
+    copy_targets: int
+    """Those of the part of it that this rank's copy of the weights sees: all, unless copies train apart."""
+    by_dataset: list[int]
+    """Target tokens of the global batch, by dataset."""
+    corrupt: int
+    """Corrupt records skipped since the job was started."""
+    data_ended: bool
+    """Some rank has no data for the step."""
+    stop: bool
+    """Some rank was asked to stop (SIGTERM)."""
+    save: bool
+    """Some rank was asked for a checkpoint (SIGUSR1)."""
+    data_seconds: float
+    """How long this rank waited for its data."""
+
+
+class Lookahead:
+    """Looks at the next step's data, once: one sum over all ranks a step. The host needs what it tells, so it travels as a
+    CPU tensor, without waiting for the device."""
+
+    def __init__(self, loader: DataLoader, world: World, interruption: Interruption, datasets: int) -> None:
+        self._loader, self._world, self._interruption, self._datasets = loader, world, interruption, datasets
+
+    def look(self) -> StepTotals:
+        """To be called by all ranks.
+
+        Raises:
+            UserError: a rank's data is bad; on every rank.
+        """
+        world, asked = self._world, self._interruption
+        data: StepData | None = None
+        mistake: UserError | None = None
+        started = time.perf_counter()
+        try:
+            data = self._loader.peek()
+        except UserError as error:
+            mistake = error
+        seconds = time.perf_counter() - started
+        # Counted once for ranks that see the same tokens.
+        counts = data is not None and world.is_first_along("layers", "sequence", "weights")
+        targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
+        corrupt = data.corrupt if data is not None and counts else 0
+        flags = (data is None, mistake is not None, asked.stop, asked.save)
+        totals = world.sum(torch.tensor([*map(int, flags), corrupt, *targets])).tolist()
+        ended, mistakes, stops, saves, all_corrupt, *by_dataset = totals
+        if flags[-1]:
+            asked.save = False  # told to all
+        copy_targets = sum(by_dataset)
+        if world.plan.copies > 1:
+            copy_targets = int(world.sum_over_copy(torch.tensor(sum(targets))))
+        if mistakes:
+            world.raise_together(mistake)
+        return StepTotals(sum(by_dataset), copy_targets, by_dataset, all_corrupt, ended > 0, stops > 0, saves > 0, seconds)

@@ -1,0 +1,140 @@
+"""Every mistake in a data config is one clear line: what, where, why, and a way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.jobs import make_job
+from titan_core.cli.main import main
+from titan_core.data.opened import OpenedData
+from titan_core.errors import UserError
+
+GOOD = [{"text": f"document {number}"} for number in range(20)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps(one) + "\n" for one in GOOD))
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "blank.jsonl").write_text("\n  \n")
+    (tmp_path / "bad.txt").write_bytes(b"good\n" * 9000 + b"\xff\n")
+    return tmp_path
+
+
+MISTAKES = {
+    "no such file": (
+        {"training.dataset": "json", "training.dataset_path": "none.jsonl"},
+        'command line: training.dataset_path = "none.jsonl": no such file; check the path (a file, a folder, or a glob)',
+    ),
+    "empty": (
+        {"training.dataset": "json", "training.dataset_path": "empty.jsonl"},
+        'command line: training.dataset_path = "empty.jsonl": the dataset is empty',
+    ),
+    "blank": (
+        {"training.dataset": "json", "training.dataset_path": "blank.jsonl"},
+        'command line: training.dataset_path = "blank.jsonl": the dataset is empty',
+    ),
+    "no field": (
+        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
+        "good.jsonl:1: no field 'body'; there is text; set data.text_field, or data.format",
+    ),
+    "no path": (
+        {"training.dataset": "tokenized"},
+        "training.dataset_path: dataset 'tokenized' needs its folder; set training.dataset_path",
+    ),
+    "not tokenised": (
+        {"training.dataset": "tokenized", "training.dataset_path": "."},
+        "no tokenised dataset: tokenized.json: No such file or directory; make it with `titan data tokenize`",
+    ),
+    "all zero": (
+        {"data.mixture": "[{dataset = 'stdlib', weight = 0.0}]"},
+        'data.mixture = [{dataset = "stdlib"',
+    ),
+    "negative": (
+        {"data.mixture": "[{dataset = 'stdlib', weight = -1.0}]"},
+        "data.mixture[0].weight = -1.0: must be greater than or equal to 0",
+    ),
+    "one name": (
+        {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'stdlib'}]"},
+        "two datasets are called 'stdlib'; give each a name of its own",
+    ),
+    "unknown": (
+        {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'jsn'}]"},
+        "command line: data.mixture[1].dataset = \"jsn\": no installed plugin provides this dataset; did you mean 'json'?",
+    ),
+    "a path beside a mixture": (
+        {"data.mixture": "[{dataset = 'stdlib'}]", "training.dataset_path": "good.jsonl"},
+        'training.dataset_path = "good.jsonl": data.mixture names the datasets, each with a path of its own',
+    ),
+    "validation": (
+        {"validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "none.jsonl"},
+        'command line: validation.dataset_path = "none.jsonl": no such file',
+    ),
+    "vocabulary": (
+        {"model.args.vocab_size": "200"},
+        "its vocabulary has 258 tokens, and the model's only 200; choose another tokenizer or flavor",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_it_is_found_before_anything_is_built(folder: Path, mistake: str) -> None:
+    settings, told = MISTAKES[mistake]
+    with pytest.raises(UserError) as caught:
+        make_job("llama3_debug", dict(settings))
+    assert told in str(caught.value)
+
+
+def test_several_are_told_at_once(folder: Path) -> None:
+    mixture = (
+        "[{dataset = 'json', dataset_path = 'none.jsonl'}, {dataset = 'json', dataset_path = 'empty.jsonl', name = 'b'}]"
+    )
+    with pytest.raises(UserError) as caught:
+        make_job("llama3_debug", {"data.mixture": mixture})
+    assert len(caught.value.problems) == 2
+
+
+def test_too_few_documents(folder: Path) -> None:
+    job = make_job("llama3_debug", {"training.dataset": "json", "training.dataset_path": "good.jsonl",
+                                    "training.global_batch_size": "32"})  # fmt: skip
+    with pytest.raises(UserError, match="dataset 'json': it has 20 documents, fewer than the 32 streams"):
+        OpenedData.of(job)
+
+
+def test_undecodable_bytes_end_the_command_with_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = {
+        "training.dataset": "text",
+        "training.dataset_path": "bad.txt",
+        "training.global_batch_size": "1",
+        "training.local_batch_size": "1",
+        "training.steps": "500",
+        "training.seq_len": "256",
+        "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}",
+        "job.device": "cpu",
+    }
+    arguments = ["train", *(part for key, value in settings.items() for part in (f"--{key}", value))]
+    assert main(arguments) == 2
+    err = capfd.readouterr().err
+    assert "bad.txt: not UTF-8 text: invalid start byte at byte 45000; convert the file to UTF-8, or leave" in err
+    assert "Traceback" not in err
+
+
+def test_inspecting_shows_documents_and_shares(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mixture = "[{dataset = 'json', dataset_path = 'good.jsonl', weight = 3.0}, {dataset = 'stdlib', name = 'code'}]"
+    arguments = ["data", "inspect", "--sequences", "16", "--data.mixture", mixture, "--data.document_mask", "true"]
+    assert main([*arguments, "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert shown["shares"]["json"] == pytest.approx(0.75, abs=1 / 16)  # of 16 sequences
+    assert len({one["dataset"] for one in shown["sequences"]}) == 2
+    first = next(one for one in shown["sequences"] if one["dataset"] == "json")
+    assert bytes(first["pieces"][0][1:-1]).decode().startswith("document ")
+    assert {len(piece) for one in shown["sequences"] if one["dataset"] == "json" for piece in one["pieces"][:-1]} <= {12, 13}
+    assert main(arguments) == 0
+    out = capfd.readouterr().out
+    assert "257 tokens of 'json', pieces of 21 documents, attention inside of each" in out or "pieces of 20 documents" in out
+    assert "<|begin_of_text|>document " in out
+    assert "json     0.7500" in out

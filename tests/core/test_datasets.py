@@ -1,0 +1,175 @@
+"""Sources of documents: found, read, divided, and what is wrong with them told."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from titan_core.data.huggingface import StreamedDocuments, open_local
+from titan_core.data.local_files import check_files
+from titan_core.data.source import CorruptRecord, DatasetRequest
+from titan_core.data.stdlib import open_stdlib
+from titan_core.data.text_files import PIECE, open_text
+from titan_core.errors import UserError
+
+
+def request(name: str, path: Path | None, field: str = "text") -> DatasetRequest:
+    return DatasetRequest(name, None if path is None else str(path), field, 0, "recipe: training.dataset_path")
+
+
+def test_the_standard_library_is_a_corpus() -> None:
+    texts = list(itertools.islice(open_stdlib(request("stdlib", None)).shard(0, 4, 0), 5))
+    assert len(texts) == 5
+    assert sum("import" in text for text in texts) >= 3
+
+
+def test_text_files_are_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
+    lines = "".join(f"line {number} ü\n" for number in range(20_000))
+    (tmp_path / "a.txt").write_text(lines)
+    (tmp_path / "b.md").write_text("no newline at the end")
+    (tmp_path / "c.bin").write_text("not text")
+    pieces = list(open_text(request("text", tmp_path)).shard(0, 1, 0))
+    assert len(pieces) == 2 + len(lines.encode()) // PIECE
+    assert sum(map(len, pieces)) == len(lines) + 21
+    assert all(piece.endswith("\n") for piece in pieces if "line" in piece and piece != "no newline at the end")
+
+
+def test_bytes_that_are_no_text_are_an_error_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\n\xff\xfe")
+    with pytest.raises(CorruptRecord) as caught:
+        list(open_text(request("text", tmp_path)).shard(0, 1, 0))
+    assert caught.value.place.endswith("a.txt")
+    assert caught.value.why == "not UTF-8 text: invalid start byte at byte 5"
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "arrow"])
+def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = [f"document {number}" for number in range(10)]
+    if kind == "json":
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in texts))
+    else:
+        path = tmp_path / "data.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"body": texts}), path)
+    if kind == "arrow":
+        path = tmp_path / "data.arrow"
+        with pyarrow.ipc.new_stream(str(path), pyarrow.schema([("body", pyarrow.string())])) as writer:
+            writer.write_table(pyarrow.table({"body": texts}))
+    assert check_files(request(kind, path, "body")) == []
+    if kind != "arrow":  # whose columns are looked at when it is opened
+        (problem,) = check_files(request(kind, path))
+        assert "no field 'text'; there is body" in str(problem)
+    if kind != "json":  # whose records may have fields of their own each
+        with pytest.raises(UserError, match="no field 'text'; there is body"):
+            open_local(request(kind, path))
+    documents = open_local(request(kind, path, "body"))
+    assert documents.num_documents == 10
+    assert sorted(text for index in range(3) for text in documents.shard(index, 3, 0)) == sorted(texts)
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 8])
+@pytest.mark.parametrize("shards", [1, 2, 4, 6])
+def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, files: int, shards: int) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    for file in range(files):
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": f"{file}-{i}"}) + "\n" for i in range(12)))
+    stream = datasets.load_dataset("json", data_files=str(tmp_path / "*.jsonl"), split="train", streaming=True)
+    documents = StreamedDocuments(stream, request("hub", tmp_path))
+    parts = [list(documents.shard(index, shards, 0)) for index in range(shards)]
+    assert sorted(itertools.chain(*parts)) == sorted(f"{file}-{i}" for file in range(files) for i in range(12))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 12
+    for index in range(shards):  # resumed in the middle
+        shard = documents.shard(index, shards, 0)
+        done = list(itertools.islice(shard, 2))
+        other = documents.shard(index, shards, 0)
+        other.load_state_dict(json.loads(json.dumps(shard.state_dict())))
+        third = documents.shard(index, shards, 0)
+        third.load_state_dict(json.loads(json.dumps(other.state_dict())))  # saved again before anything was read
+        assert [*done, *other] == parts[index]
+        assert [*done, *third] == parts[index]
+
+
+def test_no_network_is_one_clear_line() -> None:
+    from titan_core.data.huggingface import open_hub
+
+    with pytest.raises(UserError, match="cannot be opened on the hub"):
+        open_hub(request("c4", None))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_compressed_files(tmp_path: Path, kind: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
+    lines = [json.dumps({"text": f"line {number}"}) for number in range(5)]
+    path = tmp_path / f"data.{'jsonl' if kind == 'json' else 'txt'}{ending}"
+    path.write_bytes(pack("\n".join(lines).encode()))
+    assert check_files(request(kind, tmp_path)) == []
+    open_it = open_local if kind == "json" else open_text
+    texts = list(open_it(request(kind, tmp_path)).shard(0, 1, 0))
+    assert sorted(texts) == ([f"line {number}" for number in range(5)] if kind == "json" else ["\n".join(lines)])
+    path.write_bytes(b"this is no archive at all, whatever its name says")
+    with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*mend or rename the file"):
+        open_it(request(kind, tmp_path))
+
+
+BAD_LINES = {
+    b'{"text": "a"}\n\n  \n{"text": "b"}\nnot json\n': (":5", "not a JSON record: Expecting value"),
+    b'{"text": "a"}\n[1, 2]\n': (":2", "a record is a JSON object, not list"),
+    b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text'; there is body"),
+    b'{"text": "a"}\n{"text": null}': (":2", "field 'text' holds NoneType, not text"),
+    b'{"text": "a"}\n{"text": "\xff"}': (":2", "not UTF-8 text: invalid start byte at byte 10 of the line"),
+}
+
+
+@pytest.mark.parametrize("content", BAD_LINES)
+def test_corrupt_lines_are_told_with_their_place_and_others_read(tmp_path: Path, content: bytes) -> None:
+    place, why = BAD_LINES[content]
+    (tmp_path / "data.jsonl").write_bytes(content)
+    shard = open_local(request("json", tmp_path)).shard(0, 1, 0)
+    texts, errors = [], []
+    while len(texts) + len(errors) < content.count(b"{") + content.count(b"not") + content.count(b"["):
+        try:
+            texts.append(next(shard))
+        except CorruptRecord as error:
+            errors.append(error)
+    assert sorted(texts) == ["a", "b"][: content.count(b'"text": "') - content.count(b"\xff")]
+    (error,) = errors
+    assert error.place.endswith(f"data.jsonl{place}")
+    assert error.why.startswith(why)
+
+
+def test_a_function_of_the_users_makes_the_text(tmp_path: Path) -> None:
+    records = [{"question": "who", "answer": "me"}, {"question": "where"}, {"question": "what", "answer": "this"}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    asked = replace(request("json", tmp_path), format="harness.formats:joined")
+    assert check_files(asked) == []
+    shard = open_local(asked).shard(0, 1, 0)
+    found: list[Any] = []
+    while len(found) < 3:
+        try:
+            found.append(next(shard))
+        except CorruptRecord as error:
+            found.append(error.why)
+    assert sorted(found) == ["harness.formats:joined raised KeyError: 'answer'", "what: this", "who: me"]
+    for function, why in {
+        "harness.formats": "a Ref is written",
+        "harness.formats:missing": "has no attribute 'missing'",
+        "harness.nothing:joined": "No module named",
+        "harness.formats:NUMBER": "not a function",
+    }.items():
+        (problem,) = check_files(replace(asked, format=function))
+        assert why in str(problem)

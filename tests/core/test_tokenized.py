@@ -1,0 +1,171 @@
+"""Tokenised datasets: what is made is what would be read, a half-made one goes on, a damaged one is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from harness.letters import BYTE, letters, stream
+from titan_core.data.loader import DataLoader
+from titan_core.data.source import DatasetRequest
+from titan_core.data.stream_spec import DatasetSpec
+from titan_core.data.tokenize import tokenize
+from titan_core.data.tokenized import INDEX, check_tokenized, open_tokenized
+from titan_core.errors import UserError
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.ref import Ref
+from titan_core.tokenizers.fingerprint import fingerprint
+
+PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
+LENGTHS = [1 + index * 11 % 37 for index in range(60)]
+
+
+def make(folder: Path, parts: int = 7, workers: int = 1) -> list[Any]:
+    spec = stream(letters(",".join(map(str, LENGTHS))), plan=PLAN)
+    return list(tokenize(spec, spec.datasets[0], "byte", folder, parts, workers))
+
+
+def request(folder: Path, tokenizer: str = "") -> DatasetRequest:
+    return DatasetRequest("tokenized", str(folder), "text", 0, "training.dataset_path", None, tokenizer)
+
+
+def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
+    done = make(tmp_path / "tokens", workers=2)
+    assert done[-1].parts == done[-1].of == 7
+    assert done[-1].tokens == sum(LENGTHS) + 2 * len(LENGTHS)
+    source = open_tokenized(request(tmp_path / "tokens", fingerprint(BYTE)))
+    assert source.num_documents == len(LENGTHS)
+    spec = letters(",".join(map(str, LENGTHS)))
+    texts = [BYTE.encode_document(text).tolist() for text in spec.open.load()(spec.request).shard(0, 1, 0)]
+    assert sorted(one.tolist() for one in source.shard(0, 1, 0)) == sorted(texts)
+    assert json.loads((tmp_path / "tokens" / INDEX).read_text())["dtype"] == "<u2"
+    training = DatasetSpec("tokenized", 1.0, Ref("titan_core.data.tokenized:open_tokenized"), request(tmp_path / "tokens"))
+    loader = DataLoader(stream(training, plan=PLAN), [source], BYTE, 0, workers=1)
+    step = loader.next_step()
+    assert step is not None
+    assert step.num_targets() == 4 * 15
+    loader.close()
+
+
+def test_one_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    make(tmp_path / "whole")
+    made = tmp_path / "tokens"
+    make(made)
+    (made / INDEX).unlink()
+    plan = {"dataset": "letters", "path": ",".join(map(str, LENGTHS)), "text_field": "text", "format": None,
+            "tokenizer": fingerprint(BYTE), "parts": 7}  # fmt: skip
+    (made / "plan.json").write_text(json.dumps(plan))
+    # Killed while it wrote part 3: its bytes, without an index.
+    (made / "part-00003.idx").unlink()
+    (made / "part-00003.bin").rename(made / "part-00003.bin.partial")
+    untouched = (made / "part-00002.bin").stat().st_mtime_ns
+    make(made)
+    assert (made / "part-00002.bin").stat().st_mtime_ns == untouched
+    assert {file.name: file.read_bytes() for file in made.iterdir()} == {
+        file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()
+    }
+
+
+def test_a_killed_command_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "titan_core",
+        "data",
+        "tokenize",
+        "--output",
+        "tokens",
+        "--workers",
+        "2",
+        "--parts",
+        "40",
+    ]
+    started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("tokens/*.idx")):
+        assert time.monotonic() < deadline
+        assert started.poll() is None
+        time.sleep(0.01)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    assert children
+    while any(_runs(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    whole = len(list(tmp_path.glob("tokens/*.idx")))
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert whole < 40
+    assert check_tokenized(request(tmp_path / "tokens")) == []
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "holds a whole tokenised dataset already" in again.stderr
+
+
+def _runs(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "part-00001.bin"
+    file.write_bytes(file.read_bytes()[:-2])
+
+
+def swap(folder: Path) -> None:
+    ends = numpy.fromfile(folder / "part-00001.idx", "<i8")
+    (ends + 1).tofile(folder / "part-00001.idx")
+
+
+DAMAGE = {
+    "truncated": (truncate, r"part-00001\.bin: it has \d+ bytes, and tokenized\.json says \d+: the index does not match"),
+    "another index": (
+        swap,
+        r"part-00001\.idx: its last document ends at token \d+, and the data has \d+: the index does not",
+    ),
+    "missing": (lambda folder: (folder / "part-00000.idx").unlink(), r"part-00000\.idx: it is missing"),
+    "no index": (lambda folder: (folder / INDEX).unlink(), r"no tokenised dataset: tokenized\.json: No such file"),
+    "no JSON": (lambda folder: (folder / INDEX).write_text("{"), r"tokenized\.json: damaged"),
+    "not ours": (
+        lambda folder: (folder / INDEX).write_text('{"format": 9}'),
+        r"its format is 9, and this titan-core",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_one_clear_error(tmp_path: Path, damage: str) -> None:
+    make(tmp_path / "tokens")
+    spoil, why = DAMAGE[damage]
+    spoil(tmp_path / "tokens")
+    with pytest.raises(UserError, match=why):
+        open_tokenized(request(tmp_path / "tokens"))
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "tokens")
+    (problem,) = check_tokenized(request(tmp_path / "tokens", "another"))
+    assert "it was tokenised by 'byte', which gives other ids than this job's tokenizer" in str(problem)
+
+
+def test_another_dataset_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "tokens")
+    (tmp_path / "tokens" / INDEX).unlink()
+    with pytest.raises(UserError, match="is not empty"):
+        make(tmp_path / "tokens")
+    (tmp_path / "tokens" / "plan.json").write_text(json.dumps({"dataset": "json", "parts": 7}))
+    with pytest.raises(UserError, match="another tokenisation was begun here, of dataset 'json'"):
+        make(tmp_path / "tokens")

@@ -1,0 +1,9 @@
+"""Formatting functions of a user's."""
+
+from collections.abc import Mapping
+
+NUMBER = 3
+
+
+def joined(record: Mapping[str, str]) -> str:
+    return f"{record['question']}: {record['answer']}"

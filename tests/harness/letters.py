@@ -1,0 +1,64 @@
+"""A dataset for tests of the stream: document ``i`` is so many times a character of its own. Its path says how many times
+each, as in ``"3,0,12"``; a ``!`` is a corrupt record, and ``stream:`` before the lengths makes it a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from titan_core.data.reading import ReadPolicy
+from titan_core.data.shuffled import ShuffledDocuments
+from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.ref import Ref
+from titan_core.tokenizers.tiktoken_tokenizer import build_byte
+
+BYTE = build_byte(None)
+BYTE_REF: Ref[Any] = Ref("titan_core.tokenizers.tiktoken_tokenizer:build_byte")
+
+
+class Letters:
+    def __init__(self, lengths: list[str], first: int) -> None:
+        self.lengths, self.first = lengths, first
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def text(self, index: int) -> str:
+        if self.lengths[index] == "!":
+            raise CorruptRecord(f"letters:{index}", "no letters")
+        return chr(self.first + index % 90) * int(self.lengths[index])
+
+
+class Stream:
+    """The same documents in their own order, as something that does not know how many there are."""
+
+    num_documents = None
+
+    def __init__(self, letters: Letters) -> None:
+        self.letters = letters
+
+    def shard(self, index: int, count: int, epoch: int) -> Any:
+        ordered = ShuffledDocuments(self.letters, 0)
+        ordered._order = (epoch, numpy.arange(len(self.letters)))
+        return ordered.shard(index, count, epoch)
+
+
+def open_letters(request: DatasetRequest) -> DocumentSource:
+    kind, _, lengths = (request.path or "").rpartition(":")
+    # Datasets of a mixture have alphabets of their own.
+    letters = Letters([one for one in lengths.split(",") if one], 33 if request.name == "letters" else 33 + 90)
+    return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, request.seed)
+
+
+def letters(lengths: str, name: str = "letters", weight: float = 1.0, seed: int = 0) -> DatasetSpec:
+    request = DatasetRequest(name, lengths, "text", seed, "test")
+    return DatasetSpec(name, weight, Ref("harness.letters:open_letters"), request)
+
+
+def stream(
+    *datasets: DatasetSpec, plan: BatchPlan, on_end: Any = "repeat", on_corrupt: Any = "stop", **more: Any
+) -> StreamSpec:
+    return StreamSpec(datasets, BYTE_REF, None, plan, 0, on_end, ReadPolicy(on_corrupt, 2, 0.0), **more)

@@ -1,0 +1,157 @@
+"""Attention inside of documents, and validation, are the same on every mesh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parallel.test_equivalence import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, make_job
+from titan_core.data.batch import IGNORE, Batch
+from titan_core.errors import UserError
+from titan_core.model.attention import CausalAttention, flex
+from titan_core.model.build import build_parts
+from titan_core.model.part import TransformContext, arguments_of
+from titan_core.train.world import join_world
+
+Texts = list[str]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Short documents, so that each sequence holds a few; and a validation set that divides by nothing."""
+    folder = tmp_path_factory.mktemp("data")
+    generator = torch.Generator().manual_seed(0)
+
+    def text() -> str:
+        length = int(torch.randint(1, 40, (), generator=generator))
+        return bytes(torch.randint(97, 123, (length,), generator=generator).tolist()).decode()
+
+    for name, count in (("training", 400), ("validation", 37)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text()}) + "\n" for _ in range(count)))
+    return {
+        **FAST,
+        "training.dataset": "json",
+        "training.dataset_path": folder / "training.jsonl",
+        "data.document_mask": "true",
+        "validation.enable": "true",
+        "validation.dataset": "json",
+        "validation.dataset_path": folder / "validation.jsonl",
+        "validation.freq": 5,
+    }
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, data: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), data)[0]
+
+
+CASES: dict[str, tuple[int, dict[str, object]]] = {
+    "accumulation": (1, {"training.local_batch_size": 8}),
+    "FSDP 4": (4, {}),
+    "HSDP 2x2": (4, {DR: 2}),
+    "TP 2, selective": (2, {TP: 2, "activation_checkpoint.mode": "selective"}),
+    "PP 2, 1F1B": (2, {PP: 2, SCHEDULE: "1F1B"}),
+    "PP 2, GPipe, full": (2, {PP: 2, SCHEDULE: "GPipe", "activation_checkpoint.mode": "full"}),
+    "PP 2, Interleaved1F1B": (2, {PP: 2, SCHEDULE: "Interleaved1F1B"}),
+    "PP 2, ZBVZeroBubble, selective": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "activation_checkpoint.mode": "selective"}),
+    "CP 2, full": (2, {CP: 2, "activation_checkpoint.mode": "full"}),
+    "TP x CP": (4, {TP: 2, CP: 2}),
+    "FSDP x PP x CP": (8, {PP: 2, CP: 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_and_validation_are_those_of_one_device(
+    gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
+) -> None:
+    ranks, overrides = CASES[case]
+    records = gloo.run(ranks, run_in, str(tmp_path), {**data, **overrides})
+    require_equal(records, one_device)
+    for record in records:
+        assert {step: targets for step, (_, targets) in record.validation.items()} == {
+            step: targets for step, (_, targets) in one_device.validation.items()
+        }
+        losses = {step: loss for step, (loss, _) in record.validation.items()}
+        assert losses == pytest.approx({step: loss for step, (loss, _) in one_device.validation.items()}, rel=1e-5)
+
+
+def test_the_mask_changes_the_loss_and_validation_nothing(
+    gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path
+) -> None:
+    """What is compared above is not compared with itself alone."""
+    (unmasked,) = gloo.run(1, run_in, str(tmp_path), {**data, "data.document_mask": "false"})
+    assert unmasked.losses[1:] != pytest.approx(one_device.losses[1:], rel=1e-3)
+    (unvalidated,) = gloo.run(1, run_in, str(tmp_path / ".."), {**data, "validation.enable": "false"})
+    assert unvalidated.losses == one_device.losses
+    assert unvalidated.validation == {}
+    assert sorted(one_device.validation) == [5, 8]
+
+
+def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
+    lines = Path(str(data["validation.dataset_path"])).read_text().splitlines()
+    # Of a document, every token but its last is followed by one of it; a window's last token is a target alone.
+    tokens = sum(len(json.loads(line)["text"]) + 1 for line in lines)
+    _, targets = one_device.validation[5]
+    windows = tokens / 49 + 16  # whole ones, and one at the end of each logical shard
+    assert tokens - windows <= targets <= tokens
+
+
+def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
+    job = make_job("llama3_debug", {**FAST, "training.global_batch_size": 2, "job.device": "cpu"})
+    lengths = [[5, 20, 1, 22], [48]]
+    tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(1))
+    documents = torch.stack([torch.arange(len(one)).repeat_interleave(torch.tensor(one)) for one in lengths])
+    positions = torch.stack([torch.cat([torch.arange(length) for length in one]) for one in lengths])
+    targets = tokens.roll(-1, 1)
+    targets[:, -1] = IGNORE
+    targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
+    with join_world(job) as world:
+        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+    packed = part.forward_loss(Batch(tokens, targets, positions, documents))
+    packed.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in part.module.named_parameters()}
+    part.module.zero_grad()
+    apart = torch.zeros(())
+    for row, sizes in enumerate(lengths):
+        for document in tokens[row].split(sizes):
+            if len(document) > 1:
+                logits = part.module(document[None, :-1])
+                loss = F.cross_entropy(logits[0], document[1:], reduction="sum")
+                loss.backward()
+                apart += loss.detach()
+    assert packed.item() == pytest.approx(apart.item(), rel=1e-6)
+    for name, parameter in part.module.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
+    assert set(arguments_of(Batch(tokens, targets, None, documents))) == {"documents"}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_flex_attention_sees_what_the_mask_does(kv_heads: int) -> None:
+    """FlexAttention is for GPUs; forward, its meaning can be held against SDPA's on any device."""
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(2, 4, 128, 16, generator=generator)
+    k, v = (torch.randn(2, kv_heads, 128, 16, generator=generator) for _ in "kv")
+    documents = torch.randint(0, 2, (2, 128), generator=generator).cumsum(1)
+    with torch.no_grad():
+        expected = CausalAttention()(q, k, v, documents)
+        torch.testing.assert_close(flex(q, k, v, documents), expected)
+        other = documents.flip(0).contiguous()
+        torch.testing.assert_close(flex(q, k, v, other), CausalAttention()(q, k, v, other))
+
+
+def test_a_model_that_knows_no_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from titan_models_llama import layout
+
+    original: Callable[..., object] = layout.layout
+    monkeypatch.setattr(layout, "layout", lambda args: replace(original(args), masks_documents=False))  # type: ignore[type-var]
+    with pytest.raises(UserError, match=r"data\.document_mask = true: model 'llama3' cannot keep attention inside"):
+        make_job("llama3_debug", {"data.document_mask": "true"})
