@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import random
 from typing import Any
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from harness.letters import BYTE, letters, stream
 from titan_core.data.batch import IGNORE
-from titan_core.data.buffered_shuffle import ShuffledStream
+from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
 from titan_core.data.loader import DataLoader
 from titan_core.data.mixture import Mixture
-from titan_core.data.reading import DocumentReader, ReadPolicy
+from titan_core.data.reading import DocumentReader, ReadPolicy, is_transient
 from titan_core.data.shards import ShardGroup
 from titan_core.data.source import CorruptRecord
 from titan_core.data.stream_spec import StreamSpec
@@ -254,6 +255,40 @@ def test_transient_errors_are_tried_again(caplog: pytest.LogCaptureFixture) -> N
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
     assert list(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
     assert "ConnectionResetError: peer; trying again" in caplog.text
+
+
+def test_transient_errors_within_a_shuffled_buffer_are_tried_again() -> None:
+    shard = BufferedShuffle(Failing({3: TimeoutError(), 4: TimeoutError(), 7: ConnectionResetError()}), 2, (0,))  # type: ignore[arg-type]
+    reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
+    assert sorted(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
+
+
+def test_errors_of_the_hubs_client_are_transient() -> None:
+    timeout = type("ReadTimeout", (type("HTTPError", (Exception,), {"__module__": "httpx2"}),), {"__module__": "elsewhere"})
+    assert is_transient(timeout())
+    assert not is_transient(type("Mine", (Exception,), {"__module__": "mine"})())
+
+
+def test_a_worker_that_was_killed_is_one_clear_error() -> None:
+    (loader,) = loaders(1, workers=1)
+    assert loader.next_step() is not None
+    for process in multiprocessing.active_children():
+        process.kill()
+    with pytest.raises(UserError, match="a data worker: it ended unexpectedly"):
+        list(iter(loader.next_step, None))
+    close([loader])
+
+
+def test_a_document_that_became_shorter_is_told() -> None:
+    (loader,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
+    loader.next_step()
+    state = merged([loader])
+    (other,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
+    state["shards"]["0"]["streams"][0]["used"] = 40
+    other.load_state_dict(state)
+    with pytest.raises(UserError, match="the data has changed: of the document at the saved position 40 tokens were used"):
+        other.next_step()
+    close([loader], [other])
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), ZeroDivisionError()])

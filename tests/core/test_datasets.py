@@ -173,3 +173,27 @@ def test_a_function_of_the_users_makes_the_text(tmp_path: Path) -> None:
     }.items():
         (problem,) = check_files(replace(asked, format=function))
         assert why in str(problem)
+
+
+def test_a_row_that_is_no_text_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = pyarrow.array([b"good", b"\xff\xfe"], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "data.parquet")
+    shard = open_local(request("parquet", tmp_path)).shard(0, 1, 0)
+    found: list[Any] = []
+    while len(found) < 2:
+        try:
+            found.append(next(shard))
+        except CorruptRecord as error:
+            found.append(f"{error.place.rpartition(', ')[2]}: {error.why}")
+    assert sorted(found) == ["good", "row 1: not UTF-8 text: invalid start byte at byte 0"]
+
+
+def test_nesting_without_end_is_a_corrupt_record(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000 + "\n")
+    shard = open_local(request("json", tmp_path)).shard(0, 1, 0)
+    with pytest.raises(CorruptRecord, match="not a JSON record"):
+        [next(shard), next(shard)]

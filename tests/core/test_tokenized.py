@@ -35,7 +35,7 @@ def make(folder: Path, parts: int = 7, workers: int = 1) -> list[Any]:
 
 
 def request(folder: Path, tokenizer: str = "") -> DatasetRequest:
-    return DatasetRequest("tokenized", str(folder), "text", 0, "training.dataset_path", None, tokenizer)
+    return DatasetRequest("tokenized", str(folder), "text", 0, "training.dataset_path", tokenizer=tokenizer)
 
 
 def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_one_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     make(made)
     (made / INDEX).unlink()
     plan = {"dataset": "letters", "path": ",".join(map(str, LENGTHS)), "text_field": "text", "format": None,
-            "tokenizer": fingerprint(BYTE), "parts": 7}  # fmt: skip
+            "tokenizer": fingerprint(BYTE), "documents": len(LENGTHS), "parts": 7}  # fmt: skip
     (made / "plan.json").write_text(json.dumps(plan))
     # Killed while it wrote part 3: its bytes, without an index.
     (made / "part-00003.idx").unlink()

@@ -71,7 +71,7 @@ class PipelineStep:
         inputs, arguments = self._inputs(microbatches)
         self._num_targets = 1
         losses: list[Tensor] = []
-        self._schedule.eval(*inputs, **arguments, losses=losses)
+        self._schedule.eval(*inputs, **arguments, losses=losses, return_outputs=False)
         return self._sum(losses)
 
     def _inputs(self, microbatches: Sequence[Batch]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

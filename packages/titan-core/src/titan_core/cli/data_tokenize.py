@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from titan_core.cli.arguments import load, positive, recipe_arguments
+from titan_core.errors import UserError
 from titan_core.job.assemble import assemble
 
 
@@ -26,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from titan_core.data.tokenize import tokenize
-    from titan_core.data.tokenized import INDEX
+    from titan_core.data.tokenized import INDEX, read_index
+    from titan_core.tokenizers.fingerprint import fingerprint
 
     job = assemble(*load(arguments))
     datasets = job.data.datasets
@@ -44,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         for dataset in datasets:
             folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
             if len(datasets) > 1 and (folder / INDEX).exists():
-                folders.append((dataset.name, folder, 0, 0))  # done before an interruption
+                index = read_index(folder)  # done before an interruption
+                if index.fingerprint != fingerprint(job.text_tokenizer):
+                    raise UserError.one(str(folder), "is whole, and made with another tokenizer", "name another folder")
+                folders.append((dataset.name, folder, sum(part.tokens for part in index.parts), 0))
                 continue
             task = progress.add_task(dataset.name, total=None, tokens=0)
             made = tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, arguments.workers)

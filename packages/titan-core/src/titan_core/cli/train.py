@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         from titan_core.train.launch import launch, processes
 
         # Checked once here, so that a mistake is told once, before any process starts.
-        assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
+        assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes)).require_hardware()
         return launch(arguments)
     rank, world_size = _place_in_environment()
     job = assemble(config, registry, world_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from titan_core.config.section import Section
 
@@ -153,6 +153,13 @@ class ValidationSection(Section):
     """Validate every so many steps (and after the last)."""
     steps: int = Field(default=-1, ge=-1)
     """Global batches of one validation, the same ones each time; -1 takes the whole dataset, each token once."""
+
+    @field_validator("steps")
+    @classmethod
+    def _some(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("must be at least 1, or -1")
+        return value
 
 
 class ParamGroupSpec(BaseModel):

@@ -26,18 +26,22 @@ class BufferedShuffle:
         return self
 
     def __next__(self) -> Document:
-        if self._documents is not None and self._given == len(self._documents):
+        if self._at_end():
             self._begin, self._documents, self._given = self._shard.state_dict(), None, 0
             self._block += 1
         if self._documents is None:
             self._documents = self._read_block()
-        if self._given == len(self._documents):
+        if self._given >= len(self._documents):
             raise StopIteration
         document = self._documents[self._given]
         self._given += 1
         if isinstance(document, CorruptRecord):
             raise document
         return document
+
+    def _at_end(self) -> bool:
+        """Whether the block has been given whole."""
+        return self._documents is not None and self._given == len(self._documents) > 0
 
     def _read_block(self) -> list[Document | CorruptRecord]:
         block: list[Document | CorruptRecord] = []
@@ -55,16 +59,15 @@ class BufferedShuffle:
 
     def state_dict(self) -> State:
         """See :class:`~titan_core.data.source.DocumentShard`."""
+        if self._at_end():
+            return {"block": self._block + 1, "begin": self._shard.state_dict(), "given": 0}
         return {"block": self._block, "begin": self._begin, "given": self._given}
 
     def load_state_dict(self, state: State) -> None:
-        """See :class:`~titan_core.data.source.DocumentShard`."""
+        """See :class:`~titan_core.data.source.DocumentShard`. Nothing is read yet: reading may fail."""
         self._block, self._begin = int(state["block"]), state["begin"]
         self._shard.load_state_dict(self._begin)
-        self._documents, self._given = None, 0
-        if state["given"]:
-            self._documents = self._read_block()
-            self._given = int(state["given"])
+        self._documents, self._given = None, int(state["given"])
 
 
 class ShuffledStream:

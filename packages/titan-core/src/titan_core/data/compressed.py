@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def _copy(file: Path) -> Path:
     copy = Path(datasets.config.HF_DATASETS_CACHE) / "decompressed" / f"{key}-{file.stem}"
     if copy.exists():
         return copy
-    partial = copy.with_name(f"{copy.name}.{os.getpid()}.partial")  # ranks may be at it at the same time
+    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.partial")  # ranks may be at it at the same time
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with fsspec.open(str(file), "rb", compression=COMPRESSED[file.suffix]) as packed, partial.open("wb") as plain:

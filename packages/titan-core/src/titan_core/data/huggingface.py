@@ -11,9 +11,10 @@ import datasets
 from titan_core.data.compressed import decompressed
 from titan_core.data.json_lines import JsonLines
 from titan_core.data.local_files import ENDINGS, find_files, holds_lines
+from titan_core.data.reading import is_transient
 from titan_core.data.records import text_of
 from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import DatasetRequest, DocumentShard, DocumentSource, State
+from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentShard, DocumentSource, State
 from titan_core.errors import UserError
 
 PRESETS = {
@@ -60,7 +61,13 @@ class _Rows:
 
     def text(self, index: int) -> str:
         """The text of a row."""
-        return text_of(self._table[index], self._request, f"{self._request.path}, row {index}")
+        place = f"{self._request.path}, row {index}"
+        try:
+            record = self._table[index]
+        except UnicodeDecodeError as error:
+            why = f"not UTF-8 text: {error.reason} at byte {error.start}"
+            raise CorruptRecord(place, why, "convert it to UTF-8") from None
+        return text_of(record, self._request, place)
 
 
 def open_hub(request: DatasetRequest) -> DocumentSource:
@@ -78,7 +85,10 @@ def open_hub(request: DatasetRequest) -> DocumentSource:
         split = "train"
     try:
         stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        # Of the hub's own errors, those of its HTTP client change with its versions.
+        if not (is_transient(error) or isinstance(error, OSError | ValueError | RuntimeError)):
+            raise
         raise UserError.one(
             f"dataset {path!r}",
             f"cannot be opened on the hub: {type(error).__name__}: {error}",

@@ -53,7 +53,7 @@ def _record(content: bytes, place: str) -> Any:
     except UnicodeDecodeError as error:
         why = f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
         raise CorruptRecord(place, why, "convert the file to UTF-8") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
 
 

@@ -7,6 +7,7 @@ import glob
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def _first_line(file: Path) -> tuple[int, bytes]:
     try:
         with openers.get(file.suffix, open)(file, "rb") as stream:
             return next(((number, line) for number, line in enumerate(stream, 1) if line.strip()), (0, b""))
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UserError.one(str(file), f"cannot be decompressed: {error}", "mend or rename the file") from None
 
 
@@ -100,7 +101,7 @@ def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]
         number, line = _first_line(file)
         if not line:
             continue
-        if not holds_lines(file):
+        if not holds_lines(file) or request.skip_corrupt:
             return
         try:
             record = json.loads(line)

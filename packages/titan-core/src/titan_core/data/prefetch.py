@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import pairwise
+from queue import SimpleQueue
 
 from titan_core.data.shards import ShardGroup, StepRows
 from titan_core.data.source import DocumentSource, State
 from titan_core.data.stream_spec import StreamSpec
-from titan_core.data.worker_process import worker_processes
+from titan_core.data.worker_process import ENDED, end_now, worker_processes
 from titan_core.errors import UserError
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
@@ -48,26 +51,25 @@ class Prefetch:
         Raises:
             UserError: the data cannot be read.
         """
-        self._ask()
         try:
+            self._ask()
             parts = [future.result() for future in self._ahead.popleft()]
         except BrokenProcessPool:
-            why = "it ended unexpectedly (killed, or out of memory?)"
-            raise UserError.one("a data worker", why, "lower data.num_workers or data.shuffle_buffer") from None
+            raise UserError.one("a data worker", ENDED, "lower data.num_workers or data.shuffle_buffer") from None
         whole = [part for part in parts if part is not None]
         return whole if len(whole) == len(parts) else None
 
     def close(self) -> None:
-        """Read no further."""
+        """Read no further. What is being read is let go."""
         for lane in self._lanes:
-            lane.executor.shutdown(wait=True, cancel_futures=True)
+            lane.close()
 
     def _ask(self) -> None:
         self._ahead.append([lane.read() for lane in self._lanes])
 
 
 class _Thread:
-    """Reads in a thread of this process."""
+    """Reads in a thread of this process: one that does not keep it from ending, wherever an interrupt has left it."""
 
     def __init__(
         self,
@@ -77,22 +79,48 @@ class _Thread:
         indices: Sequence[int],
         positions: Positions | None,
     ) -> None:
-        self.executor: Executor = ThreadPoolExecutor(1, "data")
-        self._group = self.executor.submit(_make_group, spec, sources, tokenizer, indices, positions)
+        self._make = partial(_make_group, spec, sources, tokenizer, indices, positions)
+        self._group: ShardGroup | None = None
+        self._asked: SimpleQueue[Future[StepRows | None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="data", daemon=True)
+        self._thread.start()
 
     def read(self) -> Future[StepRows | None]:
-        return self.executor.submit(lambda: self._group.result().read())
+        future: Future[StepRows | None] = Future()
+        self._asked.put(future)
+        return future
+
+    def close(self) -> None:
+        self._closed = True
+        self._asked.put(None)
+        if self._group is not None:
+            self._group.stop()
+        self._thread.join(timeout=10)
+
+    _closed = False
+
+    def _work(self) -> None:
+        while (future := self._asked.get()) is not None and not self._closed:
+            try:
+                if self._group is None:
+                    self._group = self._make()
+                future.set_result(self._group.read())
+            except Exception as error:  # noqa: BLE001 - raised where the result is waited for
+                future.set_exception(error)
 
 
 class _Process:
     """Reads in a process of its own."""
 
     def __init__(self, spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
-        self.executor: Executor = worker_processes(1)
-        self.executor.submit(_open, spec, indices, positions)
+        self._executor = worker_processes(1)
+        self._executor.submit(_open, spec, indices, positions)
 
     def read(self) -> Future[StepRows | None]:
-        return self.executor.submit(_read)
+        return self._executor.submit(_read)
+
+    def close(self) -> None:
+        end_now(self._executor)
 
 
 _group: Future[ShardGroup] = Future()

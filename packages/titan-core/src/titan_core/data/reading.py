@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from titan_core.errors import UserError
 log = logging.getLogger(__name__)
 
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
+_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3"}
 _TOLD = 20
 
 
@@ -34,6 +34,8 @@ class DocumentReader:
         self._policy, self._name = policy, name
         self.corrupt = 0
         """Corrupt records that were skipped."""
+        self.stopped = threading.Event()
+        """Set where nobody waits for the data any more."""
 
     def next(self, shard: DocumentShard) -> Document | None:
         """The next document of ``shard``, ``None`` at its end.
@@ -74,11 +76,13 @@ class DocumentReader:
             raise UserError.one(f"dataset {self._name!r}", why, "check the network or the disk, and start again") from error
         seconds = self._policy.first_wait * 2 ** (attempt - 1)
         log.warning("dataset %r: %s; trying again in %.0f s (%d)", self._name, reason, seconds, attempt)
-        time.sleep(seconds)
+        if self.stopped.wait(seconds):
+            raise error
 
 
 def is_transient(error: Exception) -> bool:
     """Whether trying again may help: errors of networks and disks, but not a file that is not there."""
     if isinstance(error, (UserError, *_PERMANENT)):
         return False
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES
+    origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, OSError) or not origins.isdisjoint(_NETWORK_LIBRARIES)

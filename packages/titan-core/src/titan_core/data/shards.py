@@ -126,6 +126,11 @@ class ShardGroup:
             ended=not any(window.pieces for window, _ in taken),
         )
 
+    def stop(self) -> None:
+        """Wait for nothing that is to be tried again; from another thread."""
+        for reader in self._readers:
+            reader.stopped.set()
+
     def positions(self) -> dict[str, State]:
         """Each logical shard's position, after what was read."""
         return {str(index): shard.state_dict() for index, shard in self._shards.items()}

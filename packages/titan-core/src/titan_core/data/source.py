@@ -46,6 +46,8 @@ class DatasetRequest:
     """Where ``path`` came from, for errors."""
     format: str | None = None
     """``"package.module:function"``, from a record (a mapping) to its text, in the place of ``text_field``."""
+    skip_corrupt: bool = False
+    """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
     """Fingerprint of the job's tokenizer (:func:`titan_core.tokenizers.fingerprint.fingerprint`), for datasets of tokens
     alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from titan_core.data.source import DatasetRequest, DocumentSource, OnEnd
 from titan_core.errors import Problem, UserError
 from titan_core.job.batch_plan import BatchPlan
 from titan_core.ref import Ref
+from titan_core.tokenizers.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from titan_core.tokenizers.tokenizer import TextTokenizer
@@ -41,10 +42,15 @@ class StreamSpec:
     shuffle_buffer: int = 0
     """Documents among which a streamed dataset is shuffled."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:
         """What a position in this stream means something in alone."""
         return {
-            "datasets": [[one.request.name, one.request.path, one.weight] for one in self.datasets],
+            "datasets": [
+                [one.request.name, one.request.path, one.weight, one.request.format or one.request.text_field]
+                for one in self.datasets
+            ],
+            "number of documents": [source.num_documents for source in sources],
+            "tokenizer": fingerprint(tokenizer),
             "training.seed": self.seed,
             "data.logical_shards": self.plan.logical_shards,
             "data.shuffle_buffer": self.shuffle_buffer,

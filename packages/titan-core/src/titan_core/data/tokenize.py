@@ -3,21 +3,25 @@ interrupted. A part is whole once its ``.idx`` is there, and the dataset once ``
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 
 from titan_core.data.reading import DocumentReader
+from titan_core.data.source import DocumentSource
 from titan_core.data.stream_spec import DatasetSpec, StreamSpec
 from titan_core.data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
-from titan_core.data.worker_process import worker_processes
+from titan_core.data.worker_process import ENDED, end_now, worker_processes
 from titan_core.errors import UserError
 from titan_core.tokenizers.fingerprint import fingerprint
+from titan_core.tokenizers.tokenizer import TextTokenizer
 
 PLAN = "plan.json"
 
@@ -48,13 +52,15 @@ def tokenize(
         UserError: the dataset cannot be read, or another one was begun in ``folder``.
     """
     tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+    # What goes to which part depends on no job's seed.
+    dataset = replace(dataset, request=replace(dataset.request, seed=0))
     source = dataset.open.load()(dataset.request)
     if source.num_documents is not None:
         parts = max(1, min(parts, source.num_documents))
     mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
     request = dataset.request
     plan = {"dataset": request.name, "path": request.path, "text_field": request.text_field, "format": request.format,
-            "tokenizer": mark, "parts": parts}  # fmt: skip
+            "tokenizer": mark, "documents": source.num_documents, "parts": parts}  # fmt: skip
     _begin(folder, plan)
     names = [f"part-{number:05d}" for number in range(parts)]
     missing = [number for number, name in enumerate(names) if not (folder / f"{name}.idx").exists()]
@@ -68,8 +74,10 @@ def tokenize(
             yield Progress(parts - len(futures), parts, _written(folder, dtype), corrupt)
             if not futures:
                 break
+    except BrokenProcessPool:
+        raise UserError.one("a worker", ENDED, "give fewer --workers; it goes on from here") from None
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_now(pool)  # after an error there are some at work; parts are written again
     size = numpy.dtype(dtype).itemsize
     whole = [
         Part(name, (folder / f"{name}.idx").stat().st_size // ENDS.itemsize, (folder / f"{name}.bin").stat().st_size // size)
@@ -108,8 +116,8 @@ def _begin(folder: Path, plan: Mapping[str, object]) -> None:
 
 def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int, parts: int, dtype: str) -> int:
     """In a worker: write one part; how many corrupt records were left out of it."""
-    tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
-    shard = dataset.open.load()(dataset.request).shard(number, parts, 0)
+    tokenizer, source = _opened(spec, dataset)
+    shard = source.shard(number, parts, 0)
     reader = DocumentReader(spec.policy, dataset.name)
     path = Path(folder) / f"part-{number:05d}"
     ends: list[int] = []
@@ -134,6 +142,12 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
             str(path), f"cannot be written: {error.strerror or error}", "make room; it goes on from here"
         ) from error
     return reader.corrupt
+
+
+@functools.cache
+def _opened(spec: StreamSpec, dataset: DatasetSpec) -> tuple[TextTokenizer, DocumentSource]:
+    """Once in each worker."""
+    return spec.tokenizer.load()(spec.tokenizer_path), dataset.open.load()(dataset.request)
 
 
 def _written(folder: Path, dtype: str) -> int:

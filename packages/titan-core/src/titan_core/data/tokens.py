@@ -90,6 +90,13 @@ class TokenStream:
         if state["used"]:
             self._read_document()
             self._used = int(state["used"])
+            if self._used > len(self._document):
+                raise UserError.one(
+                    f"dataset {self._name!r}",
+                    f"the data has changed: of the document at the saved position {self._used} tokens were used, and it has "
+                    f"{len(self._document)}",
+                    "bring the data back to what it was, or start anew",
+                )
 
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
+
+ENDED = "it ended unexpectedly (killed, or out of memory?)"
 
 
 def worker_processes(number: int) -> ProcessPoolExecutor:
     """Processes that are started afresh, not forked: a fork of a process that trains has its threads' locks, and the context
     of a GPU that it cannot use."""
-    return ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
+    return ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _begin)
 
 
-def _end_with_parent() -> None:
+def end_now(pool: ProcessPoolExecutor) -> None:
+    """End the pool's processes, whatever they are at."""
+    # Public from Python 3.14 on, as ``kill_workers``.
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin() -> None:
     """A signal to the whole group is for the parent to act on; and however the parent ends, so does the worker."""
+    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("titan_core").setLevel(logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -94,7 +94,8 @@ def _pick(
         text_field=entry.text_field or data.text_field,
         seed=config.section(TrainingSection).seed,
         where=config.where(path_key, entry.dataset_path),
-        format=entry.format or data.format,
+        format=entry.format or (None if entry.text_field else data.format),
+        skip_corrupt=data.on_corrupt == "skip",
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
     )
     problems = list(dataset.check.load()(request)) if dataset.check is not None else []

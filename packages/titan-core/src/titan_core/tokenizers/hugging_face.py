@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.errors import UserError
+from titan_core.tokenizers.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -32,7 +33,10 @@ class HuggingFaceTokenizer:
 
     def encode_document(self, text: str) -> list[int]:
         """The ids of ``text`` between begin and end of text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # which of them depends on the version
+            ids = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids
         return [*self._begin, *ids, *self._end]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import tiktoken
 
 from titan_core.errors import UserError
+from titan_core.tokenizers.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     import numpy
@@ -64,9 +65,7 @@ class TiktokenTokenizer:
         try:
             pieces = [self._encode(piece) for piece in _pieces(text)]
         except UnicodeEncodeError:
-            # Halves of surrogate pairs, as "\\ud83d" in JSON makes them; tiktoken itself replaces them so.
-            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            pieces = [self._encode(piece) for piece in _pieces(whole)]
+            pieces = [self._encode(piece) for piece in _pieces(without_surrogates(text))]
         marks = numpy.array([self._begin, self._end], numpy.uint32)
         return numpy.concatenate([marks[:1], *pieces, marks[1:]])
 

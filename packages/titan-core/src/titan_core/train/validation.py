@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from titan_core.config.sections import DataSection, ValidationSection
 from titan_core.data.loader import DataLoader
@@ -14,7 +15,10 @@ from titan_core.data.stream_spec import StreamSpec
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.model.part import ModelPart
+from titan_core.train.device import synchronize
 from titan_core.train.events import ValidationReport
+from titan_core.train.interruption import Interruption
+from titan_core.train.lookahead import Lookahead
 from titan_core.train.step import StepRunner
 from titan_core.train.world import World
 
@@ -31,59 +35,66 @@ class Validation:
         world: World,
         parts: Sequence[ModelPart],
         run: StepRunner,
+        interruption: Interruption,
     ) -> None:
         self._job, self._spec, self._sources, self._world, self._parts, self._run = job, spec, sources, world, parts, run
         self._section = job.config.section(ValidationSection)
+        self._interruption = interruption
+        self._measured: int | None = None
 
-    def is_due(self, step: int, last: bool) -> bool:
+    def is_due(self, step: int, last: bool = False) -> bool:
         """Whether to validate after ``step``."""
-        return last or step % self._section.freq == 0
+        return self._measured != step and (last or step % self._section.freq == 0)
 
-    def measure(self, step: int) -> ValidationReport:
-        """The mean loss over the target tokens of the data.
+    def measure(self, step: int) -> ValidationReport | None:
+        """The mean loss over the target tokens of the data; ``None`` where a rank was asked to stop meanwhile.
 
         Raises:
-            UserError: the data is bad; on every rank.
+            UserError: the data is bad, or has no targets; on every rank.
         """
+        synchronize(self._world.device)  # what is still to be done for training is training's
         started = time.perf_counter()
         document_mask = self._job.config.section(DataSection).document_mask
         loader = DataLoader(
             self._spec, self._sources, self._job.text_tokenizer, self._world.data_rank, document_mask=document_mask
         )
-        loss = torch.zeros((), device=self._world.device)
-        targets, batches = 0, 0
         try:
             for part in self._parts:
                 part.module.eval()
-            while batches != self._section.steps:
-                num_targets = self._evaluate(loader, loss)
-                if not num_targets:
-                    break
-                targets, batches = targets + num_targets, batches + 1
+            measured = self._sum(loader)
         finally:
             loader.close()
             for part in self._parts:
                 part.module.train()
                 for finish in part.after_evaluation:
                     finish()
+        if measured is None:
+            return None
+        loss, targets, batches = measured
         if not self._world.is_first_along("weights"):
             loss.zero_()  # these ranks computed the same loss as the first
-        mean = float(self._world.sum(loss)) / max(targets, 1)
-        return ValidationReport(step, mean, targets, batches, time.perf_counter() - started)
+        self._measured = step
+        if not targets:
+            name = self._spec.datasets[0].name
+            raise UserError.one(f"validation dataset {name!r}", "it has no tokens to predict", "give longer documents")
+        return ValidationReport(
+            step, float(self._world.sum(loss)) / targets, targets, batches, time.perf_counter() - started
+        )
 
-    def _evaluate(self, loader: DataLoader, loss: torch.Tensor) -> int:
-        """Add one global batch's loss to ``loss``; its number of targets, 0 at the end."""
-        data, mistake = None, None
-        try:
+    def _sum(self, loader: DataLoader) -> tuple[Tensor, int, int] | None:
+        """This rank's share of the loss, summed; the targets of all ranks; and global batches."""
+        loss = torch.zeros((), device=self._world.device)
+        targets, batches = 0, 0
+        asked = Interruption()  # asking for a checkpoint is not validation's to answer
+        lookahead = Lookahead(loader, self._world, asked, datasets=1)
+        while batches != self._section.steps:
+            asked.stop = self._interruption.stop
+            totals = lookahead.look()
+            if totals.stop:
+                return None
             data = loader.next_step()
-        except UserError as error:
-            mistake = error
-        counts = data is not None and self._world.is_first_along("layers", "sequence", "weights")
-        mine = data.num_targets() if data is not None and counts else 0
-        targets, mistakes = self._world.sum(torch.tensor([mine, mistake is not None])).tolist()
-        if mistakes:
-            self._world.raise_together(mistake)
-        if targets:
-            assert data is not None  # a stream that is read once gives empty rows after its end
+            if not totals.num_targets or data is None:
+                break
             loss += self._run.evaluate([batch.to(self._world.device) for batch in data.microbatches])
-        return int(targets)
+            targets, batches = targets + totals.num_targets, batches + 1
+        return loss, targets, batches
