@@ -1,11 +1,11 @@
-"""titan-float8 is found, and honest about what it offers."""
+"""The plugin as it is discovered."""
 
 from __future__ import annotations
 
 from titan_core.registry import Registry
 
 
-def test_it_is_found_and_registers_nothing_yet() -> None:
+def test_it_is_found_and_registers_precisions() -> None:
     (plugin,) = (plugin for plugin in Registry.from_installed().found.plugins if plugin.distribution == "titan-float8")
     assert plugin.name == "float8"
-    assert plugin.components == ()
+    assert {(one.kind, one.name) for one in plugin.components} == {("precision", "float8"), ("precision", "mxfp8")}

@@ -90,6 +90,8 @@ class Transform(Component):
     """Transforms of the same phase that must come earlier."""
     check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
     """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+    hardware: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
     step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
     """How a step runs forward and backward, where the transform changes that (pipeline schedules)."""
     observe: Ref[Callable[[Sequence[ModelPart], TransformContext], object]] | None = None

@@ -1,3 +1,35 @@
-"""What titan-float8 contributes: nothing yet. It is installed, listed and versioned like any other plugin."""
+"""What titan-float8 contributes."""
+
+from __future__ import annotations
+
+from titan_core.components import PrecisionTransform
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+from titan_float8.config import Float8Section, MXSection
 
 api = (1, 0)
+
+
+@hookimpl
+def titan_precisions() -> list[PrecisionTransform]:
+    return [
+        PrecisionTransform(
+            name="float8",
+            summary="linear layers in float8: tensorwise, rowwise, rowwise with exact weight gradients",
+            config=Float8Section,
+            active=lambda facts: facts.section(Float8Section).enable,
+            check=Ref("titan_float8.float8_check:check"),
+            hardware=Ref("titan_float8.hardware:float8"),
+            apply=Ref("titan_float8.float8:apply"),
+            observe=Ref("titan_float8.float8:observe"),
+        ),
+        PrecisionTransform(
+            name="mxfp8",
+            summary="linear layers in MXFP8, with a scale for each 32 numbers",
+            config=MXSection,
+            active=lambda facts: facts.section(MXSection).enable,
+            check=Ref("titan_float8.float8_check:check_mx"),
+            hardware=Ref("titan_float8.hardware:mxfp8"),
+            apply=Ref("titan_float8.mx:apply"),
+        ),
+    ]

@@ -21,6 +21,7 @@ from titan_core.config.config import Config
 from titan_core.config.section import Section
 from titan_core.config.sections import JobSection
 from titan_core.data.stream_spec import StreamSpec
+from titan_core.errors import UserError
 from titan_core.job.batch_plan import BatchPlan
 from titan_core.job.mesh_plan import MeshPlan
 from titan_core.layout import ModelDefinition
@@ -94,6 +95,17 @@ class Job:
             "config": self.config.as_dict(),
             "plugins": {f"{one['distribution']}:{one['name']}": one["version"] for one in self.plugin_versions()},
         }
+
+    def require_hardware(self) -> None:
+        """Whether this machine can do what the job's transforms want of it.
+
+        Raises:
+            UserError: what it lacks.
+        """
+        asked = (transform.hardware for transform in self.transforms if transform.hardware is not None)
+        problems = [problem for hardware in asked for problem in hardware.load()(self.facts)]
+        if problems:
+            raise UserError(*problems)
 
     def digest(self) -> str:
         """SHA-256 of :meth:`identity`."""

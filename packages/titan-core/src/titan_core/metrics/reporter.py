@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -12,7 +14,8 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.logger import LoggerRequest, MetricLog, Record
-from titan_core.metrics.peak_flops import peak_flops
+from titan_core.metrics.peak_flops import ideal_seconds_per_token
+from titan_core.model.part import ModelPart
 from titan_core.train.checkpoint import TrainState
 from titan_core.train.device import device_name, peak_memory_gib, synchronize
 from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
@@ -30,6 +33,7 @@ class MetricsReporter:
         self._frequency = job.config.section(MetricsSection).log_freq
         self._loggers: list[MetricLog] = []
         self._unlogged: StepReport | None = None
+        self._other_flops = flops_by_type(state.parts, world)
         if world.rank == 0:
             lifecycle.register(self)
 
@@ -40,7 +44,7 @@ class MetricsReporter:
         self._steps = run.steps
         self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
         dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
-        self._peak = peak_flops(self._world.device, dtype) * self._world.size
+        self._ideal_seconds = ideal_seconds_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
         request = LoggerRequest(run, device_name(self._world.device))
         for component in self._job.loggers:
             logger = component.build.load()(request)
@@ -110,7 +114,7 @@ class MetricsReporter:
             "lr": report.lr,
             "tokens_per_second": tokens_per_second,
             "tflops": flops / 1e12,
-            "mfu": flops / self._peak,
+            "mfu": tokens_per_second * self._ideal_seconds / self._world.size,
             "memory_gib": peak_memory_gib(self._world.device),
             "step_seconds": seconds / steps,
             "data_seconds": self._data_seconds / steps,
@@ -125,6 +129,18 @@ class MetricsReporter:
         """Of a mixture, how many target tokens each dataset has given so far."""
         tokens = self._state.tokens_by_dataset
         return {f"tokens_seen/{name}": count for name, count in tokens.items()} if len(tokens) > 1 else {}
+
+
+def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
+    """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
+    mine: Counter[torch.dtype] = Counter()
+    if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
+        for part in parts:
+            mine.update(part.flops)
+    total: Counter[torch.dtype] = Counter()
+    for of_rank in world.gather(mine):
+        total.update(of_rank)
+    return dict(total)
 
 
 def _finite(value: float) -> float | None:

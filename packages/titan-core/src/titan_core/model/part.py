@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,8 +40,15 @@ class ModelPart:
     """What happens to each microbatch before the model sees it, in order."""
     parameters_on: torch.device | None = None
     """Where parameters live while they are not computed with; ``None``: on the device that computes."""
+    flops: dict[torch.dtype, float] = field(default_factory=dict)
+    """Floating-point operations of forward and backward for a token, of products that are not made in the type that the job
+    computes in; by the type that they are made in. Of the whole layers, however ranks divide them later."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
+
+    def add_flops(self, dtype: torch.dtype, per_token: float) -> None:
+        """Products of ``per_token`` operations are made in ``dtype``."""
+        self.flops[dtype] = self.flops.get(dtype, 0.0) + per_token
 
     def transformed(self, batch: Batch) -> Batch:
         """``batch`` as this part's model takes it."""

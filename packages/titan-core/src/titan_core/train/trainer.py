@@ -47,7 +47,8 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         trainer: Trainer | None = None
         try:
             lifecycle.job_assembled(job)
-            # Data and directory come first: what is wrong with them is known before any process group or model exists.
+            # Hardware, data and directory come first: what is wrong is known before any process group or model exists.
+            job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
             world = stack.enter_context(join_world(job))
@@ -104,7 +105,9 @@ class Trainer:
             directory.begin(job, self.state.step)
         self.validation: Validation | None = None
         if job.validation is not None:
-            self.validation = Validation(job, job.validation, data.validation, world, parts, self.run_step)
+            self.validation = Validation(
+                job, job.validation, data.validation, world, parts, self.run_step, self.interruption
+            )
         self.lookahead = Lookahead(loader, world, self.interruption, len(job.data.datasets))
         self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self._preempted = False  # some rank was asked to stop
@@ -119,6 +122,7 @@ class Trainer:
             self.checkpoints.after_step(last=True, asked=False)
         while state.step < steps and self.has_data() and not self._preempted:
             self.step()
+        self.validate(last=True)
         self.lifecycle.settle(state.step)
         return self._end()
 
@@ -131,13 +135,20 @@ class Trainer:
         assert data is not None and totals is not None
         report = self._train_step(data, totals)
         self.lifecycle.step_end(report)
-        if self.validation is not None and self.validation.is_due(report.step, last=report.step == self.last_step):
-            self.lifecycle.validation_end(self.validation.measure(report.step))
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
             more = self.state.step < self.last_step and self.has_data() and not self._preempted
             self.checkpoints.after_step(last=not more, asked=self._save_asked)
             self._save_asked = False
+        self.validate()
+
+    def validate(self, last: bool = False) -> None:
+        """Measure the loss on other data, where that is due. What was trained is safe by then, if it was to be saved."""
+        if self.validation is None or self._preempted or not self.validation.is_due(self.state.step, last):
+            return
+        report = self.validation.measure(self.state.step)
+        if report is not None:
+            self.lifecycle.validation_end(report)
 
     def close(self) -> None:
         """Finish what is still being written, and read no further."""

@@ -1,0 +1,96 @@
+"""Linear layers in float8, by ``torchao.float8`` (TorchTitan paper, section 2.4; Micikevicius et al., arXiv 2209.05433)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torchao.float8 import (
+    Float8LinearConfig,
+    _auto_filter_for_recipe,
+    convert_to_float8_training,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
+
+from titan_core.hookspecs import hookimpl
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.train.events import RunStart, StepReport
+from titan_float8.config import AUTO_FILTER, Float8Section
+from titan_float8.float8_check import gathers_float8
+from titan_float8.layers import linear_layers, require_some
+
+log = logging.getLogger(__name__)
+
+_MULTIPLE = 16
+"""What both sides of a product must be a multiple of (``torch._scaled_mm``)."""
+_HIGH_PRECISION_SHARE = {"tensorwise": 0.0, "rowwise": 0.0, "rowwise_with_gw_hp": 1 / 3}
+"""Of the three products of a layer, what part stays in high precision."""
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Let the linear layers of ``part`` compute in float8. Names and weights stay as they are."""
+    section = context.facts.section(Float8Section)
+    filters = [one for one in section.filter_fqns if one != AUTO_FILTER]
+    layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
+    if AUTO_FILTER in section.filter_fqns:
+        layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
+    require_some(layers, part, "float8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself
+        convert_to_float8_training(
+            part.module, config=linear_config(section, gathers_float8(context.facts)),
+            module_filter_fn=lambda module, name: name in layers,
+        )  # fmt: skip
+    if not section.emulate:
+        products = 6.0 * sum(layer.weight.numel() for layer in layers.values())
+        part.add_flops(torch.float8_e4m3fn, products * (1 - _HIGH_PRECISION_SHARE[section.recipe_name]))
+    log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
+    return part
+
+
+def linear_config(section: Float8Section, gather: bool) -> Float8LinearConfig:
+    """What ``torchao`` is to do."""
+    recipe = Float8LinearConfig.from_recipe_name(section.recipe_name)
+    return dataclasses.replace(recipe, emulate=section.emulate, enable_fsdp_float8_all_gather=gather)
+
+
+def observe(parts: Sequence[ModelPart], context: TransformContext) -> object:
+    """What is done after each step."""
+    return PrecomputedScales(parts) if _precomputes(context) else object()
+
+
+class PrecomputedScales:
+    """The scales of all weights, found at once when the weights have changed."""
+
+    def __init__(self, parts: Sequence[ModelPart]) -> None:
+        self._parts = parts
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """For the first step's weights, or those that were restored."""
+        self._compute()
+
+    @hookimpl
+    def titan_step_end(self, report: StepReport) -> None:
+        """For the next step's."""
+        self._compute()
+
+    def _compute(self) -> None:
+        for part in self._parts:
+            precompute_float8_dynamic_scale_for_fsdp(part.module)
+
+
+def _precomputes(context: TransformContext) -> bool:
+    section = context.facts.section(Float8Section)
+    return section.precompute_float8_dynamic_scale_for_fsdp and gathers_float8(context.facts)
+
+
+def _gains(recipe: str, name: str, layer: nn.Linear) -> bool:
+    """Whether the layer is large enough, by ``torchao``'s measurements on H100."""
+    # For the recipe with weights' gradients in high precision it has none; its other products are those of "rowwise".
+    known = "rowwise" if recipe == "rowwise_with_gw_hp" else recipe
+    return bool(_auto_filter_for_recipe(known, filter_fqns=[])(layer, name))

@@ -1,0 +1,44 @@
+"""Which linear layers are converted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from torch import nn
+
+from titan_core.errors import UserError
+from titan_core.model.part import ModelPart
+from titan_core.patterns import matches
+
+
+def linear_layers(
+    part: ModelPart, filters: Sequence[str], convert_head: bool, multiple: int
+) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of ``part`` that are to be converted, by name.
+
+    Args:
+        filters: layers that are not: parts of names, or patterns.
+        multiple: what both sides of a weight must be a multiple of; other layers stay as they are.
+    """
+    head = () if convert_head else part.layout.head[-1:]
+    for name, module in part.named_modules():
+        if not isinstance(module, nn.Linear) or any(name == one or name.startswith(f"{one}.") for one in head):
+            continue
+        if any(one in name for one in filters) or matches(name, filters):
+            continue
+        if all(size % multiple == 0 for size in module.weight.shape):
+            yield name, module
+
+
+def require_some(found: Collection[object], part: ModelPart, section: str) -> None:
+    """A part with blocks of which nothing is converted is a mistake.
+
+    Raises:
+        UserError: saying so.
+    """
+    if not found and part.blocks():
+        raise UserError.one(
+            f"[{section}]",
+            "no layer of the model is converted: all are filtered, or their sizes are no multiple of what the format wants",
+            f"change {section}.filter_fqns, or switch it off",
+        )

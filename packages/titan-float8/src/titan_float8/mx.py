@@ -1,0 +1,89 @@
+"""Linear layers in MXFP8, by ``torchao`` (OCP Microscaling Formats 1.0; Rouhani et al., arXiv 2310.10537; recipes for
+training: Mishra et al., arXiv 2506.08027)."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torchao.prototype.moe_training.mxfp8_linear import mx_mm
+from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice as Rows
+from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Columns
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+from titan_core.model.part import ModelPart, TransformContext
+from titan_float8.config import MXSection
+from titan_float8.layers import linear_layers, require_some
+
+log = logging.getLogger(__name__)
+
+BLOCK = 32
+"""Numbers that share a scale."""
+KERNELS = {
+    True: (KernelPreference.EMULATED, Rows.TORCH, Columns.TORCH),
+    False: (KernelPreference.AUTO, Rows.TRITON, Columns.CUDA),
+}
+"""By whether it is emulated: for products, for scaling along rows, and along columns."""
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Let the linear layers of ``part`` compute in MXFP8. Names and weights stay as they are."""
+    section = context.facts.section(MXSection)
+    # Tensor parallelism divides one side of a weight, and a block lies on one rank.
+    multiple = BLOCK * context.facts.mesh.degree("tp")
+    layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
+    require_some(layers, part, "mx")
+    for name, layer in layers.items():
+        part.module.set_submodule(name, MXLinear.from_linear(layer, section))
+    if not section.emulate:
+        high = 1 / 3 if section.recipe_name.endswith("wgrad_with_hp") else 0.0
+        part.add_flops(torch.float8_e4m3fn, 6.0 * sum(layer.weight.numel() for layer in layers.values()) * (1 - high))
+    log.info("MXFP8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
+    return part
+
+
+class MXLinear(nn.Linear):
+    """A linear layer whose three products, forward and backward, are of MXFP8 numbers."""
+
+    emulate: bool
+    scaling: ScaleCalculationMode
+    weight_gradient_in_high_precision: bool
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, section: MXSection) -> MXLinear:
+        """A layer with the same parameters."""
+        with torch.device("meta"):
+            made = cls(layer.in_features, layer.out_features, bias=False)
+        made.weight, made.bias = layer.weight, layer.bias
+        made.emulate = section.emulate
+        made.scaling = ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL
+        made.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As :class:`torch.nn.Linear`."""
+        output = self._divided(input) if isinstance(self.weight, DTensor) else self._product(input, self.weight)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def _divided(self, input: Tensor) -> Tensor:
+        """Under tensor parallelism each rank makes its part of the product: a block of features is whole on a rank."""
+        assert isinstance(self.weight, DTensor) and isinstance(input, DTensor)
+        mesh, (placement,) = self.weight.device_mesh, self.weight.placements
+        by_output = placement == Shard(0)
+        wanted: Placement = Replicate() if by_output else Shard(input.dim() - 1)
+        # What each rank learns of an input that all have is a part of its gradient.
+        local = input.redistribute(placements=[wanted]).to_local(grad_placements=[Partial() if by_output else wanted])
+        output = self._product(local, self.weight.to_local())
+        result: Placement = Shard(output.dim() - 1) if by_output else Partial()
+        return DTensor.from_local(output, mesh, [result], run_check=False)
+
+    def _product(self, input: Tensor, weight: Tensor) -> Tensor:
+        fp8 = torch.float8_e4m3fn
+        kernels, rows, columns = KERNELS[self.emulate]
+        product: Tensor = mx_mm.apply(
+            input, weight, fp8, fp8, fp8, BLOCK, kernels, rows, columns, self.scaling, self.weight_gradient_in_high_precision
+        )
+        return product

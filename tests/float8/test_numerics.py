@@ -1,0 +1,109 @@
+"""Each recipe's three products against fp64, within what the format's rounding allows, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from titan_float8.config import Float8Section, MXSection
+from titan_float8.float8 import linear_config
+from titan_float8.mx import BLOCK, MXLinear
+
+E4M3, E5M2 = 2.0**-4, 2.0**-3
+"""Half a unit in the last place, relative to the number: 3 and 2 bits of mantissa."""
+SMALLEST = 2.0**-10 / 224
+"""What a number too small to be normal may be off by, relative to the largest that shares its scale: half of the smallest
+number over the least that the largest is scaled to."""
+EXACT = 1e-5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Relative errors of the numbers that go into each product."""
+
+    forward: tuple[float, float]
+    to_input: tuple[float, float]
+    to_weight: tuple[float, float]
+
+
+RECIPES = {
+    "tensorwise": Recipe((E4M3, E4M3), (E5M2, E4M3), (E5M2, E4M3)),
+    "rowwise": Recipe((E4M3, E4M3), (E4M3, E4M3), (E4M3, E4M3)),
+    "rowwise_with_gw_hp": Recipe((E4M3, E4M3), (E4M3, E4M3), (0.0, 0.0)),
+    "mxfp8_rceil": Recipe((E4M3, E4M3), (E4M3, E4M3), (E4M3, E4M3)),
+    # Scales are rounded down: the largest of a block may lie past the largest number, 512 instead of 448.
+    "mxfp8_floor": Recipe((2.0**-3, 2.0**-3), (2.0**-3, 2.0**-3), (2.0**-3, 2.0**-3)),
+    "mxfp8_rceil_wgrad_with_hp": Recipe((E4M3, E4M3), (E4M3, E4M3), (0.0, 0.0)),
+}
+
+
+def converted(layer: nn.Linear, recipe: str) -> nn.Module:
+    if recipe.startswith("mx"):
+        return MXLinear.from_linear(layer, MXSection(recipe_name=recipe, emulate=True))  # type: ignore[arg-type]
+    from torchao.float8 import convert_to_float8_training
+
+    section = Float8Section(recipe_name=recipe, emulate=True)  # type: ignore[arg-type]
+    return convert_to_float8_training(nn.Sequential(layer), config=linear_config(section, gather=False))[0]
+
+
+def allowed(left: Tensor, right: Tensor, errors: tuple[float, float]) -> Tensor:
+    """How far ``left @ right`` may be off, if each number of either is off by its format's rounding."""
+    a, b = (
+        abs(one) * error + (float(one.detach().abs().max()) * SMALLEST if error else 0.0)
+        for one, error in zip((left, right), errors, strict=True)
+    )
+    exact = left.abs() @ right.abs()
+    return a @ right.abs() + left.abs() @ b + a @ b + EXACT * exact
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_errors_are_those_of_the_format(recipe: str, spread: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        """Normal, with magnitudes that differ from row to row where ``spread`` is more than 0."""
+        rows = torch.exp(spread * torch.randn(shape[0], 1, generator=generator))
+        return torch.randn(*shape, generator=generator) * rows
+
+    x, weight, gradient = numbers(2 * BLOCK, 128), numbers(96, 128) * 0.05, numbers(2 * BLOCK, 96) * 1e-3
+    layer = nn.Linear(128, 96, bias=False)
+    layer.weight.data.copy_(weight)
+    module = converted(layer, recipe)
+    x.requires_grad_()
+    y = module(x)
+    y.backward(gradient)
+    assert x.grad is not None and layer.weight.grad is not None
+    x64, w64, g64 = (one.detach().double() for one in (x, weight, gradient))
+    errors = RECIPES[recipe]
+    for name, got, left, right, relative in (
+        ("output", y, x64, w64.t(), errors.forward),
+        ("gradient of the input", x.grad, g64, w64, errors.to_input),
+        ("gradient of the weight", layer.weight.grad, g64.t(), x64, errors.to_weight),
+    ):
+        error = (got.double() - left @ right).abs()
+        assert (error <= allowed(left, right, relative)).all(), name
+        typical = float(error.detach().norm() / (left @ right).norm())
+        if any(relative):  # it is not computed in high precision after all
+            assert 0.005 < typical < 0.12, (name, typical)
+        else:
+            assert typical < 1e-5, (name, typical)
+
+
+def test_scales_of_rows_keep_small_rows() -> None:
+    """What rowwise is for: one large row takes nothing from the others."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 128, generator=generator)
+    x[0] *= 1e5
+    layer = nn.Linear(128, 96, bias=False)
+    exact = layer(x)
+    errors = {
+        recipe: float(((converted(layer, recipe)(x) - exact)[1:].norm() / exact[1:].norm()).detach())
+        for recipe in ("tensorwise", "rowwise", "mxfp8_rceil")
+    }
+    assert errors["rowwise"] < 0.05
+    assert errors["mxfp8_rceil"] < 0.05
+    assert errors["tensorwise"] > 0.15
