@@ -79,8 +79,8 @@ def test_unknown_recipes(recipe: str, message: str) -> None:
 
 def test_a_section_of_a_missing_package_names_it(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
-    file.write_text("[parallelism]\nfsdp_reshard_after_forward = 'never'\n[float8]\n")
-    with pytest.raises(UserError, match="titan-float8 is installed, but its present version") as caught:
+    file.write_text("[parallelism]\nfsdp_reshard_after_forward = 'never'\n[profiling]\n")
+    with pytest.raises(UserError, match="titan-debug is installed, but its present version") as caught:
         load_config(str(file), [], REGISTRY.without(["parallel"]))
     assert 'fsdp_reshard_after_forward = "never": unknown key; titan-parallel is switched off' in str(caught.value)
 

@@ -221,3 +221,34 @@ def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
         ideal = functools.partial(peak_flops.ideal_seconds_per_token, 6e12, torch.bfloat16)
         assert ideal({}, device) == 6.0
         assert ideal({torch.float8_e4m3fn: 4e12}, device) == 2.0 + 2.0
+
+
+def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
+    """How many gathers of float8 a run has made."""
+    from titan_float8 import gathered_inputs
+
+    original, count = gathered_inputs.Float8TrainingTensor, 0
+
+    def made(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*arguments)
+
+    gathered_inputs.Float8TrainingTensor = made
+    try:
+        run_in(folder, overrides)
+    finally:
+        gathered_inputs.Float8TrainingTensor = original
+    return count
+
+
+def test_tensor_parallelism_gathers_in_float8_where_the_recipe_allows_it(gloo: GlooPool, tmp_path: Path) -> None:
+    settings = {**FAST, "training.steps": 2, TP: 2}
+
+    def count(**more: object) -> int:
+        return gloo.run(2, gathers_in_float8, str(tmp_path), {**settings, **more})[0]
+
+    # Attention's and the feed-forward's input, in 2 blocks, 4 microbatches and 2 steps.
+    assert count(**RECIPES["tensorwise"]) == 2 * 2 * 4 * 2
+    assert count(**RECIPES["rowwise"]) == 0
+    assert count(**RECIPES["tensorwise"], **{"float8.filter_fqns": "['wq']"}) == 2 * 4 * 2

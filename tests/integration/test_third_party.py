@@ -143,3 +143,24 @@ def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Pat
     for record, _ in gloo.run(2, train_with, site, folder, "llama3_debug", {**same, **mean}):
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degrees"),
+    [(4, {"tensor": 2}), (2, {"pipeline": 2}), (2, {"context": 2})],
+    ids=str,
+)
+def test_a_third_partys_precision_trains_llama_on_any_mesh(
+    gloo: GlooPool, tmp_path: Path, ranks: int, degrees: dict[str, int]
+) -> None:
+    install(tmp_path / "site", "titan-int8-qat")
+    site, folder = str(tmp_path / "site"), str(tmp_path)
+    rounded = {**TINY_LLAMA, "int8_qat.enable": "true", "int8_qat.bits": 4, "activation_checkpoint.mode": "selective"}
+    ((one, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", rounded)
+    ((exact, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", TINY_LLAMA)
+    assert one.losses != pytest.approx(exact.losses, rel=1e-5)
+    assert one.losses == pytest.approx(exact.losses, rel=0.02)
+    mesh = {f"parallelism.{name}_parallel_degree": degree for name, degree in degrees.items()}
+    for record, _ in gloo.run(ranks, train_with, site, folder, "llama3_debug", {**rounded, **mesh}):
+        # A weight that lies between two numbers of the grid goes to one or the other by the last bit of its scale.
+        assert record.losses == pytest.approx(one.losses, rel=1e-4)

@@ -21,6 +21,7 @@ from titan_core.model.part import ModelPart, TransformContext
 from titan_core.train.events import RunStart, StepReport
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
+from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
 from titan_float8.layers import linear_layers, require_some
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,14 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
     require_some(layers, part, "float8")
+    config = linear_config(section, gathers_float8(context.facts))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself
-        convert_to_float8_training(
-            part.module, config=linear_config(section, gathers_float8(context.facts)),
-            module_filter_fn=lambda module, name: name in layers,
-        )  # fmt: skip
+        convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
+    if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
+        cast_gathered_inputs(part, layers, config)
+        if context.device.type != "cuda":
+            gather_bytes()
     if not section.emulate:
         products = 6.0 * sum(layer.weight.numel() for layer in layers.values())
         part.add_flops(torch.float8_e4m3fn, products * (1 - _HIGH_PRECISION_SHARE[section.recipe_name]))

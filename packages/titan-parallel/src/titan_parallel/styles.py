@@ -5,6 +5,7 @@ torch's ``PrepareModuleInput`` wants the layouts of all inputs, and so the signa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,15 +17,17 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 class GatherInput(ParallelStyle):
     """The first argument comes in divided as ``layout`` says, and is seen whole: one all-gather for all layers that take it,
-    and one reduce-scatter backward."""
+    and one reduce-scatter backward. ``cast`` is done to each rank's share of it."""
 
-    def __init__(self, layout: Placement) -> None:
+    def __init__(self, layout: Placement, cast: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        self._layout = layout
+        self._layout, self._cast = layout, cast
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            first = DTensor.from_local(arguments[0], device_mesh, [self._layout], run_check=False)
+            first: Any = DTensor.from_local(arguments[0], device_mesh, [self._layout], run_check=False)
+            if self._cast is not None:
+                first = self._cast(first)
             return (first.redistribute(placements=[Replicate()]), *arguments[1:])
 
         module.register_forward_pre_hook(gather)

@@ -73,7 +73,7 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
     plan: Plan = {}
     for name, _ in part.named_modules():
         if matches(name, layout.regions):
-            plan[name] = [GatherInput(hidden)]
+            plan[name] = [GatherInput(hidden, part.casts.get(name))]
         elif matches(name, layout.column):
             plan[name] = [ColwiseParallel(input_layouts=Replicate())]
         elif matches(name, layout.row):

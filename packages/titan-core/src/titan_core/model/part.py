@@ -43,6 +43,9 @@ class ModelPart:
     flops: dict[torch.dtype, float] = field(default_factory=dict)
     """Floating-point operations of forward and backward for a token, of products that are not made in the type that the job
     computes in; by the type that they are made in. Of the whole layers, however ranks divide them later."""
+    casts: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    """By a region's name, how its layers want their common input: applied before that is gathered from ranks that have some
+    positions each."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
 

@@ -1,0 +1,14 @@
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.config.section import Section
+
+
+class Int8QATSection(Section):
+    section: ClassVar[str] = "int8_qat"
+
+    enable: bool = False
+    """Round the weights of linear layers wherever they are used."""
+    bits: int = Field(default=8, ge=2, le=8)
+    """Bits of the integers."""

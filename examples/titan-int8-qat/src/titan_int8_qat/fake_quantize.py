@@ -1,0 +1,33 @@
+"""Rounding that gradients do not see, and linear layers that do it to their weights."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.patterns import matches
+from titan_int8_qat.config import Int8QATSection
+
+
+def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+    """Let every linear layer that the layout says may be divided round its weight. Names and parameters stay as they are."""
+    bits = context.facts.section(Int8QATSection).bits
+    for name, module in part.named_modules():
+        if type(module) is nn.Linear and matches(name, (*part.layout.column, *part.layout.row)):
+            module.__class__ = QuantizedLinear
+            module.bits = bits
+    return part
+
+
+class QuantizedLinear(nn.Linear):
+    bits: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, fake_quantize(self.weight, self.bits), self.bias)
+
+
+def fake_quantize(weight: Tensor, bits: int) -> Tensor:
+    """``weight`` on a grid of integers, scaled row by row; its gradient is that of ``weight`` itself."""
+    largest = 2 ** (bits - 1) - 1
+    scale = weight.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / largest
+    rounded = (weight.detach() / scale).round() * scale
+    return weight + (rounded - weight.detach())
