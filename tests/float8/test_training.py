@@ -103,7 +103,9 @@ def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_pa
 
 
 def whole_table() -> list[Any]:
-    return [pytest.param(recipe, mesh, id=f"{recipe} - {mesh}") for recipe in RECIPES for mesh in MESHES]
+    """Weights are gathered where there is FSDP; elsewhere that recipe is "tensorwise"."""
+    pairs = [(recipe, mesh) for recipe in RECIPES for mesh in MESHES if "gather" not in recipe or "FSDP" in mesh]
+    return [pytest.param(recipe, mesh, id=f"{recipe} - {mesh}") for recipe, mesh in pairs]
 
 
 @pytest.fixture(scope="module")

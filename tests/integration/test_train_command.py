@@ -84,7 +84,19 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
 
 def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def as_in_a_terminal() -> None:
+        """A shell lets what it starts in the background ignore interrupts, and this test may be part of that."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+    )
     file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
     deadline = time.monotonic() + 120
     while not file.exists() and time.monotonic() < deadline:

@@ -82,6 +82,7 @@ class _Thread:
         self._make = partial(_make_group, spec, sources, tokenizer, indices, positions)
         self._group: ShardGroup | None = None
         self._asked: SimpleQueue[Future[StepRows | None] | None] = SimpleQueue()
+        self._closed = False
         self._thread = threading.Thread(target=self._work, name="data", daemon=True)
         self._thread.start()
 
@@ -96,8 +97,6 @@ class _Thread:
         if self._group is not None:
             self._group.stop()
         self._thread.join(timeout=10)
-
-    _closed = False
 
     def _work(self) -> None:
         while (future := self._asked.get()) is not None and not self._closed:

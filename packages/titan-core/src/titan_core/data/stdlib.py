@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 from titan_core.data.source import DatasetRequest, DocumentSource
@@ -16,7 +18,7 @@ class StandardLibrary:
     """A document is a source file."""
 
     def __init__(self, root: Path) -> None:
-        self._files = sorted(path for path in root.rglob("*.py") if not _LEFT_OUT.intersection(path.relative_to(root).parts))
+        self._files = sorted(_source_files(root))
 
     def __len__(self) -> int:
         return len(self._files)
@@ -25,6 +27,12 @@ class StandardLibrary:
         """The file's text, decoded as Python would."""
         with tokenize.open(self._files[index]) as file:
             return file.read()
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # site-packages may be large
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and name not in _LEFT_OUT)
 
 
 def open_stdlib(request: DatasetRequest) -> DocumentSource:

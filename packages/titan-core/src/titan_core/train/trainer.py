@@ -11,6 +11,7 @@ from titan_core.components import Checkpoint
 from titan_core.config.sections import LRSchedulerSection, OptimizerSection, TrainingSection
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
+from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.reporter import MetricsReporter
@@ -116,13 +117,13 @@ class Trainer:
 
     def run(self) -> TrainEnd:
         """Train until the last step, or until the data ends."""
-        state, steps = self.state, self.last_step
+        state, steps, before = self.state, self.last_step, self.state.step
         self.lifecycle.train_start(RunStart(self.job, self.world, state.parts, state.step, steps, self.job.dump_folder))
         if steps == 0 and self.checkpoints is not None:
             self.checkpoints.after_step(last=True, asked=False)
         while state.step < steps and self.has_data() and not self._preempted:
             self.step()
-        self.validate(last=True)
+        self.validate(last=state.step > before)
         self.lifecycle.settle(state.step)
         return self._end()
 
@@ -168,6 +169,9 @@ class Trainer:
             self._next = self.lookahead.look()
             self._preempted = self._next.stop
             self._save_asked = self._save_asked or self._next.save
+            if not self._next.data_ended and self._next.num_targets == 0:
+                why = "its next global batch has no token that another one of its document follows"
+                raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
         return not self._next.data_ended
 
     def _end(self) -> TrainEnd:
