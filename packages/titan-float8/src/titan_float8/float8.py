@@ -62,8 +62,8 @@ def linear_config(section: Float8Section, gather: bool) -> Float8LinearConfig:
 
 
 def observe(parts: Sequence[ModelPart], context: TransformContext) -> object:
-    """What is done after each step."""
-    return PrecomputedScales(parts) if _precomputes(context) else object()
+    """What is done after each step: nothing, where scales are found when weights are gathered."""
+    return PrecomputedScales(parts if _precomputes(context) else ())
 
 
 class PrecomputedScales:

@@ -71,7 +71,6 @@ class DataLoader:
         self._spec, self._sources, self._tokenizer = spec, sources, tokenizer
         self._indices = range(rank * owned, (rank + 1) * owned)
         self._document_mask, self._workers, self._ahead = document_mask, workers, ahead
-        self._identity = spec.identity(sources, tokenizer)
         self._prefetch: Prefetch | None = None
         self._positions: dict[str, State] | None = None
         self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
@@ -104,7 +103,7 @@ class DataLoader:
         positions are positions in."""
         if self._positions is None:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
-        return {"stream_of": self._identity, "shards": self._positions}
+        return {"stream_of": self._spec.identity(self._sources, self._tokenizer), "shards": self._positions}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from positions that :meth:`state_dict` gave, on this rank or on others; other ranks' shards may be there.
@@ -112,7 +111,7 @@ class DataLoader:
         Raises:
             UserError: they are positions in another stream.
         """
-        for key, value in self._identity.items():
+        for key, value in self._spec.identity(self._sources, self._tokenizer).items():
             if state["stream_of"].get(key) != value:
                 raise UserError.one(
                     f"{key} = {value!r}",

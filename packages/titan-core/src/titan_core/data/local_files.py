@@ -77,7 +77,10 @@ def check_hub(request: DatasetRequest) -> list[Problem]:
 
 def holds_lines(file: Path) -> bool:
     """Whether a JSON file has a record on each line, and is not one array or indented objects."""
-    _, line = _first_line(file)
+    return _begins_lines(_first_line(file)[1])
+
+
+def _begins_lines(line: bytes) -> bool:
     return not (line.lstrip().startswith(b"[") or line.strip() == b"{")
 
 
@@ -101,7 +104,7 @@ def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]
         number, line = _first_line(file)
         if not line:
             continue
-        if not holds_lines(file) or request.skip_corrupt:
+        if not _begins_lines(line) or request.skip_corrupt:
             return
         try:
             record = json.loads(line)

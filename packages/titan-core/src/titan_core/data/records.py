@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,8 +43,15 @@ def check_format(request: DatasetRequest) -> list[Problem]:
     return [] if callable(function) else [Problem(where, "not a function", "name one that takes a record and returns text")]
 
 
-def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
+@functools.cache
+def _loaded(function: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Looked up once, not for each record."""
     call: Callable[[Mapping[str, Any]], Any] = Ref[Any](function).load()
+    return call
+
+
+def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
+    call = _loaded(function)
     try:
         text = call(record)
     except Exception as error:

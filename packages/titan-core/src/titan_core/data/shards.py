@@ -97,9 +97,8 @@ class ShardGroup:
         self._once = spec.on_end == "once"
         self._per_step, self._length = plan.global_size // plan.logical_shards, plan.seq_len + 1
         self._readers = [DocumentReader(spec.policy, one.name) for one in spec.datasets]
-        self._shards = {
-            index: LogicalShard(spec, _shuffled(spec, sources), tokenizer, self._readers, index) for index in indices
-        }
+        shuffled = _shuffled(spec, sources)
+        self._shards = {index: LogicalShard(spec, shuffled, tokenizer, self._readers, index) for index in indices}
 
     def read(self) -> StepRows | None:
         """The next step's rows, or ``None`` where a logical shard has ended and is not to be repeated."""
