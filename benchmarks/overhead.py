@@ -26,7 +26,6 @@ from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.lifecycle import Lifecycle
 from titan_core.registry import Registry
-from titan_core.train.events import RunStart
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import World, join_world
@@ -59,8 +58,7 @@ def hand_written(trainer: Trainer) -> Callable[[], None]:
 
 def measure(trainer: Trainer, world: World, rounds: int, block: int) -> tuple[float, float]:
     """Median seconds a step of the loop and of the trainer."""
-    job = trainer.job
-    trainer.lifecycle.train_start(RunStart(job, world, trainer.state.parts, 0, trainer.training.steps, job.dump_folder))
+    trainer.lifecycle.train_start(trainer.run_start())
     loop = hand_written(trainer)
     contenders: dict[str, Callable[[], object]] = {"loop": loop, "trainer": trainer.step}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

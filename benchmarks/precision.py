@@ -31,7 +31,7 @@ from titan_core.metrics.peak_flops import ideal_seconds_per_token
 from titan_core.metrics.reporter import flops_by_type
 from titan_core.registry import Registry
 from titan_core.train.device import synchronize
-from titan_core.train.events import RunStart, StepReport
+from titan_core.train.events import StepReport
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import World, join_world
@@ -67,7 +67,7 @@ class Variant:
         self.trainer = Trainer(
             self.job, world, OpenedData.of(self.job), lifecycle, RunDirectory.create(self.job.dump_folder)
         )
-        lifecycle.train_start(RunStart(self.job, world, self.trainer.state.parts, 0, 10**9, self.job.dump_folder))
+        lifecycle.train_start(self.trainer.run_start())
         for _ in range(2):
             self.step()
         self.seconds.clear()

@@ -43,7 +43,7 @@ def test_the_story_of_a_run(in_tmp: Path) -> None:
     assert record.events == ["job_assembled", "train_start", *steps, "train_end"]
     assert record.reason == "all steps are done"
     folder = in_tmp / "outputs" / "llama3_debug"
-    assert sorted(file.name for file in folder.iterdir()) == ["config.toml", "metrics.jsonl", "plugins.json"]
+    assert sorted(file.name for file in folder.iterdir()) == ["config.toml", "events.jsonl", "metrics.jsonl", "plugins.json"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 4]
     assert [line["loss"] for line in lines] == pytest.approx([record.losses[0], record.losses[1], record.losses[3]])
@@ -67,6 +67,7 @@ def test_a_fresh_start_never_mixes_with_an_older_run(in_tmp: Path) -> None:
     assert (folder / "previous/1/metrics.jsonl").read_text() == old
     assert sorted(file.name for file in (folder / "previous/1").iterdir()) == [
         "config.toml",
+        "events.jsonl",
         "metrics.jsonl",
         "plugins.json",
     ]

@@ -122,6 +122,8 @@ class Debugger(Component):
     kind = "debug"
     build: Ref[Callable[[JobFacts], object]]
     active: Callable[[JobFacts], bool]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible, found before anything is built. Free of torch; called when active."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,8 @@ class MetricLogger(Component):
     kind = "metric logger"
     build: Ref[Callable[[LoggerRequest], MetricLog]]
     active: Callable[[JobFacts], bool]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Transform,
     )  # fmt: skip
     from titan_core.job.job import Job
-    from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd, ValidationReport
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -137,6 +137,11 @@ def titan_step_end(report: StepReport) -> None:
 @hookspec
 def titan_validation_end(report: ValidationReport) -> None:
     """The loss on the validation data was measured."""
+
+
+@hookspec
+def titan_finding(finding: Finding) -> None:
+    """An observer has found something out (:attr:`titan_core.train.events.RunStart.tell`); at any time, on its rank alone."""
 
 
 @hookspec

@@ -13,7 +13,7 @@ from titan_core import hookspecs
 
 if TYPE_CHECKING:
     from titan_core.job.job import Job
-    from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd, ValidationReport
 
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,10 @@ class Lifecycle:
     def checkpoint_saved(self, step: int, path: str) -> None:
         """See :func:`titan_core.hookspecs.titan_checkpoint_saved`."""
         self._manager.hook.titan_checkpoint_saved(step=step, path=path)
+
+    def finding(self, finding: Finding) -> None:
+        """See :func:`titan_core.hookspecs.titan_finding`."""
+        self._manager.hook.titan_finding(finding=finding)
 
     def settle(self, step: int) -> None:
         """See :func:`titan_core.hookspecs.titan_settle`."""

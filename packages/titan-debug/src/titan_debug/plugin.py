@@ -1,3 +1,18 @@
-"""What titan-debug contributes: nothing yet. It is installed, listed and versioned like any other plugin."""
+"""What titan-debug contributes."""
+
+from __future__ import annotations
+
+from titan_core.components import Command, Debugger
+from titan_core.hookspecs import hookimpl
 
 api = (1, 0)
+
+
+@hookimpl
+def titan_debuggers() -> list[Debugger]:
+    return []
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return []

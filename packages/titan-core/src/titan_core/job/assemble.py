@@ -82,9 +82,12 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     facts = JobFacts(config, mesh, batch, definition)
     active = [transform for transform in registry.all(Transform) if transform.active(facts)]
     problems += check_served(facts, active, registry)
-    for transform in active:
-        if transform.check is not None:
-            problems += transform.check.load()(facts)
+    loggers = [one for one in registry.all(MetricLogger) if one.active(facts)]
+    debuggers = [one for one in registry.all(Debugger) if one.active(facts)]
+    checked: list[Transform | MetricLogger | Debugger] = [*active, *loggers, *debuggers]
+    for component in checked:
+        if component.check is not None:
+            problems += component.check.load()(facts)
     transforms = attempt(in_order, active)
     steps = [transform.name for transform in active if transform.step is not None]
     if len(steps) > 1:
@@ -112,8 +115,8 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         optimizer=optimizer,
         lr_schedule=lr_schedule,
         checkpoint=checkpoints[0] if checkpoints else None,
-        loggers=tuple(one for one in registry.all(MetricLogger) if one.active(facts)),
-        debuggers=tuple(one for one in registry.all(Debugger) if one.active(facts)),
+        loggers=tuple(loggers),
+        debuggers=tuple(debuggers),
     )
 
 

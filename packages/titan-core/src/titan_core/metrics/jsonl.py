@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from titan_core.metrics.json_lines import open_lines
 from titan_core.metrics.logger import LoggerRequest, Record
 from titan_core.train.run_directory import METRICS
 
 
 class JsonLines:
-    """Appends, so that a resumed run goes on in the same file; each line is on disk when ``log`` returns."""
+    """Appends, so that a resumed run goes on in the same file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = open_lines(path)
 
     def log(self, record: Record) -> None:
         """Append a line."""

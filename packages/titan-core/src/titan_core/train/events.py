@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,19 @@ class RunStart:
     steps: int
     """The step after which training ends."""
     dump_folder: str
+    tell: Callable[[Finding], None]
+    """For an observer that finds something out: fires the hook ``titan_finding``, on this rank."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that an observer wants whoever looks at the run to see: a spike of the loss, a trace that was written."""
+
+    kind: str
+    """In a word or two: ``"loss spike"``, ``"trace"``."""
+    message: str
+    """One line."""
+    step: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The run's directory: resolved config, plugin versions, metrics."""
+"""The run's directory: resolved config, plugin versions, metrics, events, and what debugging leaves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from pathlib import Path
 from titan_core.config.render import to_toml
 from titan_core.errors import UserError
 from titan_core.job.job import Job
+from titan_core.metrics.json_lines import read_lines
 
 CONFIG = "config.toml"
 PLUGINS = "plugins.json"
 METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+"""What happened to the run, over all its attempts (:mod:`titan_core.metrics.event_log`)."""
+DEBUG = "debug"
+"""A folder for what debugging plugins leave: traces, dumps, statistics."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,10 @@ class RunDirectory:
             PLUGINS: json.dumps(job.plugin_versions(), indent=2) + "\n",
         }
         if step > 0 and (self.path / METRICS).exists():
-            documents[METRICS] = _up_to(step, (self.path / METRICS).read_text(encoding="utf-8"))
+            documents[METRICS] = _up_to(step, self.path / METRICS)
         old = [name for name, text in documents.items() if self._differs(name, text)]
         if step == 0:
-            old = [name for name in (CONFIG, PLUGINS, METRICS) if (self.path / name).exists()]
+            old = [name for name in (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG) if (self.path / name).exists()]
         if old:
             previous = self.path / "previous"
             number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
@@ -68,17 +73,9 @@ class RunDirectory:
 
     def _differs(self, name: str, text: str) -> bool:
         file = self.path / name
-        return file.exists() and file.read_text(encoding="utf-8") != text
+        return file.exists() and file.read_bytes() != text.encode()
 
 
-def _up_to(step: int, metrics: str) -> str:
-    """The whole lines of steps up to ``step``. A process that was killed may have left a torn one at the end."""
-    kept = []
-    for line in metrics.splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if line.endswith("\n") and record["step"] <= step:
-            kept.append(line)
-    return "".join(kept)
+def _up_to(step: int, metrics: Path) -> str:
+    """The whole lines of steps up to ``step``."""
+    return "".join(json.dumps(record) + "\n" for record in read_lines(metrics) if record["step"] <= step)

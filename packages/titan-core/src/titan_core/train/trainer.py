@@ -14,6 +14,7 @@ from titan_core.data.opened import OpenedData
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
+from titan_core.metrics.event_log import EventLog
 from titan_core.metrics.reporter import MetricsReporter
 from titan_core.model.build import build_parts
 from titan_core.model.part import ModelPart, TransformContext
@@ -104,6 +105,8 @@ class Trainer:
             self.checkpoints.restore()
         if world.rank == 0:
             directory.begin(job, self.state.step)
+        self.events = EventLog(directory.path, world)
+        lifecycle.register(self.events)
         self.validation: Validation | None = None
         if job.validation is not None:
             self.validation = Validation(
@@ -118,7 +121,7 @@ class Trainer:
     def run(self) -> TrainEnd:
         """Train until the last step, or until the data ends."""
         state, steps, before = self.state, self.last_step, self.state.step
-        self.lifecycle.train_start(RunStart(self.job, self.world, state.parts, state.step, steps, self.job.dump_folder))
+        self.lifecycle.train_start(self.run_start())
         if steps == 0 and self.checkpoints is not None:
             self.checkpoints.after_step(last=True, asked=False)
         while state.step < steps and self.has_data() and not self._preempted:
@@ -126,6 +129,11 @@ class Trainer:
         self.validate(last=state.step > before)
         self.lifecycle.settle(state.step)
         return self._end()
+
+    def run_start(self) -> RunStart:
+        """What observers are told before the first step."""
+        state, folder = self.state, self.job.dump_folder
+        return RunStart(self.job, self.world, state.parts, state.step, self.last_step, folder, self.lifecycle.finding)
 
     def step(self) -> None:
         """One optimizer step. Its data must be there (:meth:`has_data`)."""
@@ -157,6 +165,7 @@ class Trainer:
             stack.callback(self.state.loader.close)
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
+            stack.callback(self.events.close)
             self.metrics.close()
 
     def has_data(self) -> bool:

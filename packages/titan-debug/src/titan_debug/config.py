@@ -1,0 +1,68 @@
+"""Sections ``[profiling]``, ``[comm]`` and ``[numerics]``. Names follow TorchTitan's TOML of 2025 where it had them."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from titan_core.config.section import Section
+
+
+class ProfilingSection(Section):
+    section: ClassVar[str] = "profiling"
+
+    enable_profiling: bool = False
+    """Write traces of torch's profiler every profile_freq steps. SIGUSR2 to a rank's process asks for one at any time,
+    whether or not this is on."""
+    save_traces_folder: str = "debug/traces"
+    """Where, below the run's directory."""
+    profile_freq: int = Field(default=100, gt=0)
+    """Steps from one trace to the next."""
+    profiler_warmup: int = Field(default=3, ge=0)
+    """Steps that the profiler runs for before each trace, since its first ones are slower."""
+    profiler_active: int = Field(default=1, gt=0)
+    """Steps in a trace."""
+    ranks: list[int] | None = None
+    """Ranks that write traces and snapshots. Default: all."""
+    with_stack: bool = False
+    """Where each operator was called from; the trace grows."""
+    record_shapes: bool = True
+    """The shapes of each operator's inputs."""
+    enable_memory_snapshot: bool = False
+    """Record the history of CUDA's allocations, written every profile_freq steps and when memory runs out."""
+    save_memory_snapshot_folder: str = "debug/memory"
+    """Where, below the run's directory."""
+
+
+class CommTraceSection(Section):
+    section: ClassVar[str] = "comm"
+
+    flight_recorder: bool = True
+    """Keep the last collectives of each rank in memory, and dump them when something goes wrong."""
+    trace_buf_size: int = Field(default=2000, gt=0)
+    """How many collectives each rank keeps."""
+    save_traces_folder: str = "debug/flight"
+    """Where dumps are written, below the run's directory."""
+    watchdog_seconds: float = Field(default=0.0, ge=0.0)
+    """A step that takes longer than this has every rank dump its threads' stacks and its collectives; training goes on. 0:
+    four fifths of the time after which collectives time out (comm.train_timeout_seconds)."""
+
+
+class NumericsSection(Section):
+    section: ClassVar[str] = "numerics"
+
+    locate_nan: bool = True
+    """When the loss or the gradient norm is not finite, repeat the step's forward pass and name the first module whose
+    output is bad. Costs nothing before that, but on a GPU it waits for each step's gradient norm before the update."""
+    spike_action: Literal["off", "warn", "skip", "stop"] = "warn"
+    """What to do about a loss far above those before it: say so, leave out the step's update, or stop."""
+    spike_sigma: float = Field(default=6.0, gt=0.0)
+    """How many standard deviations above the mean make a spike."""
+    spike_window: int = Field(default=128, ge=8)
+    """Steps that mean and deviation are taken of."""
+    statistics_freq: int = Field(default=0, ge=0)
+    """Write statistics of every module's output and every parameter's gradient each so many steps; 0 does not. They take a
+    forward pass of their own."""
+    save_statistics_folder: str = "debug/statistics"
+    """Where, below the run's directory."""
