@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Transform,
     )  # fmt: skip
     from titan_core.job.job import Job
-    from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -126,6 +126,13 @@ def titan_train_start(run: RunStart) -> None:
 @hookspec
 def titan_step_start(step: int) -> None:
     """Optimizer step ``step`` (counted from 1) is about to load its batch."""
+
+
+@hookspec
+def titan_before_update(update: PendingUpdate) -> bool | None:
+    """The step's gradients are complete. One observer that returns ``True`` has the optimizer's update left out, as if the
+    step had had no gradients (it counts as taken, and its data as read); it must do so on all ranks that train the same copy
+    of the weights, which the loss and the gradient norm do."""
 
 
 @hookspec

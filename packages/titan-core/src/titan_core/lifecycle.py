@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -13,7 +13,7 @@ from titan_core import hookspecs
 
 if TYPE_CHECKING:
     from titan_core.job.job import Job
-    from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
 
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,28 @@ class Lifecycle:
         for observer in observers:
             self.register(observer)
 
-    def register(self, observer: ModuleType | object) -> None:
+    def register(self, observer: ModuleType | object, failed: Callable[[Exception], None] | None = None) -> None:
         """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
+
+        Args:
+            failed: takes what a hook of the observer's raises, which then does not end the run.
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
         """
         self._manager.register(observer)
         self._manager.check_pending()
+        if failed is not None:
+            for caller in self._manager.get_hookcallers(observer) or ():
+                for implementation in caller.get_hookimpls():
+                    if implementation.plugin is observer:
+                        # ``function`` is public, but declared final.
+                        setattr(implementation, "function", _guarded(implementation.function, failed))  # noqa: B010
+
+    def unregister(self, observer: object) -> None:
+        """Let ``observer`` hear no more."""
+        if self._manager.is_registered(observer):
+            self._manager.unregister(observer)
 
     def job_assembled(self, job: Job) -> None:
         """See :func:`titan_core.hookspecs.titan_job_assembled`."""
@@ -48,6 +62,10 @@ class Lifecycle:
     def step_start(self, step: int) -> None:
         """See :func:`titan_core.hookspecs.titan_step_start`."""
         self._manager.hook.titan_step_start(step=step)
+
+    def before_update(self, update: PendingUpdate) -> bool:
+        """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out."""
+        return any(self._manager.hook.titan_before_update(update=update))
 
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.hookspecs.titan_step_end`."""
@@ -83,3 +101,14 @@ class Lifecycle:
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.hookspecs.titan_train_end`."""
         self._manager.hook.titan_train_end(end=end)
+
+
+def _guarded(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` tells of it
+            failed(error)
+            return None
+
+    return call

@@ -107,7 +107,7 @@ def format_line(record: Record, steps: int) -> str:
             f"lr {_figure(record['lr'], '.2e')}",
             f"{_figure(record['tokens_per_second'], ',.0f')} tokens/s",
             f"mfu {_figure(record['mfu'], '.1%')}",
-            f"memory {_figure(record['memory_gib'], '.2f')} GiB",
+            f"memory {_figure(record['memory_peak_gib'], '.2f')} GiB",
         ]
     )
 

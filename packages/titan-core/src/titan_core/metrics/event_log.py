@@ -32,7 +32,7 @@ class EventLog:
         self._file = open_lines(folder / EVENTS) if world.rank == 0 else None
         self._error = ""
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def titan_train_start(self, run: RunStart) -> None:
         """The attempt begins."""
         mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}

@@ -13,43 +13,44 @@ from titan_core.config.sections import MetricsSection, TrainingSection
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
-from titan_core.metrics.logger import LoggerRequest, MetricLog, Record
+from titan_core.metrics.logger import LoggerRequest, Record
+from titan_core.metrics.loggers import Loggers
 from titan_core.metrics.peak_flops import ideal_seconds_per_token
 from titan_core.model.part import ModelPart
 from titan_core.train.checkpoint import TrainState
-from titan_core.train.device import device_name, peak_memory_gib, synchronize
+from titan_core.train.device import device_name, memory, synchronize
 from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
+from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.world import World
 
 
 class MetricsReporter:
-    """Measures between logged steps, on rank 0, as an observer of the run like any other."""
+    """Measures between logged steps, as an observer of the run like any other. All ranks take part, since the slowest loader
+    and the fullest memory may be anywhere; rank 0 has the loggers."""
 
-    def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle) -> None:
+    def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch) -> None:
         self._job = job
         self._world = world
         self._state = state
-        self._lifecycle = lifecycle
+        self._stopwatch = stopwatch
         self._frequency = job.config.section(MetricsSection).log_freq
-        self._loggers: list[MetricLog] = []
+        self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
         self._other_flops = flops_by_type(state.parts, world)
-        if world.rank == 0:
-            lifecycle.register(self)
+        lifecycle.register(self)
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
         """Build the loggers and start the clock."""
         batch = self._job.facts.batch
         self._steps = run.steps
-        self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
-        dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
-        self._ideal_seconds = ideal_seconds_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
-        request = LoggerRequest(run, device_name(self._world.device))
-        for component in self._job.loggers:
-            logger = component.build.load()(request)
-            self._loggers.append(logger)
-            self._lifecycle.register(logger)
+        if self._world.rank == 0:
+            self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
+            dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
+            self._ideal_seconds = ideal_seconds_per_token(
+                self._flops_per_token, dtype, self._other_flops, self._world.device
+            )
+            self._loggers.build(self._job.loggers, LoggerRequest(run, device_name(self._world.device)))
         self._begin_window(run.step)
 
     @hookimpl(trylast=True)
@@ -57,6 +58,7 @@ class MetricsReporter:
         """Log every ``metrics.log_freq`` steps, the first and the last."""
         self._data_seconds += report.data_seconds
         self._targets += report.num_targets
+        self._skipped += report.skipped
         if report.step % self._frequency and report.step not in (1, self._steps):
             self._unlogged = report
             return
@@ -65,15 +67,15 @@ class MetricsReporter:
     @hookimpl
     def titan_validation_end(self, report: ValidationReport) -> None:
         """Log it as a record of its own; its time is not training's."""
-        record = {
-            "step": report.step,
-            "validation_loss": _finite(report.loss),
-            "validation_tokens": report.num_targets,
-            "validation_seconds": report.seconds,
-            "time": time.time(),
-        }
-        for logger in self._loggers:
-            logger.log(record)
+        self._loggers.log(
+            {
+                "step": report.step,
+                "validation_loss": _finite(report.loss),
+                "validation_tokens": report.num_targets,
+                "validation_seconds": report.seconds,
+                "time": time.time(),
+            }
+        )
         self._started += report.seconds
 
     @hookimpl(tryfirst=True)
@@ -82,47 +84,65 @@ class MetricsReporter:
         if self._unlogged is not None and not end.failed:
             self._log(self._unlogged)
 
-    def _log(self, report: StepReport) -> None:
-        self._unlogged = None
-        record = self._record(report)
-        for logger in self._loggers:
-            logger.log(record)
-        self._begin_window(report.step)
-
     def close(self) -> None:
         """Close every logger."""
-        for logger in self._loggers:
-            logger.close()
+        self._loggers.close()
+
+    def _log(self, report: StepReport) -> None:
+        self._unlogged = None
+        of_ranks = self._over_ranks(report.step - self._window_step)
+        if self._world.rank == 0:
+            self._loggers.log({**self._record(report), **of_ranks, "time": time.time()})
+        self._begin_window(report.step)
 
     def _begin_window(self, step: int) -> None:
         self._window_step = step
-        self._targets = 0
+        self._targets = self._skipped = 0
         self._data_seconds = 0.0
+        self._stopwatch.take()
         self._started = time.perf_counter()
 
     def _record(self, report: StepReport) -> Record:
-        loss, grad_norm = report.loss.item(), report.grad_norm.item()
+        loss, loss_max, grad_norm = report.loss.item(), report.rank_losses.max().item(), report.grad_norm.item()
         synchronize(self._world.device)
         seconds = time.perf_counter() - self._started
         steps = report.step - self._window_step
         tokens_per_second = self._targets / seconds
-        flops = tokens_per_second * self._flops_per_token
+        phases = self._stopwatch.take()
         return {
             "step": report.step,
             "loss": _finite(loss),
+            "loss_max": _finite(loss_max),
             "grad_norm": _finite(grad_norm),
             "lr": report.lr,
             "tokens_per_second": tokens_per_second,
-            "tflops": flops / 1e12,
+            "tokens_per_second_per_device": tokens_per_second / self._world.size,
+            "tflops": tokens_per_second * self._flops_per_token / self._world.size / 1e12,
             "mfu": tokens_per_second * self._ideal_seconds / self._world.size,
-            "memory_gib": peak_memory_gib(self._world.device),
             "step_seconds": seconds / steps,
-            "data_seconds": self._data_seconds / steps,
+            "forward_backward_seconds": phases.get("forward_backward", 0.0) / steps,
+            "optimizer_seconds": phases.get("optimizer", 0.0) / steps,
+            "checkpoint_seconds": phases.get("checkpoint", 0.0) / steps,
             "tokens_seen": self._state.tokens_seen,
             "epoch": report.epoch,
             "corrupt_records": report.corrupt,
+            "skipped_steps": self._skipped,
             **self._tokens_by_dataset(),
-            "time": time.time(),
+        }
+
+    def _over_ranks(self, steps: int) -> Record:
+        """The largest of any rank: how long it waited for its data (a step), and its memory."""
+        now = memory(self._world.device)
+        retries = -1 if now.retries is None else now.retries
+        reserved = -1.0 if now.reserved_gib is None else now.reserved_gib
+        mine = [self._data_seconds / steps, now.active_gib, reserved, now.peak_gib, retries]
+        data, active, reserved, peak, retries = self._world.max(torch.tensor(mine, dtype=torch.float64)).tolist()
+        return {
+            "data_seconds": data,
+            "memory_active_gib": active,
+            "memory_reserved_gib": None if reserved < 0 else reserved,
+            "memory_peak_gib": peak,
+            "memory_retries": None if retries < 0 else int(retries),
         }
 
     def _tokens_by_dataset(self) -> dict[str, int]:

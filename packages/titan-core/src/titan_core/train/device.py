@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -49,12 +50,44 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """The most memory used so far, in GiB: allocated by torch on a GPU, resident in the process on a CPU."""
+@dataclass(frozen=True)
+class Memory:
+    """What this process uses of its device's memory, in GiB. On a CPU, what is resident of the process."""
+
+    active_gib: float
+    """Now; on a GPU by tensors that are in use."""
+    reserved_gib: float | None
+    """What torch has taken from the GPU, to hand it out itself."""
+    peak_gib: float
+    """The most that was active so far."""
+    retries: int | None
+    """How often torch gave back what it had reserved and tried again, since a GPU's memory had run out. It is slow: more
+    than a few mean that the job barely fits."""
+
+
+def memory(device: torch.device) -> Memory:
+    """What this process uses of ``device``."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        stats = torch.cuda.memory_stats(device)
+        return Memory(
+            stats["active_bytes.all.current"] / 2**30,
+            stats["reserved_bytes.all.current"] / 2**30,
+            stats["active_bytes.all.peak"] / 2**30,
+            stats["num_alloc_retries"],
+        )
     import resource
     import sys
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)  # bytes on macOS, KiB on Linux
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = most / (2**30 if sys.platform == "darwin" else 2**20)  # bytes on macOS, KiB on Linux
+    now = _resident_gib(otherwise=peak)
+    return Memory(now, None, max(now, peak), None)
+
+
+def _resident_gib(otherwise: float) -> float:
+    """What of the process is in memory now, where the system tells."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+    except FileNotFoundError:
+        return otherwise

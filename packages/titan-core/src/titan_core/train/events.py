@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from titan_core.data.batch import Batch
     from titan_core.job.job import Job
     from titan_core.model.part import ModelPart
+    from titan_core.train.step import StepRunner
     from titan_core.train.world import World
 
 
@@ -43,12 +45,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class PendingUpdate:
+    """A step whose gradients are complete and not clipped yet, and whose update has not begun. Its tensors may still be in
+    flight on the device; reading one waits for it."""
+
+    step: int
+    loss: Tensor
+    """As in :class:`StepReport`."""
+    rank_losses: Tensor
+    """As in :class:`StepReport`."""
+    grad_norm: Tensor
+    """As in :class:`StepReport`."""
+    microbatches: Sequence[Batch]
+    """What this rank has computed with, on its device."""
+    run_step: StepRunner
+    """What computed it; its ``evaluate`` repeats the forward pass."""
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One optimizer step. The tensors may still be in flight on the device; reading one waits for it."""
 
     step: int
     loss: Tensor
     """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
+    rank_losses: Tensor
+    """Mean over the target tokens of each data-parallel rank's part of it, ``[data ranks]``; the same on every rank."""
     grad_norm: Tensor
     """Global norm of the gradients before clipping; a scalar, the same on every rank (of the same copy of the weights)."""
     lr: float
@@ -61,6 +83,8 @@ class StepReport:
     """How long this rank waited for its data."""
     corrupt: int = 0
     """Corrupt records that all ranks have skipped since the job was started."""
+    skipped: bool = False
+    """Whether the update was left out (:func:`titan_core.hookspecs.titan_before_update`)."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,20 @@
-"""Stop a run whose loss or gradient norm is no number any more."""
+"""What happens when a run's loss or gradient norm is no number any more: stop, leave out the update, or say so."""
 
 from __future__ import annotations
 
+import logging
 import math
+from typing import Literal
 
+from titan_core.config.sections import TrainingSection
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
-from titan_core.train.events import StepReport
+from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport
+
+log = logging.getLogger(__name__)
+
+MOST_SKIPPED = 10
+"""Bad steps in a row after which leaving them out is no way on."""
 
 
 class NonFiniteError(RuntimeError):
@@ -14,40 +22,91 @@ class NonFiniteError(RuntimeError):
 
 
 class FiniteGuard:
-    """Looks at each step when the next one has been issued, so that a GPU need not be waited for."""
+    """To stop or to warn, it looks at each step when the next one has been issued, so that a GPU need not be waited for. To
+    leave out an update, it has to know before."""
 
-    def __init__(self) -> None:
+    def __init__(self, action: Literal["stop", "skip", "warn"]) -> None:
+        self._action = action
         self._previous: StepReport | None = None
+        self._run: RunStart | None = None
+        self._skipped = 0
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Remember whom to tell."""
+        self._run = run
+
+    @hookimpl
+    def titan_before_update(self, update: PendingUpdate) -> bool:
+        """Whether to leave it out.
+
+        Raises:
+            NonFiniteError: too many in a row.
+        """
+        if self._action != "skip" or _is_finite(update):
+            self._skipped = 0
+            return False
+        self._skipped += 1
+        if self._skipped == MOST_SKIPPED:
+            raise NonFiniteError(
+                f"{_figures(update)}; training stops, since this is the {MOST_SKIPPED}th such step in a row. Start again "
+                'from an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to see the first one'
+            )
+        self._tell(update.step, f"{_figures(update)}; its update is left out")
+        return True
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
         """Check this step on a CPU, the one before it on a GPU."""
+        if self._action == "skip":
+            return
         if report.loss.device.type == "cpu":
-            _check(report)  # nothing is in flight, so nothing is gained by waiting a step
+            self._check(report)  # nothing is in flight, so nothing is gained by waiting a step
             return
         previous, self._previous = self._previous, report
         if previous is not None:
-            _check(previous)
+            self._check(previous)
 
     @hookimpl
     def titan_settle(self, step: int) -> None:
         """Check the step that was not looked at yet, before a checkpoint keeps what it did."""
         previous, self._previous = self._previous, None
         if previous is not None:
-            _check(previous)
+            self._check(previous)
+
+    def _check(self, report: StepReport) -> None:
+        if _is_finite(report):
+            return
+        if self._action == "warn":
+            self._tell(report.step, _figures(report))
+            return
+        raise NonFiniteError(
+            f"{_figures(report)}; training stops, since every weight is about to be NaN too. Lower optimizer.lr "
+            f"({report.lr:g} in this step), lengthen lr_scheduler.warmup_steps, or look at the data of this step; "
+            'training.on_nan = "skip" leaves out the updates of such steps, "warn" and "ignore" go on regardless'
+        )
+
+    def _tell(self, step: int, message: str) -> None:
+        log.warning("%s", message)
+        if self._run is not None:
+            self._run.tell(Finding("not finite", message, step))
 
 
-def _check(report: StepReport) -> None:
-    loss, norm = report.loss.item(), report.grad_norm.item()
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    raise NonFiniteError(
-        f"step {report.step}: the loss is {loss:g} and the gradient norm {norm:g}; training stops, since every weight is "
-        f"about to be NaN too. Lower optimizer.lr ({report.lr:g} in this step), lengthen lr_scheduler.warmup_steps, or look "
-        'at the data of this step; training.on_nan = "ignore" goes on regardless'
+def _is_finite(step: PendingUpdate | StepReport) -> bool:
+    return math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
+
+
+def _figures(step: PendingUpdate | StepReport) -> str:
+    losses = step.rank_losses.tolist()
+    bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+    where = (
+        f" (that of data rank {', '.join(bad[:8])}{' and others' * (len(bad) > 8)})" if 0 < len(bad) < len(losses) else ""
     )
+    return f"step {step.step}: the loss is {step.loss.item():g}{where} and the gradient norm {step.grad_norm.item():g}"
 
 
 def build_finite_guard(facts: JobFacts) -> FiniteGuard:
     """For the core's plugin."""
-    return FiniteGuard()
+    action = facts.section(TrainingSection).on_nan
+    assert action != "ignore"  # there is no guard then
+    return FiniteGuard(action)

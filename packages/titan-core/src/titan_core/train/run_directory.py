@@ -19,6 +19,8 @@ EVENTS = "events.jsonl"
 """What happened to the run, over all its attempts (:mod:`titan_core.metrics.event_log`)."""
 DEBUG = "debug"
 """A folder for what debugging plugins leave: traces, dumps, statistics."""
+LOGS = "logs"
+"""A folder for metric loggers with files of their own."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class RunDirectory:
             documents[METRICS] = _up_to(step, self.path / METRICS)
         old = [name for name, text in documents.items() if self._differs(name, text)]
         if step == 0:
-            old = [name for name in (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG) if (self.path / name).exists()]
+            old = [name for name in (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS) if (self.path / name).exists()]
         if old:
             previous = self.path / "previous"
             number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -20,15 +21,18 @@ from titan_core.model.build import build_parts
 from titan_core.model.part import ModelPart, TransformContext
 from titan_core.optim.param_groups import param_groups
 from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
-from titan_core.train.events import RunStart, StepReport, TrainEnd
+from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
-from titan_core.train.run_directory import RunDirectory
+from titan_core.train.run_directory import EVENTS, RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.step import GradientAccumulation, StepRunner
+from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.validation import Validation
 from titan_core.train.world import World, join_world
+
+log = logging.getLogger(__name__)
 
 
 def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
@@ -106,7 +110,7 @@ class Trainer:
         if world.rank == 0:
             directory.begin(job, self.state.step)
         self.events = EventLog(directory.path, world)
-        lifecycle.register(self.events)
+        lifecycle.register(self.events, failed=lambda error: log.warning("%s cannot be written: %s", EVENTS, error))
         self.validation: Validation | None = None
         if job.validation is not None:
             self.validation = Validation(
@@ -116,7 +120,8 @@ class Trainer:
         self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self._preempted = False  # some rank was asked to stop
         self._save_asked = False  # some rank was asked for a checkpoint, which has not been taken yet
-        self.metrics = MetricsReporter(job, world, self.state, lifecycle)
+        self.stopwatch = Stopwatch(world.device)
+        self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
     def run(self) -> TrainEnd:
         """Train until the last step, or until the data ends."""
@@ -147,7 +152,8 @@ class Trainer:
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
             more = self.state.step < self.last_step and self.has_data() and not self._preempted
-            self.checkpoints.after_step(last=not more, asked=self._save_asked)
+            with self.stopwatch.phase("checkpoint", on_host=True):
+                self.checkpoints.after_step(last=not more, asked=self._save_asked)
             self._save_asked = False
         self.validate()
 
@@ -199,27 +205,49 @@ class Trainer:
 
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip, update."""
-        state, num_targets = self.state, totals.num_targets
-        loss = self.run_step([batch.to(self.world.device) for batch in data.microbatches], totals.copy_targets)
-        loss = loss * (totals.copy_targets / num_targets)
-        if not self.world.is_first_along("weights"):
-            loss = torch.zeros_like(loss)  # these ranks computed the same loss as the first
-        loss = self.world.sum(loss)
-        gradients = local_gradients(self.parameters)
-        grad_norm = global_norm(gradients, self.world)
-        if self.training.max_norm > 0:
-            clip_gradients(gradients, grad_norm, self.training.max_norm)
-        lr = float(state.optimizer.param_groups[0]["lr"])
-        if self.checkpoints is not None:
-            self.checkpoints.before_update()
-        state.optimizer.step()
-        state.lr_scheduler.step()
-        state.optimizer.zero_grad()
+        state, device, training = self.state, self.world.device, self.training
+        microbatches = [batch.to(device) for batch in data.microbatches]
+        with self.stopwatch.phase("forward_backward"):
+            loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
+        with self.stopwatch.phase("optimizer"):
+            gradients = local_gradients(self.parameters)
+            grad_norm = global_norm(gradients, self.world)
+            lr = float(state.optimizer.param_groups[0]["lr"])
+            pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, self.run_step)
+            skipped = self.lifecycle.before_update(pending)
+            if not skipped:
+                if training.max_norm > 0:
+                    clip_gradients(gradients, grad_norm, training.max_norm)
+                if self.checkpoints is not None:
+                    self.checkpoints.before_update()
+                state.optimizer.step()
+            state.lr_scheduler.step()
+            state.optimizer.zero_grad()
         state.step += 1
-        state.tokens_seen += num_targets
+        state.tokens_seen += totals.num_targets
         for dataset, count in zip(self.job.data.datasets, totals.by_dataset, strict=True):
             state.tokens_by_dataset[dataset.name] = state.tokens_by_dataset.get(dataset.name, 0) + count
-        return StepReport(state.step, loss, grad_norm, lr, num_targets, data.epoch, totals.data_seconds, totals.corrupt)
+        return StepReport(
+            step=state.step,
+            loss=loss,
+            rank_losses=rank_losses,
+            grad_norm=grad_norm,
+            lr=lr,
+            num_targets=totals.num_targets,
+            epoch=data.epoch,
+            data_seconds=totals.data_seconds,
+            corrupt=totals.corrupt,
+            skipped=skipped,
+        )
+
+    def _losses(self, share: torch.Tensor, data: StepData, totals: StepTotals) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and that of each data-parallel rank's part of the batch, of this rank's share of its copy's loss."""
+        losses = torch.zeros(1 + self.world.data_ranks, device=self.world.device)
+        if self.world.is_first_along("weights"):  # the others computed the same loss as the first
+            losses[0] = share * (totals.copy_targets / totals.num_targets)
+            losses[1 + self.world.data_rank] = share * (totals.copy_targets / max(1, data.num_targets()))
+        self.world.sum(losses)
+        return losses[0], losses[1:]
 
     def _step_runner(self, parts: list[ModelPart], context: TransformContext) -> StepRunner:
         for transform in self.job.transforms:

@@ -1,0 +1,25 @@
+"""Whether the libraries of metric loggers are installed. Imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from titan_core.errors import Problem
+from titan_core.job.job import JobFacts
+
+
+def check_tensorboard(facts: JobFacts) -> Iterator[Problem]:
+    """For ``metrics.enable_tensorboard``."""
+    return _check(facts, "tensorboard")
+
+
+def check_wandb(facts: JobFacts) -> Iterator[Problem]:
+    """For ``metrics.enable_wandb``."""
+    return _check(facts, "wandb")
+
+
+def _check(facts: JobFacts, library: str) -> Iterator[Problem]:
+    if find_spec(library) is None:
+        why, way_out = f"the package {library} is not installed", f"install titan-core[{library}]"
+        yield facts.config.problem(f"metrics.enable_{library}", why, way_out)

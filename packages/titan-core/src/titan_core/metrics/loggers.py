@@ -1,0 +1,63 @@
+"""The metric loggers of a run. One that fails is switched off with a warning, and training goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from titan_core.components import MetricLogger
+from titan_core.lifecycle import Lifecycle
+from titan_core.metrics.logger import LoggerRequest, MetricLog, Record
+from titan_core.train.events import Finding, RunStart
+
+log = logging.getLogger(__name__)
+
+
+class Loggers:
+    """Those that are built and have not failed."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._running: dict[str, MetricLog] = {}
+        self._run: RunStart | None = None
+        self._step = 0
+
+    def build(self, components: Iterable[MetricLogger], request: LoggerRequest) -> None:
+        """Build a logger of each, which hears of the run from now on."""
+        self._run, self._step = request.run, request.run.step
+        for component in components:
+            name = component.name
+            try:
+                logger = component.build.load()(request)
+            except Exception as error:  # noqa: BLE001 - a place for metrics is not worth a run; it is told
+                self._switch_off(name, error)
+                continue
+            self._running[name] = logger
+            self._lifecycle.register(logger, failed=partial(self._switch_off, name))
+
+    def log(self, record: Record) -> None:
+        """Give ``record`` to each."""
+        self._step = int(record["step"] or 0)
+        self._each(lambda logger: logger.log(record))
+
+    def close(self) -> None:
+        """Close each."""
+        self._each(lambda logger: logger.close())
+
+    def _each(self, call: Callable[[MetricLog], None]) -> None:
+        for name, logger in list(self._running.items()):
+            try:
+                call(logger)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._switch_off(name, error)
+
+    def _switch_off(self, name: str, error: Exception) -> None:
+        logger = self._running.pop(name, None)
+        if logger is not None:
+            self._lifecycle.unregister(logger)
+        message = f"metric logger {name!r} failed and is switched off: {type(error).__name__}: {error}"
+        log.warning("%s; training goes on without it", message)
+        log.debug("where it failed", exc_info=error)
+        if self._run is not None:
+            self._run.tell(Finding("logger", message, self._step))

@@ -1,0 +1,39 @@
+"""TensorBoard event files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from titan_core.config.render import to_toml
+from titan_core.config.sections import MetricsSection
+from titan_core.metrics.logger import LoggerRequest, Record
+
+
+class TensorBoardLog:
+    """A scalar of each figure that is a number. A resumed run takes back what was logged after its checkpoint."""
+
+    def __init__(self, folder: Path, config: str, resumed_after: int) -> None:
+        # TensorBoard itself leaves out what older files have from ``purge_step`` on.
+        self._writer = SummaryWriter(folder, purge_step=resumed_after + 1 if resumed_after else None)
+        self._writer.add_text("config", f"```toml\n{config}\n```", resumed_after)
+
+    def log(self, record: Record) -> None:
+        """Write the figures of a step."""
+        step, at = record["step"], record.get("time")
+        assert step is not None
+        for name, value in record.items():
+            if name not in ("step", "time") and value is not None:
+                self._writer.add_scalar(name, value, int(step), walltime=at)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def build_tensorboard(request: LoggerRequest) -> TensorBoardLog:
+    """In the run's directory."""
+    job = request.run.job
+    folder = Path(request.run.dump_folder) / job.config.section(MetricsSection).save_tb_folder
+    return TensorBoardLog(folder, to_toml(job.config), request.run.step)

@@ -1,0 +1,69 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from titan_core.config.sections import MetricsSection
+from titan_core.hookspecs import hookimpl
+from titan_core.metrics.logger import LoggerRequest, Record
+from titan_core.train.events import TrainEnd
+from titan_core.train.run_directory import LOGS
+
+RUN_ID = "wandb_run_id"
+
+
+class WandbLog:
+    """One run there for one run here, however often it was resumed: its id is kept in the run's directory."""
+
+    def __init__(self, request: LoggerRequest) -> None:
+        run, section = request.run, request.run.job.config.section(MetricsSection)
+        logs = Path(run.dump_folder) / LOGS
+        logs.mkdir(parents=True, exist_ok=True)
+        kept = logs / RUN_ID
+        run_id = kept.read_text(encoding="utf-8").strip() if kept.exists() else secrets.token_hex(4)
+        self._run = wandb.init(
+            project=section.wandb_project,
+            entity=section.wandb_entity,
+            name=section.wandb_name or Path(run.dump_folder).resolve().name,
+            id=run_id,
+            resume="allow",
+            mode=section.wandb_mode,
+            dir=logs,
+            config=_identity(request),
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+        kept.write_text(run_id + "\n", encoding="utf-8")
+        # Steps are a figure like others: W&B's own counter takes nothing back, and a resumed run begins at its checkpoint.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, record: Record) -> None:
+        """Send the figures of a step."""
+        self._run.log({name: value for name, value in record.items() if value is not None})
+
+    @hookimpl
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """Say how it ended."""
+        self._run.summary["ended"] = end.reason
+        self._run.finish(exit_code=int(end.failed))
+
+    def close(self) -> None:
+        """Send what is left, where the run did not come to an end."""
+        self._run.finish()
+
+
+def _identity(request: LoggerRequest) -> dict[str, Any]:
+    """The resolved config by section, and beside it what else the run is."""
+    job = request.run.job
+    plugins = {f"{one['distribution']}:{one['name']}": one["version"] for one in job.plugin_versions()}
+    titan = {"digest": job.digest(), "plugins": plugins, "world_size": job.facts.mesh.world_size, "device": request.device}
+    return {**job.config.as_dict(), "titan": titan}
+
+
+def build_wandb(request: LoggerRequest) -> WandbLog:
+    """As ``[metrics]`` says."""
+    return WandbLog(request)

@@ -1,0 +1,204 @@
+"""Where metrics go to: read back by the libraries that they were written for, and what happens when a place fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from harness.distributions import write_distribution
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job, run_recipe
+from harness.wandb_file import history, records, run_of
+from titan_core.errors import UserError
+from titan_core.metrics.json_lines import open_lines, read_lines
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+    "metrics.log_freq": 2,
+    "job.dump_folder": "run",
+}
+CHECKPOINTS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.interval": 2}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / "metrics.jsonl")
+
+
+@pytest.fixture
+def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield
+    import wandb
+
+    wandb.teardown()
+
+
+def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> None:
+    board = {**TINY, **CHECKPOINTS, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1}
+    run_recipe("llama3_debug", {**board, "training.stop_at_step": 2})
+    run_recipe("llama3_debug", board)
+    events = EventAccumulator(str(in_tmp / "run/logs/tensorboard"))
+    events.Reload()
+    written = metrics(in_tmp / "run")
+    assert [line["step"] for line in written] == [1, 2, 3, 4]
+    for name in ("loss", "grad_norm", "lr", "tokens_per_second", "memory_peak_gib", "tokens_seen"):
+        scalars = events.Scalars(name)
+        assert [one.step for one in scalars] == [1, 2, 3, 4]
+        assert [one.value for one in scalars] == pytest.approx([line[name] for line in written])
+        assert [one.wall_time for one in scalars] == pytest.approx([line["time"] for line in written])
+    (text,) = (one for one in events.Tags()["tensors"] if one.startswith("config"))
+    assert b"seq_len = 32" in events.Tensors(text)[0].tensor_proto.string_val[0]
+
+
+def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, quiet_wandb: None) -> None:
+    offline = {**TINY, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
+    run_recipe("llama3_debug", {**offline, "training.stop_at_step": 2})
+    run_recipe("llama3_debug", {**offline, "job.description": "went on"})
+    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+    logged = [*history(first), *history(second)]
+    written = metrics(in_tmp / "run")
+    for name in ("step", "loss", "grad_norm", "lr", "tokens_seen"):
+        assert [line[name] for line in logged] == pytest.approx([line[name] for line in written])
+    runs = [run_of(file) for file in (first, second)]
+    assert runs[0].run_id == runs[1].run_id == (in_tmp / "run/logs/wandb_run_id").read_text().strip()
+    assert runs[0].project == "titan" and runs[0].display_name == "run"
+    config = {one.key: json.loads(one.value_json) for one in runs[0].config.update}
+    assert config["training"]["seq_len"] == 32
+    job = make_job("llama3_debug", {**offline, "training.stop_at_step": 2})
+    assert config["titan"]["digest"] == job.digest()
+    assert config["titan"]["plugins"]["titan-core:core"]
+    exits = [record.exit.exit_code for record in records(second) if record.WhichOneof("record_type") == "exit"]
+    assert exits == [0]
+
+
+def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> None:
+    offline = {**TINY, "training.steps": 1, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline"}
+    ids = []
+    for _ in range(2):
+        run_recipe("llama3_debug", offline)
+        ids.append((in_tmp / "run/logs/wandb_run_id").read_text())
+    assert ids[0] != ids[1]
+    assert (in_tmp / "run/previous/1/logs/wandb_run_id").read_text() == ids[0]
+
+
+BROKEN = """
+from titan_core.components import MetricLogger
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+
+api = (1, 0)
+
+class Breaks:
+    where = None
+    def __init__(self, request):
+        self.fail("build")
+    def fail(self, where):
+        if type(self).where == where:
+            raise OSError(f"no space left, in {where}")
+    def log(self, record):
+        self.fail("log")
+    def close(self):
+        self.fail("close")
+    @hookimpl
+    def titan_step_end(self, report):
+        self.fail("hook")
+        counted.append(report.step)
+
+counted = []
+
+@hookimpl
+def titan_metric_loggers():
+    return [MetricLogger(name="breaks", summary="", build=Ref("broken_logger:Breaks"), active=lambda facts: True)]
+"""
+
+
+@pytest.mark.parametrize("where", ["build", "log", "hook", "close"])
+def test_a_logger_that_fails_is_switched_off_and_training_goes_on(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    write_distribution(in_tmp / "site", "broken-logger", BROKEN)
+    monkeypatch.syspath_prepend(str(in_tmp / "site"))
+    monkeypatch.delitem(sys.modules, "broken_logger", raising=False)
+    import broken_logger  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(broken_logger.Breaks, "where", where)
+    record = run_recipe("llama3_debug", TINY)
+    assert record.reason == "all steps are done"
+    assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
+    told = [line.message for line in caplog.records if "breaks" in line.message]
+    assert len(told) == 1  # once, and switched off
+    assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in told[0]
+    assert broken_logger.counted == {"build": [], "log": [1], "hook": [], "close": [1, 2, 3, 4]}[where]
+    findings = [one for one in read_lines(in_tmp / "run/events.jsonl") if one["event"] == "finding"]
+    assert [one["kind"] for one in findings] == ["logger"]
+
+
+def test_a_library_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titan_core.metrics.libraries.find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        make_job("llama3_debug", {"metrics.enable_wandb": "true", "metrics.enable_tensorboard": "true"})
+    first, second = sorted(map(str, caught.value.problems))
+    assert (
+        "metrics.enable_tensorboard = true: the package tensorboard is not installed; install titan-core[tensorboard]"
+        in first
+    )
+    assert "metrics.enable_wandb = true: the package wandb is not installed; install titan-core[wandb]" in second
+
+
+def ranks_metrics(folder: str) -> dict[str, Any]:
+    import os
+
+    os.chdir(folder)
+    seen = []
+
+    class Watch:
+        from titan_core.hookspecs import hookimpl
+
+        @hookimpl
+        def titan_step_end(self, report: Any) -> None:
+            seen.append((report.loss.item(), report.rank_losses.tolist()))
+
+    run_recipe("llama3_debug", {**TINY, "training.local_batch_size": 1}, observers=[Watch()])
+    return {"steps": seen}
+
+
+def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
+    both = gloo.run(2, ranks_metrics, str(tmp_path))
+    assert both[0] == both[1]
+    for loss, by_rank in both[0]["steps"]:
+        assert len(by_rank) == 2 and by_rank[0] != by_rank[1]
+        assert sum(by_rank) / 2 == pytest.approx(loss)  # as many targets on each
+    last = metrics(tmp_path / "run")[-1]
+    assert last["loss_max"] == pytest.approx(max(both[0]["steps"][-1][1]))
+    assert last["loss_max"] > last["loss"]
+    parts = ("data", "forward_backward", "optimizer", "checkpoint")
+    assert 0.5 * last["step_seconds"] < sum(last[f"{part}_seconds"] for part in parts) <= 1.05 * last["step_seconds"]
+    assert last["memory_peak_gib"] >= last["memory_active_gib"] > 0.05
+    assert last["tokens_per_second_per_device"] == pytest.approx(last["tokens_per_second"] / 2)
+    (start, end) = read_lines(tmp_path / "run/events.jsonl")
+    assert start["event"] == "start" and start["world_size"] == 2 and start["mesh"] == {"dp_shard": 2}
+    assert len({one["pid"] for one in start["processes"]}) == 2
+    assert end["event"] == "end" and end["completed"]
+
+
+def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b'{"event": "start"}\n{"event": "\xc3')
+    assert read_lines(file) == [{"event": "start"}]
+    with open_lines(file) as lines:
+        lines.write('{"event": "start", "step": 2}\n')
+    assert read_lines(file) == [{"event": "start"}, {"event": "start", "step": 2}]
+    file.write_text('{"event": "start"}\n{"eve\n{"event": "end"}\n')
+    with pytest.raises(UserError, match=r"events\.jsonl:2: this line is no JSON object"):
+        read_lines(file)
