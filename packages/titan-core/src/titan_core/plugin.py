@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_core.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
-from titan_core.config.sections import TrainingSection
+from titan_core.config.sections import MetricsSection, TrainingSection
 from titan_core.hookspecs import hookimpl
 from titan_core.ref import Ref
 
@@ -124,6 +124,22 @@ def titan_metric_loggers() -> list[MetricLogger]:
             build=Ref("titan_core.metrics.jsonl:build_jsonl"),
             active=lambda facts: True,
         ),
+        MetricLogger(
+            name="tensorboard",
+            summary="TensorBoard event files in the run's directory",
+            config=MetricsSection,
+            build=Ref("titan_core.metrics.tensorboard:build_tensorboard"),
+            active=lambda facts: facts.section(MetricsSection).enable_tensorboard,
+            check=Ref("titan_core.metrics.libraries:check_tensorboard"),
+        ),
+        MetricLogger(
+            name="wandb",
+            summary="Weights & Biases, online or offline",
+            config=MetricsSection,
+            build=Ref("titan_core.metrics.wandb:build_wandb"),
+            active=lambda facts: facts.section(MetricsSection).enable_wandb,
+            check=Ref("titan_core.metrics.libraries:check_wandb"),
+        ),
     ]
 
 
@@ -132,9 +148,9 @@ def titan_debuggers() -> list[Debugger]:
     return [
         Debugger(
             name="finite_guard",
-            summary="stops a run whose loss or gradient norm is not finite",
+            summary="stops a run whose loss or gradient norm is not finite, or leaves out such updates",
             build=Ref("titan_core.train.finite_guard:build_finite_guard"),
-            active=lambda facts: facts.section(TrainingSection).on_nan == "stop",
+            active=lambda facts: facts.section(TrainingSection).on_nan != "ignore",
         ),
     ]
 

@@ -78,8 +78,9 @@ class TrainingSection(Section):
     enable_cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in the host's memory, and on the device only what it computes with at
     the moment. Slow; for models that do not fit otherwise."""
-    on_nan: Literal["stop", "ignore"] = "stop"
-    """What to do when the loss or the gradient norm is not finite."""
+    on_nan: Literal["stop", "skip", "warn", "ignore"] = "stop"
+    """What to do when the loss or the gradient norm is not finite: stop, leave out the step's update (each step then waits
+    for its gradient norm on a GPU), say so and go on, or go on."""
 
 
 class MixtureEntry(BaseModel):
@@ -217,6 +218,20 @@ class MetricsSection(Section):
 
     log_freq: int = Field(default=10, gt=0)
     """Log metrics every so many steps (and the first and the last)."""
+    enable_tensorboard: bool = False
+    """Write TensorBoard event files."""
+    save_tb_folder: str = "logs/tensorboard"
+    """Where, below the run's directory."""
+    enable_wandb: bool = False
+    """Log to Weights & Biases; a resumed run goes on in the same run there."""
+    wandb_project: str = "titan"
+    """The project there."""
+    wandb_entity: str | None = None
+    """Whose project. Default: yours."""
+    wandb_name: str | None = None
+    """The run's name there. Default: that of its directory."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """"offline" keeps everything in the run's directory, for `wandb sync`. Default: as the variable WANDB_MODE says."""
 
 
 class ParallelismSection(Section):

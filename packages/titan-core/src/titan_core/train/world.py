@@ -54,6 +54,11 @@ class World:
                 index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
         return index
 
+    @property
+    def data_ranks(self) -> int:
+        """How many see different sequences."""
+        return self.plan.batch_degree
+
     def is_first_along(self, *divides: str) -> bool:
         """Whether this rank is the first along every dimension that divides one of ``divides``: of the ranks that hold the
         same thing, the one that counts it."""
@@ -63,6 +68,12 @@ class World:
         """``tensor`` summed over all ranks, in place. A CPU tensor travels by gloo, without waiting for the device."""
         if self.size > 1:
             dist.all_reduce(tensor)
+        return tensor
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The largest of each element of ``tensor`` over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
     def sum_over_copy(self, tensor: Tensor) -> Tensor:
