@@ -37,6 +37,11 @@ class UserError(Exception):
         return cls(Problem(where, why, way_out))
 
 
+class RunStopped(RuntimeError):
+    """An observer ended the run, because of what the run has come to and not of a mistake in its config: the command line
+    prints its message without a traceback, and exits with status 1."""
+
+
 def nearest(word: str, known: list[str]) -> str:
     """'did you mean ...?' for a misspelt ``word``, or the list of what there is."""
     from difflib import get_close_matches

@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import (
 
 from titan_core.data.batch import Batch, with_positions
 from titan_core.model.part import Absent, ModelPart, TransformContext, arguments_of
-from titan_core.train.step import StepRunner
+from titan_core.train.step import StepRunner, rehearsal
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 
@@ -107,7 +107,13 @@ class PipelineStep:
 
 
 class _Stage(PipelineStage):
-    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that."""
+    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and that
+    says when it calls its modules for shapes alone."""
+
+    def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
+        """Calls the modules on zeros (torch 2.11 to 2.15)."""
+        with rehearsal():
+            return super()._prepare_forward_infra(*arguments, **keywords)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""

@@ -8,7 +8,7 @@ import os
 import sys
 
 from titan_core.cli.arguments import load, recipe_arguments
-from titan_core.errors import UserError
+from titan_core.errors import RunStopped, UserError
 from titan_core.job.assemble import assemble
 
 EXIT_FAILURE = 1
@@ -48,13 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from titan_core.train.finite_guard import NonFiniteError
     from titan_core.train.trainer import train
 
     try:
         # Under torchrun, ``record`` leaves the error where the launcher finds it.
         end = (record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train)(job)
-    except NonFiniteError as error:
+    except RunStopped as error:
         if rank == 0:
             print(f"titan: stopped: {error}", file=sys.stderr)
         return EXIT_FAILURE

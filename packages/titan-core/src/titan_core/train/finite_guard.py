@@ -7,9 +7,11 @@ import math
 from typing import Literal
 
 from titan_core.config.sections import TrainingSection
+from titan_core.errors import RunStopped
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport
+from titan_core.train.late_reports import LateReports
 
 log = logging.getLogger(__name__)
 
@@ -17,17 +19,16 @@ MOST_SKIPPED = 10
 """Bad steps in a row after which leaving them out is no way on."""
 
 
-class NonFiniteError(RuntimeError):
-    """The loss or the gradient norm is NaN or infinite: a run's failure, not a mistake in its config."""
+class NonFiniteError(RunStopped):
+    """The loss or the gradient norm is NaN or infinite."""
 
 
-class FiniteGuard:
-    """To stop or to warn, it looks at each step when the next one has been issued, so that a GPU need not be waited for. To
-    leave out an update, it has to know before."""
+class FiniteGuard(LateReports):
+    """To stop or to warn, it looks late, so that a GPU need not be waited for. To leave out an update, it must know before."""
 
     def __init__(self, action: Literal["stop", "skip", "warn"]) -> None:
+        super().__init__()
         self._action = action
-        self._previous: StepReport | None = None
         self._run: RunStart | None = None
         self._skipped = 0
 
@@ -55,27 +56,13 @@ class FiniteGuard:
         self._tell(update.step, f"{_figures(update)}; its update is left out")
         return True
 
-    @hookimpl
-    def titan_step_end(self, report: StepReport) -> None:
-        """Check this step on a CPU, the one before it on a GPU."""
-        if self._action == "skip":
-            return
-        if report.loss.device.type == "cpu":
-            self._check(report)  # nothing is in flight, so nothing is gained by waiting a step
-            return
-        previous, self._previous = self._previous, report
-        if previous is not None:
-            self._check(previous)
+    def look(self, report: StepReport) -> None:
+        """Warn or stop.
 
-    @hookimpl
-    def titan_settle(self, step: int) -> None:
-        """Check the step that was not looked at yet, before a checkpoint keeps what it did."""
-        previous, self._previous = self._previous, None
-        if previous is not None:
-            self._check(previous)
-
-    def _check(self, report: StepReport) -> None:
-        if _is_finite(report):
+        Raises:
+            NonFiniteError: to stop.
+        """
+        if self._action == "skip" or _is_finite(report):
             return
         if self._action == "warn":
             self._tell(report.step, _figures(report))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
@@ -10,6 +12,24 @@ from torch import Tensor
 
 from titan_core.data.batch import Batch
 from titan_core.model.part import ModelPart
+
+
+_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Around calls of modules that are made for the shapes of their outputs alone, on numbers that mean nothing."""
+    token = _rehearsal.set(True)
+    try:
+        yield
+    finally:
+        _rehearsal.reset(token)
+
+
+def is_rehearsal() -> bool:
+    """Whether modules are called for shapes alone: who looks at outputs looks away."""
+    return _rehearsal.get()
 
 
 class StepRunner(Protocol):

@@ -1,0 +1,128 @@
+"""``titan verify``: one loss curve, whatever the mesh."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from titan_core.child_runs import ChildRun, without_checkpoints
+from titan_core.cli.arguments import json_argument, positive, recipe_arguments
+from titan_core.cli.output import print_json, print_table
+from titan_core.config.overrides import Override
+from titan_core.config.sections import JobSection, TrainingSection
+from titan_core.errors import UserError
+from titan_core.job.job import Job
+from titan_core.metrics.run_log import RunLog
+from titan_debug.config import NumericsSection
+from titan_debug.statistics.read import read_statistics
+from titan_debug.verify.curves import Curve, Verdict, compare
+from titan_debug.verify.meshes import Mesh, job_on, mesh_dims, overrides_for, parse_mesh, same_batch
+
+EXIT_DIFFERENT = 1
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""What rounding makes of a loss over a few steps, by the type that is computed in."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan verify``."""
+    recipe_arguments(parser)
+    parser.add_argument(
+        "--mesh", action="append", default=[], metavar="DIM=N,...",
+        help="a mesh such as dp_shard=2,tp=2, or 1 for one device; give it several times: the first is the reference "
+             "(of one alone, the reference is one device)",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=5, metavar="N", help="steps to train (default: 5)")
+    parser.add_argument(
+        "--tolerance", type=float, metavar="X",
+        help="the largest relative difference of losses that is rounding (default: 1e-4; in bfloat16 2e-2)",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="DIR", help="where the runs go (default: outputs/verify/<recipe>)")
+    json_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train on each mesh, compare, tell; exit status 1 where they differ."""
+    dims = mesh_dims(arguments.registry)
+    meshes = [parse_mesh(text, dims) for text in arguments.mesh]
+    if not meshes:
+        raise UserError.one("titan verify", "no mesh is given", "give --mesh dp_shard=2, or several meshes")
+    if len(meshes) == 1:
+        meshes.insert(0, Mesh({}))
+    if len(set(map(str, meshes))) < len(meshes):
+        raise UserError.one("titan verify", "a mesh is given twice", "drop one")
+    reference = job_on(meshes[0], arguments.recipe, arguments.overrides, arguments.registry)
+    steps = min(arguments.steps, reference.config.section(TrainingSection).steps)
+    folder = Path(arguments.output or Path("outputs", "verify", Path(reference.config.section(JobSection).dump_folder).name))
+    runs = []
+    for mesh in meshes:
+        overrides = [*arguments.overrides, *same_batch(mesh, reference, dims), *observed(reference, steps)]
+        job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is told before anything is trained
+        place = folder / str(mesh).replace(" ", "_")
+        runs.append(ChildRun(arguments.recipe, [*overrides, *overrides_for(mesh, dims)], mesh.processes, place))
+    for mesh, child in zip(meshes, runs, strict=True):
+        if not arguments.json:
+            print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
+        child.train()
+    curves = [read_curve(child.folder) for child in runs]
+    tolerance = arguments.tolerance or tolerance_of(reference)
+    verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
+    tell(meshes, curves, verdicts, tolerance, arguments.json)
+    return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
+
+
+def observed(job: Job, steps: int) -> list[Override]:
+    """Every step is logged, with statistics; nothing else is done."""
+    settings = {
+        "training.stop_at_step": steps,
+        "metrics.log_freq": 1,
+        "numerics.statistics_freq": 1,
+        "numerics.save_statistics_folder": NumericsSection.model_fields["save_statistics_folder"].default,
+        "validation.enable": "false",
+    }
+    return [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
+
+
+def tolerance_of(job: Job) -> float:
+    """By the type that the job computes in."""
+    return TOLERANCE[job.config.section(TrainingSection).mixed_precision_param]
+
+
+def read_curve(folder: Path) -> Curve:
+    """What the run in ``folder`` did."""
+    log = RunLog.read(folder)
+    losses = {record["step"]: float("nan") if record["loss"] is None else record["loss"] for record in log.steps}
+    statistics = read_statistics(folder / NumericsSection.model_fields["save_statistics_folder"].default)
+    return Curve(losses, statistics)
+
+
+def tell(meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], tolerance: float, as_json: bool) -> None:
+    """The verdict on each mesh."""
+    last = max(curves[0].losses)
+    if as_json:
+        print_json(
+            {
+                "reference": str(meshes[0]),
+                "steps": last,
+                "tolerance": tolerance,
+                "meshes": {
+                    str(mesh): {
+                        "equal": verdict.departure is None,
+                        "loss_difference": verdict.loss_difference,
+                        "departure": None if verdict.departure is None else json.loads(json.dumps(vars(verdict.departure))),
+                        "losses": list(curve.losses.values()),
+                    }
+                    for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True)
+                },
+            }
+        )
+        return
+    rows = [(str(meshes[0]), f"{curves[0].losses[last]:.6f}", "", "reference")]
+    for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True):
+        answer = "the same" if verdict.departure is None else f"parts at step {verdict.departure.step}"
+        rows.append((str(mesh), f"{curve.losses[last]:.6f}", f"{verdict.loss_difference:.1e}", answer))
+    print()
+    print_table(("mesh", f"loss of step {last}", "largest difference", "verdict"), rows)
+    for mesh, verdict in zip(meshes[1:], verdicts, strict=True):
+        if verdict.departure is not None:
+            print(f"\n{mesh} parts from {meshes[0]} at {verdict.departure}")

@@ -1,0 +1,130 @@
+"""Where a NaN came from: the first module whose output is not finite, or else the first gradient."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from titan_core.hookspecs import hookimpl
+from titan_core.job.job import JobFacts
+from titan_core.train.events import Finding, PendingUpdate, RunStart
+from titan_debug.replay import local_tensors, named_gradients, replay
+
+log = logging.getLogger(__name__)
+
+MOST = 3
+"""How many bad steps of a run are looked into: where they are skipped or ignored, there may be thousands."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """The first thing on a rank that is not finite."""
+
+    stage: int
+    """The rank's place in the pipeline."""
+    call: int
+    """How many modules the rank had called before."""
+    what: str
+
+
+class NanLocator:
+    """Looks when a step's loss or gradient norm is not finite, before the update spreads it to every weight."""
+
+    def __init__(self) -> None:
+        self._run: RunStart | None = None
+        self._left = MOST
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Remember the model's parts, and whom to tell."""
+        self._run = run
+
+    @hookimpl(tryfirst=True)
+    def titan_before_update(self, update: PendingUpdate) -> None:
+        """Look, where there is something to look for."""
+        run = self._run
+        assert run is not None
+        bad = not (math.isfinite(update.loss.item()) and math.isfinite(update.grad_norm.item()))
+        if run.world.plan.copies > 1:  # each copy of the weights has a norm of its own, and all ranks must look together
+            bad = bool(run.world.max(torch.tensor(int(bad))).item())
+        if not bad or not self._left:
+            return
+        self._left -= 1
+        message = f"step {update.step}: {self._locate(run, update)}"
+        if run.world.rank == 0:
+            log.warning("%s", message)
+            run.tell(Finding("not finite", message, update.step))
+
+    def _locate(self, run: RunStart, update: PendingUpdate) -> str:
+        calls: list[str] = []
+        finite: list[Tensor] = []
+
+        def look(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
+            for output in outputs:
+                calls.append(name)
+                finite.append(torch.isfinite(output).all())
+
+        loss = replay(update, run.parts, look)
+        stage = run.world.coordinate("pp")
+        found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, stage, run))
+        first = _first(found)
+        if first is not None:
+            return f"the first output that is not finite is that {first}"
+        losses = run.world.gather(math.isfinite(loss.item()))
+        if not all(losses):
+            return f"all modules' outputs are finite, but not the loss of them, on rank {losses.index(False)}"
+        first = _first(run.world.gather(_last_gradient(run, stage)), backward=True)
+        if first is not None:
+            return (
+                "all outputs of a second forward pass are finite; the first gradient that is not, in the order of backward, "
+                f"is that {first}"
+            )
+        return (
+            "a second forward pass is finite throughout, and so are the gradients' elements: a sum of them overflowed, or "
+            "numbers were different the first time, which points to hardware or to code that is not deterministic"
+        )
+
+    def _first_output(self, calls: list[str], finite: list[Tensor], stage: int, run: RunStart) -> Bad | None:
+        good = torch.stack(finite).tolist() if finite else []
+        if False not in good:
+            return None
+        call = good.index(False)
+        name = calls[call]
+        weights = (
+            f"; its parameter {parameter} is not finite itself, so an earlier step went wrong"
+            for part in run.parts
+            for parameter, tensor in part.module.named_parameters()
+            if parameter.rpartition(".")[0] == name and not _is_finite(tensor)
+        )
+        return Bad(stage, call, f"of {name}{next(weights, '')}")
+
+
+def _last_gradient(run: RunStart, stage: int) -> Bad | None:
+    """Of this rank, in the model's order; backward comes by the last one first."""
+    bad = [(number, name) for number, (name, tensor) in enumerate(named_gradients(run.parts)) if not _is_finite(tensor)]
+    return Bad(stage, bad[-1][0], f"of {bad[-1][1]}") if bad else None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return all(bool(torch.isfinite(one).all()) for one in local_tensors(tensor))
+
+
+def _first(found: list[Bad | None], backward: bool = False) -> str | None:
+    """The first of what ranks have found, with the ranks that found it."""
+    there = [one for one in found if one is not None]
+    if not there:
+        return None
+    first = (max if backward else min)(there, key=lambda one: (one.stage, one.call))
+    ranks = [str(rank) for rank, one in enumerate(found) if one == first]
+    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:8])}{' and others' * (len(ranks) > 8)}"
+    what, semicolon, more = first.what.partition(";")
+    return f"{what} on {where}{semicolon}{more}"
+
+
+def build(facts: JobFacts) -> NanLocator:
+    """For ``numerics.locate_nan``."""
+    return NanLocator()

@@ -1,0 +1,76 @@
+"""A step's forward pass once more, with a look at every module's output.
+
+Training itself carries no hooks: what is compiled stays compiled, and nothing is paid for until somebody wants to look. All
+ranks must look together, since a forward pass takes all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from titan_core.model.part import ModelPart
+from titan_core.train.events import PendingUpdate
+from titan_core.train.step import is_rehearsal
+
+Look = Callable[[str, nn.Module, list[Tensor]], None]
+"""(fully qualified name, module, the floating-point tensors of its output, as this rank has them)."""
+
+
+def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Tensor:
+    """Repeat the forward pass of ``update``'s step on this rank's ``parts``, by the weights as they still are and without
+    the compiler. ``look`` sees each module when it has been called: inner ones before those around them, with pipelines and
+    accumulation once a microbatch. Random numbers are drawn as if nothing had happened.
+
+    Returns:
+        This rank's share of the loss, summed over targets.
+    """
+    device = update.loss.device
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for part in parts:
+            for name, module in part.named_modules():
+                if not name:
+                    continue  # its output is that of its last module, which in a pipeline may be any
+                hook = module.register_forward_hook(partial(_looked_at, look, name))
+                stack.callback(hook.remove)
+            for finish in part.after_evaluation:
+                stack.callback(finish)
+        return update.run_step.evaluate(update.microbatches)
+
+
+def _looked_at(look: Look, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    if not is_rehearsal():
+        look(name, module, list(local_tensors(output)))
+
+
+def local_tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in ``value`` (a tensor, or tuples, lists and dicts of them), as this rank holds them. Sums
+    that are still to be made over ranks are left out: what a rank holds of them means nothing yet."""
+    if isinstance(value, DTensor):
+        if not any(placement.is_partial() for placement in value.placements):
+            yield from local_tensors(value.to_local())
+    elif isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from local_tensors(one)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from local_tensors(one)
+
+
+def named_gradients(parts: Sequence[ModelPart]) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds of each parameter's gradient, in the model's order."""
+    for part in parts:
+        for name, parameter in part.module.named_parameters():
+            if parameter.grad is not None:
+                yield from ((name, tensor) for tensor in local_tensors(parameter.grad))

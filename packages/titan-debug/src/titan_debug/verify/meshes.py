@@ -1,0 +1,86 @@
+"""``dp_shard=2,tp=2`` to a job on that mesh, with the batch of the reference. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from titan_core.components import Transform
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.config.sections import TrainingSection
+from titan_core.errors import UserError, nearest
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.job.mesh_plan import MeshDim, dims_in_order
+from titan_core.registry import Registry
+
+ONE_DEVICE = "one device"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A mesh to train on."""
+
+    degrees: Mapping[str, int]
+    """Of the dimensions that are larger than 1."""
+
+    @property
+    def processes(self) -> int:
+        """How many ranks it has."""
+        return math.prod(self.degrees.values())
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name}={degree}" for name, degree in self.degrees.items()) or ONE_DEVICE
+
+
+def mesh_dims(registry: Registry) -> tuple[MeshDim, ...]:
+    """The dimensions that the installed plugins know."""
+    return dims_in_order(dim for transform in registry.all(Transform) for dim in transform.mesh_dims)
+
+
+def parse_mesh(text: str, dims: Sequence[MeshDim]) -> Mesh:
+    """``"dp_shard=2,tp=2"``, or ``"1"`` for one device.
+
+    Raises:
+        UserError: no such dimension, or no degree.
+    """
+    degrees: dict[str, int] = {}
+    names = [dim.name for dim in dims]
+    for part in [] if text.strip() == "1" else text.split(","):
+        name, _, degree = (one.strip() for one in part.partition("="))
+        if name not in names:
+            raise UserError.one(f"--mesh {text}", f"there is no mesh dimension {name!r}", nearest(name, names))
+        if not degree.isdecimal() or int(degree) < 1 or name in degrees:
+            raise UserError.one(f"--mesh {text}", f"{part.strip()!r} is no degree", "write it as in --mesh dp_shard=2,tp=2")
+        degrees[name] = int(degree)
+    return Mesh({name: degree for name, degree in degrees.items() if degree > 1})
+
+
+def overrides_for(mesh: Mesh, dims: Sequence[MeshDim]) -> list[Override]:
+    """Every degree of the config, so that a recipe's own mesh does not matter."""
+    return [Override(dim.degree_key, str(mesh.degrees.get(dim.name, 1))) for dim in dims]
+
+
+def job_on(mesh: Mesh, recipe: str, overrides: Sequence[Override], registry: Registry) -> Job:
+    """The job on ``mesh``.
+
+    Raises:
+        UserError: it is impossible there.
+    """
+    config, left = load_config(recipe, [*overrides, *overrides_for(mesh, mesh_dims(registry))], registry)
+    try:
+        return assemble(config, left, mesh.processes)
+    except UserError as error:
+        told = (UserError.one(f"on {mesh}", str(problem)).problems[0] for problem in error.problems)
+        raise UserError(*told) from None
+
+
+def same_batch(mesh: Mesh, reference: Job, dims: Sequence[MeshDim]) -> list[Override]:
+    """What gives a job on ``mesh`` the global batch of ``reference``, in local batches no larger than the recipe's."""
+    size = reference.facts.batch.global_size
+    share = size // math.prod(mesh.degrees.get(dim.name, 1) for dim in dims if dim.divides == "batch")
+    local = reference.config.section(TrainingSection).local_batch_size
+    fits = max((one for one in range(1, local + 1) if share and share % one == 0), default=local)
+    return [Override("training.global_batch_size", str(size)), Override("training.local_batch_size", str(fits))]
