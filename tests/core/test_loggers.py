@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,9 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
 from harness.wandb_file import history, records, run_of
 from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import open_lines, read_lines
+from titan_core.metrics.jsonl import JsonLines
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
@@ -157,14 +164,10 @@ def test_a_library_that_is_missing_is_told_before_anything_starts(monkeypatch: p
 
 
 def ranks_metrics(folder: str) -> dict[str, Any]:
-    import os
-
     os.chdir(folder)
     seen = []
 
     class Watch:
-        from titan_core.hookspecs import hookimpl
-
         @hookimpl
         def titan_step_end(self, report: Any) -> None:
             seen.append((report.loss.item(), report.rank_losses.tolist()))
@@ -202,3 +205,24 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> N
     file.write_text('{"event": "start"}\n{"eve\n{"event": "end"}\n')
     with pytest.raises(UserError, match=r"events\.jsonl:2: this line is no JSON object"):
         read_lines(file)
+
+
+def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> None:
+    """The file of a run that was killed again and again, and went on each time."""
+    file = tmp_path / "metrics.jsonl"
+    random.seed(0)
+    for _ in range(20):
+        before = len(read_lines(file))
+        child = os.fork()
+        if child == 0:
+            log = JsonLines(file)
+            for step in itertools.count(before + 1):
+                log.log({"step": step, "loss": 1.0 / step, **{f"tokens_seen/{name}": step for name in range(400)}})
+        while len(read_lines(file)) <= before:
+            time.sleep(0.001)
+        time.sleep(random.uniform(0.0, 0.01))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    records = read_lines(file)
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert len(records) > 20

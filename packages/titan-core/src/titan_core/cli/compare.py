@@ -1,0 +1,130 @@
+"""``titan compare``: train variants of a recipe, and put them side by side."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from titan_core.child_runs import ChildRun, without_checkpoints
+from titan_core.cli.arguments import positive, recipe_arguments
+from titan_core.cli.output import print_table
+from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
+from titan_core.compare.variants import Variant, folders_of, variants_of
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.config.sections import JobSection
+from titan_core.errors import Problem, UserError
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.metrics.run_log import RunLog
+from titan_core.report.table import Table
+
+WINDOWS = 8
+"""How many figures of speed a run gives."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan compare``."""
+    recipe_arguments(parser)
+    parser.add_argument(
+        "--vary", action="append", default=[], metavar="SECTION.KEY=A,B",
+        help="train with each of the values; given several times, with each combination",
+    )  # fmt: skip
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="'SECTION.KEY=A ...'",
+        help="a variant beside the recipe as it is (or beside those of --vary); may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="steps of each run (default: 20)")
+    parser.add_argument(
+        "--rounds", type=positive, default=1, metavar="N",
+        help="run every variant so many times, in turns, the order turned round each time: what else the machine does then "
+             "hits all of them (default: 1)",
+    )  # fmt: skip
+    parser.add_argument("--nproc-per-node", type=positive, default=1, metavar="N", help="processes of each run (default: 1)")
+    parser.add_argument(
+        "--output", metavar="DIR", help="where runs, table and report go (default: outputs/compare/<recipe>)"
+    )
+
+
+@dataclass
+class _Entry:
+    """A variant and what became of it."""
+
+    variant: Variant
+    finished: list[RunLog] = field(default_factory=list)
+    failure: UserError | None = None
+
+    def outcome(self, steps: int) -> Outcome | None:
+        """Over its runs, without the first quarter of their steps."""
+        return outcome_of(self.finished, steps // 4) if self.finished and self.failure is None else None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
+    entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
+    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
+    folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
+    for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
+        turn = list(zip(entries, jobs, folders, strict=True))
+        for entry, job, place in reversed(turn) if number % 2 else turn:
+            if entry.failure is None:
+                _train(arguments, entry, job, place)
+    outcomes = [(entry.variant.name, entry.outcome(arguments.steps)) for entry in entries]
+    rows = rows_of(outcomes)
+    print()
+    print_table(HEADERS, rows)
+    table = Table(_title(arguments, jobs[0]), HEADERS, tuple(rows))
+    _write(folder, table, csv_rows_of(outcomes), [entry.finished[-1] for entry in entries if entry.finished])
+    for entry in entries:
+        if entry.failure is not None:
+            print(f"\n{entry.variant.name}: {entry.failure}", file=sys.stderr)
+    return int(any(entry.failure is not None for entry in entries))
+
+
+def _job(arguments: argparse.Namespace, variant: Variant) -> Job:
+    try:
+        config, registry = load_config(arguments.recipe, [*arguments.overrides, *variant.overrides], arguments.registry)
+        return assemble(config, registry, arguments.nproc_per_node)
+    except UserError as error:
+        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.way_out) for one in error.problems)
+        raise UserError(*told) from None
+
+
+def _train(arguments: argparse.Namespace, entry: _Entry, job: Job, place: Path) -> None:
+    settings = {"training.stop_at_step": arguments.steps, "metrics.log_freq": max(1, arguments.steps // WINDOWS)}
+    observed = [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
+    overrides = [*arguments.overrides, *observed, *entry.variant.overrides]
+    print(f"{entry.variant.name}: {arguments.steps} steps, in {place}", flush=True)
+    try:
+        ChildRun(arguments.recipe, overrides, arguments.nproc_per_node, place).train()
+    except UserError as error:  # the others are worth comparing still
+        entry.failure = error
+        return
+    entry.finished.append(RunLog.read(place))
+
+
+def _title(arguments: argparse.Namespace, job: Job) -> str:
+    return f"{job.name}: {arguments.steps} steps on {arguments.nproc_per_node} process(es)"
+
+
+def _write(folder: Path, table: Table, csv_rows: list[tuple[object, ...]], runs: list[RunLog]) -> None:
+    """The table as CSV; and the page, where its libraries are installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    comparison = folder / "comparison.csv"
+    with comparison.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(csv_rows)
+    print(f"\nthe table is in {comparison}")
+    if not runs:
+        return
+    from titan_core.report.page import write_report
+
+    page = folder / "report.html"
+    try:
+        write_report(runs, page, table)
+    except UserError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return
+    print(f"the report is in {page}")

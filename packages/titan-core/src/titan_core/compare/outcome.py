@@ -1,0 +1,83 @@
+"""What a variant's runs came to, and the table of all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from titan_core.metrics.run_log import RunLog
+
+HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of all runs of a variant."""
+
+    tokens_per_second: float
+    """Over all devices; the median of the runs' medians."""
+    step_seconds: float
+    mfu: float
+    memory_gib: float
+    """The peak of the device that needed most."""
+    final_loss: float | None
+    """Of the last step (of the last run); ``None`` where it is no number."""
+
+
+def outcome_of(runs: Sequence[RunLog], after: int) -> Outcome:
+    """Of ``runs`` of one variant. Speed is that of the windows that begin after step ``after``: what compiles, and what
+    warms up, is behind them."""
+    return Outcome(
+        statistics.median(_median(run, "tokens_per_second", after) for run in runs),
+        statistics.median(_median(run, "step_seconds", after) for run in runs),
+        statistics.median(_median(run, "mfu", after) for run in runs),
+        max(record["memory_peak_gib"] for run in runs for record in run.steps),
+        runs[-1].steps[-1]["loss"],
+    )
+
+
+def _median(run: RunLog, key: str, after: int) -> float:
+    ends = [record["step"] for record in run.steps]
+    begins = [0, *ends[:-1]]
+    windows = [record[key] for begin, record in zip(begins, run.steps, strict=True) if begin >= after]
+    return float(statistics.median(windows or [run.steps[-1][key]]))
+
+
+def rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[str, ...]]:
+    """A row for each variant under :data:`HEADERS`. The speed-up is over the first variant that has an outcome; one that
+    failed has none."""
+    return [
+        (name, *(_cells(*figures) if figures else ("failed", *[""] * (len(HEADERS) - 2))))
+        for name, figures in _with_speed_up(outcomes)
+    ]
+
+
+def csv_rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[object, ...]]:
+    """The same for programs, with a row of names; empty cells where a variant failed."""
+    rows: list[tuple[object, ...]] = [
+        ("variant", "tokens_per_second", "speed_up", "step_seconds", "mfu", "memory_gib", "final_loss")
+    ]
+    for name, figures in _with_speed_up(outcomes):
+        if figures is None:
+            rows.append((name, *[None] * (len(rows[0]) - 1)))
+        else:
+            one, speed_up = figures
+            rows.append((name, one.tokens_per_second, speed_up, one.step_seconds, one.mfu, one.memory_gib, one.final_loss))
+    return rows
+
+
+def _with_speed_up(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[str, tuple[Outcome, float] | None]]:
+    baseline = next((outcome.tokens_per_second for _, outcome in outcomes if outcome is not None), 0.0)
+    return [(name, None if one is None else (one, one.tokens_per_second / baseline)) for name, one in outcomes]
+
+
+def _cells(outcome: Outcome, speed_up: float) -> tuple[str, ...]:
+    return (
+        f"{outcome.tokens_per_second:,.0f}",
+        f"{speed_up:.3f}",
+        f"{outcome.step_seconds:.4g}",
+        f"{outcome.mfu:.1%}",
+        f"{outcome.memory_gib:.2f}",
+        "nan" if outcome.final_loss is None else f"{outcome.final_loss:.4f}",
+    )

@@ -1,0 +1,109 @@
+"""``titan compare``: variants, their figures, and what is told of mistakes and failures."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titan_core.cli.main import main
+from titan_core.compare.outcome import csv_rows_of, outcome_of, rows_of
+from titan_core.compare.variants import split, variants_of
+from titan_core.errors import UserError
+from titan_core.metrics.run_log import RunLog
+
+TINY = [
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "--training.seq_len", "32", "--training.local_batch_size", "2", "--training.global_batch_size", "4",
+]  # fmt: skip
+
+
+def test_variants_are_all_combinations() -> None:
+    names = [one.name for one in variants_of(["optimizer.lr=1e-3,2e-3", "compile.enable=false,true"], [])]
+    assert names == [
+        "lr=1e-3, compile.enable=false", "lr=1e-3, compile.enable=true",
+        "lr=2e-3, compile.enable=false", "lr=2e-3, compile.enable=true",
+    ]  # fmt: skip
+
+
+def test_variants_beside_the_recipe_as_it_is() -> None:
+    whole, fast = variants_of([], ["compile.enable=true float8.filter_fqns=['a b', 'c']"])
+    assert (whole.name, whole.overrides) == ("as it is", ())
+    assert [(one.key, one.text) for one in fast.overrides] == [
+        ("compile.enable", "true"),
+        ("float8.filter_fqns", "['a b', 'c']"),
+    ]
+    assert "/" not in fast.folder and " " not in fast.folder
+
+
+def test_separators_inside_of_brackets_and_quotes_do_not_part() -> None:
+    assert split('a,[1, 2],"x,y",{k = "v,w"}', ",") == ["a", "[1, 2]", '"x,y"', '{k = "v,w"}']
+
+
+@pytest.mark.parametrize(
+    ("vary", "variant", "told"),
+    [
+        ([], [], "nothing varies"),
+        (["lr=1,2"], [], "not a key with its values"),
+        (["optimizer.lr="], [], "no values are given"),
+        (["optimizer.lr=1"], [], "there is one variant alone"),
+        (["optimizer.lr=1,1"], [], "is there twice"),
+        ([], ["optimizer.lr"], "a value is needed"),
+    ],
+)
+def test_mistakes(vary: list[str], variant: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        variants_of(vary, variant)
+
+
+def run(speeds: dict[int, float], loss: float | None = 2.0, memory: float = 1.0) -> RunLog:
+    lines: list[dict[str, Any]] = [
+        {
+            "step": step,
+            "loss": loss,
+            "tokens_per_second": speed,
+            "step_seconds": 1 / speed,
+            "mfu": 0.5,
+            "memory_peak_gib": memory,
+        }
+        for step, speed in speeds.items()
+    ]
+    return RunLog(Path("run"), {}, [], lines, [], [])
+
+
+def test_speed_leaves_out_what_warms_up_and_is_a_median_of_runs() -> None:
+    # The window that ends with step 8 begins after step 4.
+    first = outcome_of([run({1: 1.0, 4: 2.0, 8: 100.0, 12: 120.0, 16: 110.0}, memory=3.0), run({1: 1, 8: 150.0})], after=4)
+    assert first.tokens_per_second == (110.0 + 150.0) / 2  # of a run with no such window, the last one
+    assert first.memory_gib == 3.0
+    second = outcome_of([run({1: 1.0, 8: 1.0, 16: 260.0}, loss=None)], after=4)
+    named = [("base", first), ("broken", None), ("other", second)]
+    rows = rows_of(named)
+    assert rows[0][:3] == ("base", "130", "1.000")
+    assert rows[1][:2] == ("broken", "failed")
+    assert rows[2][:3] == ("other", "260", "2.000") and rows[2][-1] == "nan"
+    assert csv_rows_of(named)[3][1:3] == (260.0, 2.0)
+
+
+def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rounds in turns; a variant that fails while it trains is told, and does not keep the others from it."""
+    variants = ["--vary", "optimizer.lr=1e-3,1e30", "--training.max_norm", "0", "--steps", "4", "--rounds", "2"]
+    assert main(["compare", *variants, *TINY]) == 1
+    told = capsys.readouterr()
+    order = [line.partition(":")[0] for line in told.out.splitlines() if "steps, in" in line]
+    assert order == ["lr=1e-3", "lr=1e30", "lr=1e-3"]  # the one that failed is not tried again
+    rows = list(csv.DictReader((in_tmp / "outputs/compare/llama3_debug/comparison.csv").open()))
+    assert [row["variant"] for row in rows] == ["lr=1e-3", "lr=1e30"]
+    assert float(rows[0]["tokens_per_second"]) > 0 and float(rows[0]["speed_up"]) == 1.0
+    assert 4.0 < float(rows[0]["final_loss"]) < 7.0
+    assert rows[1]["tokens_per_second"] == "" and "lr=1e30" in told.err and "nan" in told.err
+    page = (in_tmp / "outputs/compare/llama3_debug/report.html").read_text()
+    assert "llama3 debug: 4 steps on 1 process(es)" in page
+
+
+def test_a_mistake_in_a_variant_is_told_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--vary", "training.seq_len=32,99999", *TINY]) == 2
+    told = capsys.readouterr()
+    assert "variant 'seq_len=99999': " in told.err and "steps, in" not in told.out

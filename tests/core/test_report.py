@@ -1,0 +1,397 @@
+"""`titan report`: what the page shows in a browser, and what it makes of runs of all kinds."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.browser import Visit, chromium, visit
+from harness.jobs import run_recipe
+from harness.made_runs import BEGAN, end, start, validation, write_lines, write_run
+from titan_core.cli.main import main
+from titan_core.metrics.run_log import RunLog
+from titan_core.report.names import distinct_names
+from titan_core.report.page import page, write_report
+from titan_core.report.plots import write_plots
+from titan_core.report.summary import summary
+from titan_core.report.table import Table
+from titan_core.report.thinning import POINTS, extremes
+from titan_core.report.timeline import timeline
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 12,
+    "metrics.log_freq": 2,
+    "validation.enable": "true",
+    "validation.dataset": "stdlib",
+    "validation.steps": 1,
+    "validation.freq": 6,
+}
+HOSTILE = "<script>document.title = 'owned'<b>"
+"""A name that a page must show as it stands. (A slash cannot be in a directory's name.)"""
+CLOSING = "</script><b>owned"
+"""A text of an event's that must not end the script it stands in."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A real run, and one with everything a page can show."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_recipe("llama3_debug", {**TINY, "job.dump_folder": str(folder / "real")})
+    return [folder / "real", write_eventful(folder / HOSTILE)]
+
+
+def eventful_loss(step: int) -> float | None:
+    return None if step == 50 else 6 - step / 50 + step % 3 / 10
+
+
+def write_eventful(folder: Path) -> Path:
+    """Killed, started again, ended; with validations, findings, two datasets and a loss that was once no number."""
+    events = [
+        start(),
+        {"event": "checkpoint", "time": BEGAN + 40, "step": 40, "path": "checkpoint/step-40"},
+        {"event": "finding", "time": BEGAN + 45, "step": 45, "kind": "loss spike", "message": CLOSING},
+        start(40, at=60),
+        end(100, at=121, completed=True),
+    ]
+    shares = {"tokens_seen/web": 3.0, "tokens_seen/code": 1.0}
+
+    def more(step: int) -> dict[str, Any]:
+        loss = eventful_loss(step)
+        # The second attempt began 20 s after the checkpoint; what the first one logged after that is gone.
+        moment = BEGAN + (step if step <= 40 else step + 20)
+        highest = None if loss is None else loss + 0.2
+        return {**{k: v * step for k, v in shares.items()}, "loss": loss, "loss_max": highest, "time": moment}
+
+    return write_run(
+        folder, events=events, more=more, validations=[validation(30, 5.5), validation(100, 4.25)], core="9.9.9",
+        config='[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nlr = 0.5\n[job]\ndump_folder = "elsewhere"\n',
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(runs: list[Path]) -> Path:
+    assert main(["report", *map(str, runs)]) == 0
+    return runs[0] / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+def drawn(seen: Visit) -> dict[str, list[int]]:
+    """By chart, how many points each curve of it has on the page, by the commands of its SVG path or its markers."""
+    return seen.page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id,
+            [...chart.querySelectorAll(".scatterlayer .trace")].map((trace) => Math.max(
+                trace.querySelectorAll(".points path").length,
+                ...[...trace.querySelectorAll("path.js-line, path.js-fill")].map((path) =>
+                    (path.getAttribute("d").match(/[MLHVC]/g) ?? []).length)))]))"""
+    )
+
+
+def colours(seen: Visit) -> dict[str, Any]:
+    """Of the page and of the first chart, as they are on the screen; and of all its curves."""
+    return seen.page.evaluate(
+        """() => { const chart = document.getElementById("chart-loss"); return {
+            page: getComputedStyle(document.body).backgroundColor,
+            text: getComputedStyle(document.body).color,
+            paper: getComputedStyle(chart.querySelector(".main-svg")).backgroundColor,
+            ticks: getComputedStyle(chart.querySelector(".xtick text")).fill,
+            curves: [...document.querySelectorAll("path.js-line")].map((line) => getComputedStyle(line).stroke),
+        }; }"""
+    )
+
+
+def test_the_page_draws_every_chart_and_asks_nothing_of_the_network(report: Path, browser: Browser) -> None:
+    with visit(browser, report) as seen:
+        points = drawn(seen)
+        assert list(points) == [
+            "chart-loss", "chart-grad_norm", "chart-lr", "chart-throughput", "chart-memory", "chart-step_time-0",
+            "chart-step_time-1", "chart-data_shares-1", "timeline-0", "timeline-1",
+        ]  # fmt: skip
+        assert all(curves and min(curves) >= 1 for curves in points.values()), points
+        assert max(points["chart-loss"]) >= 30  # plotly leaves out what lies on a straight line
+        assert max(points["chart-lr"]) >= 2
+        assert seen.complaints == []
+        assert seen.requests == [report.resolve().as_uri()]
+        assert seen.outside() == []
+        text = seen.page.inner_text("main")
+        assert "optimizer.lr" in text and "0.5" in text and "9.9.9" in text
+        assert "dump_folder" not in text  # differs by nature, and its config is folded
+        assert HOSTILE in text
+        assert seen.page.title() == "2 runs · Titan"
+        seen.page.get_by_text("All events").nth(1).click()
+        events = seen.page.inner_text("main")
+        for told in ("killed: there is no line after this", "started again, after step 40", f"loss spike: {CLOSING}"):
+            assert told in events
+        assert re.search(r"started again, after step 40: 2 processes, dp_shard=2", events)
+
+
+def test_the_page_follows_the_colour_scheme_also_while_it_is_open(report: Path, browser: Browser) -> None:
+    with visit(browser, report, scheme="light") as seen:
+        light = colours(seen)
+        seen.page.emulate_media(color_scheme="dark")
+        seen.page.wait_for_function(
+            f"() => getComputedStyle(document.querySelector('.main-svg')).backgroundColor != '{light['paper']}'"
+        )
+        switched = colours(seen)
+    with visit(browser, report, scheme="dark") as seen:
+        dark = colours(seen)
+    assert switched == dark
+    for part in ("page", "text", "paper", "ticks"):
+        assert light[part] != dark[part], part
+    assert brightness(light["page"]) > 200 > 60 > brightness(dark["page"])
+    assert brightness(light["paper"]) > 200 > 60 > brightness(dark["paper"])
+    assert brightness(light["text"]) < 60 < 200 < brightness(dark["text"])
+    assert all(one != other for one, other in zip(light["curves"], dark["curves"], strict=True))
+
+
+def brightness(colour: str) -> float:
+    return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_reads_one_column_and_nothing_scrolls_sideways_but_tables(
+    report: Path, browser: Browser, scheme: str
+) -> None:
+    with visit(browser, report, width=390, scheme=scheme) as seen:
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+        for details in seen.page.locator("summary").all():
+            details.click()
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+        lefts = seen.page.evaluate(
+            '[...document.querySelectorAll(".grid > *")].map((one) => one.getBoundingClientRect().left)'
+        )
+        assert len(set(lefts)) == 1
+        assert seen.page.evaluate(
+            '(() => { const t = document.querySelector(".scroll"); return t.scrollWidth > t.clientWidth })()'
+        )
+        assert all(curves and min(curves) >= 1 for curves in drawn(seen).values())
+        assert seen.complaints == []
+
+
+def test_a_run_has_one_colour_and_can_be_switched_off(report: Path, browser: Browser) -> None:
+    visible = """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id,
+        chart._fullData.filter((trace) => trace.visible).map((trace) => [trace.meta.run, trace.line?.color])]))"""
+    with visit(browser, report) as seen:
+        shown = seen.page.evaluate(visible)
+        lines = [tuple(pair) for name in ("chart-grad_norm", "chart-lr", "chart-throughput") for pair in shown[name]]
+        assert len(lines) == 6 and len(set(lines)) == 2
+        dot = seen.page.evaluate("getComputedStyle(document.querySelectorAll('.chip .dot')[1]).backgroundColor")
+        assert dot == rgb(dict(lines)[1])
+        seen.page.locator(".chip").nth(1).click()
+        hidden = seen.page.evaluate(visible)
+        assert {run for traces in hidden.values() for run, _ in traces} == {0}
+        assert seen.page.locator(".chip").nth(1).get_attribute("aria-pressed") == "false"
+        seen.page.locator(".chip").nth(1).click()
+        assert seen.page.evaluate(visible) == shown
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+def figures_of(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_holds_what_runs_supply_as_text_alone(tmp_path: Path) -> None:
+    text = page([RunLog.read(write_eventful(tmp_path / HOSTILE)), RunLog.read(write_run(tmp_path / "b"))])
+    own = text.replace(re.search(r"<script>/\*\*.*?</script>", text, re.DOTALL)[0], "")  # type: ignore[index]
+    assert "<b>" not in own
+    assert own.count("<script") == own.count("</script>") == 2
+    assert "default-src 'none'" in own
+    assert not re.search(r"(src|href)=\"(?!data:)", own)
+
+
+def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
+    figures = figures_of(page([RunLog.read(write_eventful(tmp_path / "a"))]))
+    highest, loss, checks = figures["chart-loss"]["data"]
+    assert loss["y"][48:51] == [eventful_loss(49), None, eventful_loss(51)]
+    assert highest["y"][48] == pytest.approx(0.2 + (eventful_loss(49) or 0))
+    assert (checks["x"], checks["y"]) == ([30, 100], [5.5, 4.25])
+
+
+@pytest.mark.parametrize(("lr", "span"), [(3e-4, [0, 4.5e-4]), (0.0, [-1, 1])])
+def test_a_constant_is_drawn_where_it_can_be_read(tmp_path: Path, lr: float, span: list[float]) -> None:
+    figure = figures_of(page([RunLog.read(write_run(tmp_path / "a", more=lambda step: {"lr": lr}))]))["chart-lr"]
+    assert figure["layout"]["yaxis"]["range"] == pytest.approx(span)
+
+
+def test_more_runs_than_colours_differ_all_the_same(tmp_path: Path) -> None:
+    runs = [RunLog.read(write_run(tmp_path / str(number), steps=2, more=lambda step: {"lr": step})) for number in range(20)]
+    text = page(runs)
+    lines = [trace["line"] for trace in figures_of(text)["chart-lr"]["data"]]
+    assert len({(line["color"], line["dash"]) for line in lines}) == 20
+    assert len(set(re.findall(r'<button [^>]*><i class="(dot round-\d)" style="--run: (.*?)">', text))) == 20
+
+
+def test_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+    data = figures_of(page([RunLog.read(write_run(tmp_path / "a"))]))["chart-step_time-0"]["data"]
+    assert [one["name"] for one in data] == ["forward and backward", "optimizer", "data", "checkpoint", "other"]
+    assert [sum(column) for column in zip(*(one["y"] for one in data), strict=True)] == pytest.approx([1.0] * 100)
+
+
+@pytest.mark.parametrize("events", [[], [start()]], ids=["none", "start"])
+def test_a_run_without_a_step_has_a_page(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    text = page([RunLog.read(write_run(tmp_path / "a", steps=0, events=events))])
+    assert "No step is logged yet." in text
+
+
+def test_older_and_foreign_records_have_the_charts_that_they_can(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", steps=0)
+    write_lines(run / "metrics.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    text = page([RunLog.read(run)])
+    assert [name for name in figures_of(text) if name.startswith("chart")] == ["chart-loss"]
+    assert "not finite" in text
+
+
+def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
+    spike = 61_803
+    run = write_run(
+        tmp_path / "long",
+        steps=100_000,
+        more=lambda step: {"loss": 99.0 if step == spike else 2 + step % 7, "loss_max": None},
+    )
+    began = time.perf_counter()
+    text = page([RunLog.read(run)])
+    assert time.perf_counter() - began < 20  # some 5 s on a busy laptop
+    figures = figures_of(text)
+    assert all(len(trace["x"]) <= POINTS for figure in figures.values() for trace in figure["data"])
+    (loss,) = figures["chart-loss"]["data"]
+    assert loss["y"][loss["x"].index(spike)] == 99.0
+    assert len(text) < 7_000_000
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=300), st.integers(5, 50))
+def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], points: int) -> None:
+    kept = extremes(values, points)
+    assert kept == sorted(set(kept)) and len(kept) <= max(points, min(len(values), points))
+    known = [value for value in values if value is not None]
+    if known:
+        assert {min(known), max(known)} <= {values[index] for index in kept}
+    if values:
+        assert {0, len(values) - 1} <= set(kept)
+    assert (None in values) == any(values[index] is None for index in kept)
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
+    assert distinct_names(folders) == ["a/run", "b/run", "c"]
+    assert distinct_names([Path("/a/x/run"), Path("/b/x/run"), Path("/run")]) == ["a/x/run", "b/x/run", "run"]
+    assert distinct_names([Path("/a"), Path("/a")]) == ["a", "a"]
+
+
+def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
+    one = write_run(
+        tmp_path / "one", config="[a]\nsame = 1\nother = [1]\nmine = true\n[a.b]\ndeep = 1\n[job]\ndump_folder = 'x'\n"
+    )
+    two = write_run(
+        tmp_path / "two", config="[a]\nsame = 1\nother = [2]\n[a.b]\ndeep = 2\n[job]\ndump_folder = 'y'\n", core="0.2"
+    )
+    text = page([RunLog.read(one), RunLog.read(two)])
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
+    assert rows == [
+        ("a.other", "[1]", "[2]"),
+        ("a.mine", "true", "–"),
+        ("a.b.deep", "1", "2"),
+        ("titan-core", "0.1.0", "0.2"),
+    ]
+    alike = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
+    assert "All keys are the same." in alike
+
+
+def test_the_summary(tmp_path: Path) -> None:
+    run = RunLog.read(write_eventful(tmp_path / "a"))
+    (row,) = summary([run], ["a"]).rows
+    assert dict(zip(summary([run], ["a"]).headers, row, strict=True)) == {
+        "run": "a", "model": "llama3 8B", "steps": "100 of 100", "last loss": "4.1000", "best validation": "4.2500",
+        "last validation": "4.2500", "tokens/s (median)": "4,096", "MFU (median)": "41.0%", "peak memory": "3.00 GiB",
+        "wall time": "1 min 46 s", "state": "finished (2 attempts)",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
+        (end(50, at=60, preempted=True), "preempted"),
+        (end(50, at=60, failed=True, error="ValueError: no"), "failed: ValueError: no"),
+        (None, "no end: killed, or stalled"),
+    ],
+)
+def test_how_runs_end(tmp_path: Path, ending: dict[str, Any] | None, told: str) -> None:
+    run = RunLog.read(write_run(tmp_path / "a", steps=50, events=[start(), *([ending] if ending else [])]))
+    assert summary([run], ["a"]).rows[0][-1] == told
+    assert timeline(0, run).moments[-1].time == BEGAN + (60 if ending else 50)
+
+
+def test_a_kill_is_where_the_last_line_before_the_next_start_is(tmp_path: Path) -> None:
+    line = timeline(0, RunLog.read(write_eventful(tmp_path / "a")))
+    assert [(moment.kind, moment.time - BEGAN) for moment in line.moments] == [
+        ("start", 0), ("checkpoint", 40), ("finding", 45), ("kill", 45), ("restart", 60), ("end", 121),
+    ]  # fmt: skip
+
+
+def test_a_table_of_the_callers_comes_first(tmp_path: Path) -> None:
+    runs = [RunLog.read(write_run(tmp_path / name)) for name in "ab"]
+    write_report(runs, tmp_path / "new" / "r.html", Table("Best & first", ("variant", "loss"), (("a", "1.0"), ("b", "2.0"))))
+    text = (tmp_path / "new" / "r.html").read_text()
+    assert text.index("Best &amp; first") < text.index("Summary")
+
+
+def test_png(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *map(str, runs), "-o", str(tmp_path / "r.html"), "--png", str(tmp_path / "png")]) == 0
+    names = ["loss", "grad_norm", "lr", "throughput", "memory", "step_time", "data_shares"]
+    files = [tmp_path / "png" / f"{name}.png" for name in names]
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "r.html"), *map(str, files)]
+    from matplotlib.image import imread
+
+    for file in files:
+        picture = imread(file)[::3, ::3]
+        assert picture.shape[0] >= 200 and picture.shape[1] == 400
+        assert 0.001 < (picture[..., :3].std(axis=-1) > 0.05).mean() < 0.9  # coloured: there are curves
+
+
+@pytest.mark.parametrize("library", ["plotly", "matplotlib"])
+def test_what_is_not_installed_is_named(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    run = write_run(tmp_path / "a")
+    assert main(["report", str(run), "--png", str(tmp_path)]) == 2
+    assert f"needs {library}, which is not installed; install titan-core[report]" in capsys.readouterr().err
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "there is no such directory" in capsys.readouterr().err
+    run = write_run(tmp_path / "a")
+    assert main(["report", str(run), "-o", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(Exception, match="cannot be written"):
+        write_plots([RunLog.read(run)], run / "metrics.jsonl")

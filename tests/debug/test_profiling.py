@@ -1,0 +1,300 @@
+"""Traces and memory snapshots: when they are written, where, and that training is none the worse for it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import timeit
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job, run_recipe
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+from titan_core.train.events import RunStart, StepReport
+from titan_debug.config import ProfilingSection
+from titan_debug.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
+from titan_debug.profiling import Profiler
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 6,
+    "lr_scheduler.warmup_steps": 2,
+    "metrics.log_freq": 2,
+    "job.device": "cpu",
+    "profiling.profiler_warmup": 1,
+}
+ON = {**TINY, "profiling.enable_profiling": "true"}
+TRACES = "outputs/llama3_debug/debug/traces"
+
+
+class AtEndOf:
+    """Does something when a step has ended."""
+
+    def __init__(self, step: int, action: Any) -> None:
+        self.step, self.action = step, action
+
+    @hookimpl
+    def titan_step_end(self, report: StepReport) -> None:
+        if report.step == self.step:
+            self.action()
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def fail() -> None:
+    raise RuntimeError("on purpose")
+
+
+def traces(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every file below the folder of traces, read as Perfetto would."""
+    found = {}
+    for file in sorted(path for path in (folder / TRACES).rglob("*") if path.is_file()):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        for event in trace["traceEvents"]:
+            assert {"ph", "name", "pid", "tid", "ts"} <= set(event)
+            assert event["ph"] != "X" or event["dur"] >= 0
+        assert any(event["name"].startswith("aten::") and event["ph"] == "X" for event in trace["traceEvents"])
+        found[str(file.relative_to(folder / TRACES))] = trace
+    return found
+
+
+def marked(trace: dict[str, Any]) -> list[str]:
+    """The steps in a trace."""
+    names = (event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
+    return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
+
+
+def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
+    plain = run_recipe("llama3_debug", TINY)
+    assert traces(in_tmp) == {}
+    profiled = run_recipe("llama3_debug", {**ON, "profiling.profile_freq": 3})
+    assert profiled.losses == plain.losses
+    assert profiled.grad_norms == plain.grad_norms
+    found = traces(in_tmp)
+    assert {name: marked(trace) for name, trace in found.items()} == {
+        "step-3/rank-0.json.gz": ["3"],
+        "step-6/rank-0.json.gz": ["6"],
+    }
+    shapes = [event["args"].get("Input Dims") for event in found["step-3/rank-0.json.gz"]["traceEvents"] if "args" in event]
+    assert [[64, 32], [32, 32]] in shapes
+    events = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["message"]) for one in events if one["event"] == "finding" and one["kind"] == "trace"] == [
+        (step, f"{TRACES}/step-{step}/rank-0.json.gz") for step in (3, 6)
+    ]
+
+
+def test_several_steps_in_a_trace_elsewhere(in_tmp: Path) -> None:
+    more = {"profiling.profile_freq": 4, "profiling.profiler_active": 2, "profiling.save_traces_folder": "debug/traces/mine"}
+    run_recipe("llama3_debug", {**ON, **more, "profiling.with_stack": "true", "profiling.record_shapes": "false"})
+    ((name, trace),) = traces(in_tmp).items()
+    assert (name, marked(trace)) == ("mine/step-4/rank-0.json.gz", ["3", "4"])
+    assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])
+    assert not any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
+
+
+@pytest.mark.parametrize("former", [signal.SIG_IGN, lambda number, frame: None], ids=["ignored", "own"])
+def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixture, former: Any) -> None:
+    before = signal.signal(signal.SIGUSR2, former)
+    try:
+        with caplog.at_level(logging.INFO, "titan_debug"):
+            run_recipe("llama3_debug", TINY, observers=[AtEndOf(2, ask)])
+        assert signal.getsignal(signal.SIGUSR2) is former
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-4/rank-0.json.gz": ["4"]}
+    assert f"wrote trace {TRACES}/step-4/rank-0.json.gz" in caplog.messages
+
+
+def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
+    # A regular trace of steps 3 and 4, asked during its warmup; then one of 6 and 7, in the place of that of 7 and 8.
+    more = {"training.steps": 12, "profiling.profile_freq": 4, "profiling.profiler_active": 2}
+    run_recipe("llama3_debug", {**ON, **more}, observers=[AtEndOf(2, ask)])
+    assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {
+        "step-4/rank-0.json.gz": ["3", "4"],
+        "step-7/rank-0.json.gz": ["6", "7"],
+        "step-12/rank-0.json.gz": ["11", "12"],
+    }
+
+
+def test_an_exception_leaves_the_trace_as_far_as_it_is(in_tmp: Path) -> None:
+    more = {"profiling.profile_freq": 6, "profiling.profiler_active": 5}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run_recipe("llama3_debug", {**ON, **more}, observers=[AtEndOf(3, fail)])
+    assert not torch.autograd._profiler_enabled()
+    assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-3/rank-0.json.gz": ["2", "3"]}
+
+
+def test_the_end_of_the_run_leaves_the_trace_as_far_as_it_is(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "titan_debug"):
+        run_recipe("llama3_debug", {**TINY, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
+        assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-6/rank-0.json.gz": ["6"]}
+        run_recipe("llama3_debug", {**TINY, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
+    assert traces(in_tmp) == {}  # a fresh start has moved the older run's away
+    assert not torch.autograd._profiler_enabled()
+    assert "the run ended in the warmup of a trace, so there is none" in caplog.messages
+
+
+def test_a_trace_that_cannot_be_written_does_not_stop_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    in_the_way = {"profiling.profile_freq": 3, "profiling.save_traces_folder": "config.toml"}
+    assert len(run_recipe("llama3_debug", {**ON, **in_the_way}).losses) == 6
+    assert re.search(r"trace \S+config\.toml/step-3/rank-0\.json\.gz cannot be written: Not a directory", caplog.text)
+
+
+def _ranks_job(folder: str) -> None:
+    os.chdir(folder)
+    overrides = {**ON, "profiling.profile_freq": 4, "profiling.ranks": "[1]", "training.local_batch_size": 1}
+    run_recipe("llama3_debug", overrides, observers=[AtEndOf(1, ask)] if os.environ["RANK"] == "0" else [])
+
+
+def test_chosen_ranks_write_and_any_rank_can_be_asked(gloo: GlooPool, tmp_path: Path) -> None:
+    gloo.run(2, _ranks_job, str(tmp_path))
+    found = traces(tmp_path)
+    assert {name: marked(trace) for name, trace in found.items()} == {
+        "step-3/rank-0.json.gz": ["3"],
+        "step-4/rank-1.json.gz": ["4"],
+    }
+    for name, trace in found.items():
+        about = trace["distributedInfo"]
+        assert (f"rank-{about['rank']}.json.gz", about["world_size"]) == (name.partition("/")[2], 2)
+
+
+def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
+    profiler = Profiler(ProfilingSection())
+    report: Any = object()
+
+    def step() -> None:
+        profiler.titan_step_start(7)
+        profiler.titan_step_end(report)
+
+    assert min(timeit.repeat(step, number=20_000, repeat=20)) / 20_000 < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"profiling.ranks": "[0, 3]"}, "ranks = [0, 3]: this job has 1 rank(s), numbered from 0, and no rank 3; name"),
+        ({"profiling.ranks": "[-1]"}, "and no rank -1"),
+        ({"profiling.ranks": "[]", "profiling.enable_profiling": "true"}, "no rank would write anything; name ranks, or"),
+        (
+            {"profiling.profile_freq": 3, "profiling.enable_profiling": "true"},
+            "profile_freq = 3: a trace takes 3 steps of warmup and 1 that it holds; set it to at least 4, or lower",
+        ),
+        (
+            {"profiling.enable_memory_snapshot": "true", "job.device": "cpu"},
+            'enable_memory_snapshot = true: it records the allocations of GPUs, and job.device is "cpu"; set it to false',
+        ),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_built(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_job("llama3_debug", overrides)
+    assert message in str(caught.value)
+
+
+class FakeHistory(CudaMemoryHistory):
+    """In the place of CUDA's."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def write(self, file: Path) -> None:
+        self.calls.append("write")
+        file.write_bytes(pickle.dumps({"segments": []}))
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class SnapshotsAsOnCuda(MemorySnapshots):
+    """Told that the run is on a GPU."""
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        super().titan_train_start(replace(run, world=replace(run.world, device=torch.device("cuda"))))
+
+
+def snapshots(folder: Path) -> list[str]:
+    memory = folder / "outputs/llama3_debug/debug/memory"
+    return sorted(str(file.relative_to(memory)) for file in memory.rglob("*") if file.is_file())
+
+
+def test_memory_snapshots_every_so_many_steps(in_tmp: Path) -> None:
+    history = FakeHistory()
+    section = ProfilingSection(enable_memory_snapshot=True, profile_freq=2, ranks=[0])
+    run_recipe("llama3_debug", {**TINY, "training.steps": 5}, observers=[SnapshotsAsOnCuda(section, history)])
+    assert snapshots(in_tmp) == ["step-2/rank-0.pickle", "step-4/rank-0.pickle"]
+    assert history.calls == ["start", "write", "write", "stop"]
+    found = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in found if one.get("kind") == "memory snapshot"] == [2, 4]
+    other = FakeHistory()
+    run_recipe("llama3_debug", TINY, observers=[SnapshotsAsOnCuda(section.model_copy(update={"ranks": [1]}), other)])
+    assert other.calls == []
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_memory_snapshot_when_memory_runs_out(in_tmp: Path, chained: bool) -> None:
+    def run_out() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. On purpose")
+        except torch.OutOfMemoryError as error:
+            if chained:
+                raise RuntimeError("the step failed") from error
+            raise
+
+    history = FakeHistory()
+    observers = [SnapshotsAsOnCuda(ProfilingSection(enable_memory_snapshot=True), history), AtEndOf(3, run_out)]
+    with pytest.raises(RuntimeError):
+        run_recipe("llama3_debug", TINY, observers=observers)
+    assert snapshots(in_tmp) == ["step-3-out-of-memory/rank-0.pickle"]
+    assert history.calls == ["start", "write", "stop"]
+
+
+def test_what_counts_as_running_out_of_memory() -> None:
+    during = RuntimeError("while that was handled")
+    during.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert ran_out_of_memory(during)
+    circle = ValueError("one")
+    circle.__cause__ = RuntimeError("other")
+    circle.__cause__.__context__ = circle
+    assert not ran_out_of_memory(circle)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_memory_snapshots_without_a_gpu_say_so(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_recipe("llama3_debug", {**TINY, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
+    assert "this job trains on CPU: no snapshots" in caplog.text
+    assert snapshots(in_tmp) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu(in_tmp: Path) -> None:
+    more = {"job.device": "cuda", "profiling.enable_memory_snapshot": "true", "profiling.profile_freq": 3}
+    run_recipe("llama3_debug", {**ON, **more})
+    assert snapshots(in_tmp) == ["step-3/rank-0.pickle", "step-6/rank-0.pickle"]
+    snapshot = pickle.loads((in_tmp / "outputs/llama3_debug/debug/memory/step-3/rank-0.pickle").read_bytes())
+    assert any(entry["action"] == "alloc" for of_device in snapshot["device_traces"] for entry in of_device)
+    trace = traces(in_tmp)["step-3/rank-0.json.gz"]
+    assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
+    with pytest.raises(torch.OutOfMemoryError):
+        run_recipe("llama3_debug", {**TINY, **more}, observers=[AtEndOf(2, lambda: torch.empty(2**50, device="cuda"))])
+    assert snapshots(in_tmp) == ["step-2-out-of-memory/rank-0.pickle"]

@@ -1,0 +1,146 @@
+"""``titan verify``: meshes that give the same, and a plugin that does not, found out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.distributions import write_distribution
+from titan_core.cli.main import main
+from titan_core.errors import UserError
+from titan_core.job.mesh_plan import STANDARD_DIMS
+from titan_debug.statistics.moments import Moments
+from titan_debug.statistics.read import StepStatistics, read_statistics
+from titan_debug.verify.curves import Curve, compare
+from titan_debug.verify.meshes import parse_mesh
+
+TINY = [
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
+    "--training.seq_len", "32", "--training.local_batch_size", "4", "--training.global_batch_size", "4",
+    "--checkpoint.enable", "true",
+]  # fmt: skip
+
+# Changes what a feed-forward layer puts out, from step 2 on, wherever there is more than one process.
+WRONG = """
+from titan_core.components import Debugger
+from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+
+api = (1, 0)
+
+class Wrong:
+    @hookimpl
+    def titan_train_start(self, run):
+        self.step = 0
+        if run.world.size > 1:
+            for part in run.parts:
+                part.module.get_submodule("layers.1.feed_forward").register_forward_hook(self.change)
+    @hookimpl
+    def titan_step_start(self, step):
+        self.step = step
+    def change(self, module, inputs, output):
+        return output * 1.05 if self.step > 1 else output
+
+@hookimpl
+def titan_debuggers():
+    return [Debugger(name="wrong", summary="", active=lambda facts: True, build=Ref("wrong_plugin:build"))]
+
+def build(facts):
+    return Wrong()
+"""
+
+
+def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["reference"] == "one device" and told["steps"] == 2
+    assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
+    folder = in_tmp / "outputs/verify/llama3_debug"
+    assert not list(folder.glob("*/checkpoint"))
+    # The statistics themselves: the same on both meshes, whoever holds what.
+    one, two = (read_statistics(folder / name / "debug/statistics")[1] for name in ("one_device", "tp=2"))
+    assert list(one.outputs) == list(two.outputs) and {"layers.1.attention.wq", "output", "norm"} <= set(one.outputs)
+    for ours, theirs in ((one.outputs, two.outputs), (one.gradients, two.gradients)):
+        for name, moments in ours.items():
+            assert theirs[name].rms == pytest.approx(moments.rms, rel=1e-4), name
+            assert theirs[name].abs_max == pytest.approx(moments.abs_max, rel=1e-4), name
+    assert main(["statistics", str(folder / "tp=2")]) == 0
+    assert "gradient of  layers.0.attention.wq.weight" in capsys.readouterr().out
+    assert main(["statistics", str(folder / "tp=2"), "--step", "7"]) == 2
+    assert "there are no statistics of it; there are those of 1, 2" in capsys.readouterr().err
+
+
+def test_a_wrong_mesh_is_found_out_with_step_and_module(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_distribution(in_tmp / "site", "wrong-plugin", WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(in_tmp / "site"))
+    assert main(["verify", "--mesh", "1", "--mesh", "dp_shard=2", "--steps", "3", *TINY]) == 1
+    told = capsys.readouterr().out
+    assert "parts at step 2" in told
+    assert "dp_shard=2 parts from one device at step 2, the output of layers.1.feed_forward: rms" in told
+    assert "(5.0e-02 apart, 1.0e-03 allowed)" in told
+
+
+def moments(rms: float, mean: float = 0.0) -> Moments:
+    return Moments(100, 100 * mean, 100 * rms**2, rms, 0)
+
+
+def curve(loss: float = 2.0, output: float = 1.0, gradient: float = 1.0, mean: float = 0.0) -> Curve:
+    steps = {
+        step: StepStatistics(
+            {"first": moments(1.0), "second": moments(output, mean)},
+            {"first.weight": moments(gradient), "norm": moments(1.0)},
+        )
+        for step in (1, 2)
+    }
+    return Curve({1: 3.0, 2: loss}, steps)
+
+
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        (curve(), None),
+        (curve(loss=2.0001, output=1.0005), None),
+        (curve(loss=2.001), "step 2, the loss: loss 2.001 instead of 2 (5.0e-04 apart, 1.0e-04 allowed)"),
+        (curve(loss=float("nan")), "step 2, the loss: loss nan instead of 2"),
+        (
+            curve(loss=2.001, output=1.01),
+            "step 1, the output of second: rms 1.01 instead of 1 (1.0e-02 apart, 1.0e-03 allowed)",
+        ),
+        (curve(mean=0.01), "step 1, the output of second: mean 0.01 instead of 0"),
+        (curve(gradient=0.0), "step 1, the gradient of first.weight: rms 0 instead of 1"),
+    ],
+)
+def test_what_is_told(other: Curve, where: str | None) -> None:
+    departure = compare(curve(), other, 1e-4).departure
+    assert departure is None if where is None else str(departure).startswith(where)
+
+
+def test_a_gradient_that_is_missing_is_told() -> None:
+    other = curve()
+    for step in other.statistics.values():
+        step.gradients.pop("norm")
+    assert str(compare(curve(), other, 1e-4).departure).startswith("step 1, the gradient of norm: rms 0 instead of 1")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "told"),
+    [
+        ("dp_shrad=2", "there is no mesh dimension 'dp_shrad'; did you mean 'dp_shard'"),
+        ("tp", "'tp' is no degree"),
+        ("tp=0", "'tp=0' is no degree"),
+        ("tp=2,tp=2", "'tp=2' is no degree"),
+    ],
+)
+def test_mistakes(mesh: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        parse_mesh(mesh, STANDARD_DIMS)
+
+
+def test_an_impossible_mesh_is_told_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--mesh", "tp=3", *TINY]) == 2
+    told = capsys.readouterr()
+    assert "titan: error: on tp=3: " in told.err and "steps, in" not in told.out

@@ -1,0 +1,76 @@
+"""Directories of runs that never were, for what reads them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGAN = 1_700_000_000.0
+"""When these runs began, in seconds since the epoch; a step takes one second."""
+
+
+def record(step: int, **more: Any) -> dict[str, Any]:
+    """What a logged step leaves."""
+    return {
+        "step": step, "loss": 2 + 4 * math.exp(-step / 50), "loss_max": 2 + 4 * math.exp(-step / 50), "grad_norm": 1 / step,
+        "lr": 1e-3, "tokens_per_second": 4096.0, "tokens_per_second_per_device": 2048.0, "tflops": 1.5, "mfu": 0.41,
+        "memory_active_gib": 2.0, "memory_reserved_gib": 4.0, "memory_peak_gib": 3.0, "memory_retries": 0,
+        "step_seconds": 1.0, "data_seconds": 0.05, "forward_backward_seconds": 0.8, "optimizer_seconds": 0.1,
+        "checkpoint_seconds": 0.02, "tokens_seen": 4096 * step, "epoch": 0, "corrupt_records": 0, "time": BEGAN + step,
+        **more,
+    }  # fmt: skip
+
+
+def validation(step: int, loss: float | None) -> dict[str, Any]:
+    """What a validation leaves."""
+    return {
+        "step": step, "validation_loss": loss, "validation_tokens": 8192, "validation_seconds": 0.5, "time": BEGAN + step
+    }  # fmt: skip
+
+
+def start(step: int = 0, at: float = 0.0, steps: int = 100, **more: Any) -> dict[str, Any]:
+    """The event, ``at`` seconds after the run began."""
+    processes = [{"host": "elsewhere", "pid": 1}]
+    begun = {"event": "start", "time": BEGAN + at, "step": step, "steps": steps, "world_size": 2, "mesh": {"dp_shard": 2}}
+    return {**begun, "processes": processes, **more}
+
+
+def end(step: int, at: float, **more: Any) -> dict[str, Any]:
+    """The event."""
+    ending = {"event": "end", "time": BEGAN + at, "step": step, "completed": False, "failed": False, "preempted": False}
+    return {**ending, "reason": "all steps are done", **more}
+
+
+def write_run(
+    folder: Path,
+    steps: int = 100,
+    events: Sequence[Mapping[str, Any]] | None = None,
+    config: str = '[model]\nname = "llama3"\nflavor = "debug"\n',
+    more: Callable[[int], Mapping[str, Any]] = lambda step: {},
+    validations: Sequence[Mapping[str, Any]] = (),
+    core: str = "0.1.0",
+) -> Path:
+    """A run in ``folder`` that has logged each step.
+
+    Args:
+        events: default: it was started and has finished.
+        more: further figures of a step.
+        core: titan-core's version.
+    """
+    folder.mkdir(parents=True)
+    lines = [{**record(step), **more(step)} for step in range(1, steps + 1)]
+    write_lines(folder / "metrics.jsonl", [*lines, *validations])
+    whole = [start(steps=steps), end(steps, at=steps + 1, completed=True)]
+    write_lines(folder / "events.jsonl", whole if events is None else events)
+    (folder / "config.toml").write_text(config)
+    (folder / "plugins.json").write_text(json.dumps([{"name": "core", "distribution": "titan-core", "version": core}]))
+    return folder
+
+
+def write_lines(file: Path, lines: Sequence[Mapping[str, Any]], mode: str = "w") -> None:
+    """JSON lines; ``mode`` "a" appends."""
+    with file.open(mode) as opened:
+        opened.writelines(json.dumps(line) + "\n" for line in lines)
