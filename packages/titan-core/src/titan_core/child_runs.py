@@ -61,6 +61,6 @@ class ChildRun:
             line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
         ]
         told = [
-            line for line in lines if line.startswith("titan: ") and "error" in line or line.startswith("titan: stopped")
+            line for line in lines if (line.startswith("titan: ") and "error" in line) or line.startswith("titan: stopped")
         ]
         return (told or lines or [f"status {status}"])[-1].removeprefix("titan: ").removeprefix("error: ")
