@@ -189,7 +189,8 @@ def test_a_phone_reads_one_column_and_nothing_scrolls_sideways_but_tables(
 
 
 def test_a_run_has_one_colour_and_can_be_switched_off(report: Path, browser: Browser) -> None:
-    visible = """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id,
+    visible = """() => Object.fromEntries([...document.querySelectorAll(".chart")]
+        .filter((chart) => chart.offsetParent).map((chart) => [chart.id,
         chart._fullData.filter((trace) => trace.visible).map((trace) => [trace.meta.run, trace.line?.color])]))"""
     with visit(browser, report) as seen:
         shown = seen.page.evaluate(visible)
@@ -200,6 +201,7 @@ def test_a_run_has_one_colour_and_can_be_switched_off(report: Path, browser: Bro
         seen.page.locator(".chip").nth(1).click()
         hidden = seen.page.evaluate(visible)
         assert {run for traces in hidden.values() for run, _ in traces} == {0}
+        assert shown.keys() - hidden.keys() == {"chart-step_time-1", "chart-data_shares-1", "timeline-1"}
         assert seen.page.locator(".chip").nth(1).get_attribute("aria-pressed") == "false"
         seen.page.locator(".chip").nth(1).click()
         assert seen.page.evaluate(visible) == shown
@@ -275,9 +277,9 @@ def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
         steps=100_000,
         more=lambda step: {"loss": 99.0 if step == spike else 2 + step % 7, "loss_max": None},
     )
-    began = time.perf_counter()
+    began = time.process_time()  # what else the machine does is not counted
     text = page([RunLog.read(run)])
-    assert time.perf_counter() - began < 20  # some 5 s on a busy laptop
+    assert time.process_time() - began < 10  # some 2 s
     figures = figures_of(text)
     assert all(len(trace["x"]) <= POINTS for figure in figures.values() for trace in figure["data"])
     (loss,) = figures["chart-loss"]["data"]

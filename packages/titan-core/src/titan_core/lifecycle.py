@@ -90,8 +90,9 @@ class Lifecycle:
     def failed(self, error: BaseException, end: TrainEnd) -> None:
         """The run ends by ``error``: tell every observer of both hooks. One that fails itself is logged, and neither hides
         ``error`` nor keeps the others from hearing of it."""
-        for observer in self._manager.get_plugins():
-            others = [other for other in self._manager.get_plugins() if other is not observer]
+        observers = [observer for _, observer in self._manager.list_name_plugin()]  # in the order of their registration
+        for observer in observers:
+            others = [other for other in observers if other is not observer]
             for name, arguments in (("titan_exception", {"error": error}), ("titan_train_end", {"end": end})):
                 try:
                     self._manager.subset_hook_caller(name, others)(**arguments)

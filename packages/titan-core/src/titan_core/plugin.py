@@ -181,6 +181,25 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
+            name="report",
+            summary="write runs as one HTML page, and as pictures",
+            arguments=Ref("titan_core.cli.report:arguments"),
+            run=Ref("titan_core.cli.report:run"),
+        ),
+        Command(
+            name="watch",
+            summary="follow a run in the terminal",
+            arguments=Ref("titan_core.cli.watch:arguments"),
+            run=Ref("titan_core.cli.watch:run"),
+        ),
+        Command(
+            name="compare",
+            summary="train variants of a recipe, and put speed, memory and loss side by side",
+            arguments=Ref("titan_core.cli.compare:arguments"),
+            run=Ref("titan_core.cli.compare:run"),
+            overrides=True,
+        ),
+        Command(
             name="plugins",
             summary="list installed plugins, and those that are broken",
             arguments=Ref("titan_core.cli.arguments:json_argument"),

@@ -20,6 +20,8 @@ from titan_core.errors import Problem, UserError
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
 from titan_core.metrics.run_log import RunLog
+from titan_core.report.names import distinct_names
+from titan_core.report.page import write_report
 from titan_core.report.table import Table
 
 WINDOWS = 8
@@ -76,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows = rows_of(outcomes)
     print()
     print_table(HEADERS, rows)
-    table = Table(_title(arguments, jobs[0]), HEADERS, tuple(rows))
-    _write(folder, table, csv_rows_of(outcomes), [entry.finished[-1] for entry in entries if entry.finished])
+    _write(folder, csv_rows_of(outcomes))
+    _report(folder, _title(arguments, jobs[0]), rows, entries)
     for entry in entries:
         if entry.failure is not None:
             print(f"\n{entry.variant.name}: {entry.failure}", file=sys.stderr)
@@ -110,20 +112,25 @@ def _title(arguments: argparse.Namespace, job: Job) -> str:
     return f"{job.name}: {arguments.steps} steps on {arguments.nproc_per_node} process(es)"
 
 
-def _write(folder: Path, table: Table, csv_rows: list[tuple[object, ...]], runs: list[RunLog]) -> None:
-    """The table as CSV; and the page, where its libraries are installed."""
+def _write(folder: Path, rows: list[tuple[object, ...]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     comparison = folder / "comparison.csv"
     with comparison.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(csv_rows)
+        csv.writer(file).writerows(rows)
     print(f"\nthe table is in {comparison}")
+
+
+def _report(folder: Path, title: str, rows: list[tuple[str, ...]], entries: list[_Entry]) -> None:
+    """The page of each variant's last run, with the table on top; where the page's libraries are installed."""
+    runs = {number: entry.finished[-1] for number, entry in enumerate(entries) if entry.finished}
     if not runs:
         return
-    from titan_core.report.page import write_report
-
+    # As the page calls the runs, so that a row has its run's colour.
+    names = dict(zip(runs, distinct_names([run.path for run in runs.values()]), strict=True))
+    named = tuple((names.get(number, row[0]), *row[1:]) for number, row in enumerate(rows))
     page = folder / "report.html"
     try:
-        write_report(runs, page, table)
+        write_report(list(runs.values()), page, Table(title, HEADERS, named))
     except UserError as error:
         print(f"no report: {error}", file=sys.stderr)
         return

@@ -249,6 +249,16 @@ class ParallelismSection(Section):
     """Ranks that each sequence is divided over."""
 
 
+class CommSection(Section):
+    section: ClassVar[str] = "comm"
+
+    init_timeout_seconds: int = Field(default=600, gt=0)
+    """How long a collective may take until the first step is done: while the model is built, compiled and restored."""
+    train_timeout_seconds: int = Field(default=300, gt=0)
+    """How long one may take from then on, before the run ends with an error. Ranks also wait for each other in it where one
+    writes its part of a checkpoint more slowly than another; a checkpoint that is written beside training does not count."""
+
+
 CORE_SECTIONS: tuple[type[Section], ...] = (
     JobSection,
     PluginsSection,
@@ -260,4 +270,5 @@ CORE_SECTIONS: tuple[type[Section], ...] = (
     LRSchedulerSection,
     MetricsSection,
     ParallelismSection,
+    CommSection,
 )

@@ -13,7 +13,6 @@ from torch import Tensor
 from titan_core.data.batch import Batch
 from titan_core.model.part import ModelPart
 
-
 _rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import torch
 
 from titan_core.components import Checkpoint
-from titan_core.config.sections import LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.config.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.errors import UserError
@@ -29,6 +29,7 @@ from titan_core.train.run_directory import EVENTS, RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.step import GradientAccumulation, StepRunner
 from titan_core.train.stopwatch import Stopwatch
+from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
 from titan_core.train.world import World, join_world
 
@@ -111,6 +112,7 @@ class Trainer:
             directory.begin(job, self.state.step)
         self.events = EventLog(directory.path, world)
         lifecycle.register(self.events, failed=lambda error: log.warning("%s cannot be written: %s", EVENTS, error))
+        lifecycle.register(CollectiveTimeouts(job.config.section(CommSection)))
         self.validation: Validation | None = None
         if job.validation is not None:
             self.validation = Validation(

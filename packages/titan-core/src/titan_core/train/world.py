@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -14,13 +15,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # torch.distributed has it, but does not export it to type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from titan_core.config.sections import JobSection
+from titan_core.config.sections import CommSection, JobSection
 from titan_core.errors import Problem, UserError
 from titan_core.job.job import Job
 from titan_core.job.mesh_plan import MeshPlan
 from titan_core.train.device import backend_for, choose_device
 
 T = TypeVar("T")
+
+BACKGROUND = "background"
+"""Description of process groups whose collectives training does not wait for."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,13 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def new_background_group(self) -> dist.ProcessGroup:
+        """A gloo group of all ranks for work beside training, which may wait for disks: comm.train_timeout_seconds is not
+        for it. To be called by all ranks."""
+        group = dist.new_group(backend="gloo", group_desc=BACKGROUND)
+        assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+        return group
+
     def on_first_rank(self, find: Callable[[], T]) -> T:
         """What ``find`` gives on rank 0, on every rank.
 
@@ -127,7 +138,8 @@ def join_world(job: Job) -> Iterator[World]:
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     if "RANK" in os.environ:
-        dist.init_process_group(backend_for(device))
+        timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
+        dist.init_process_group(backend_for(device), timeout=timeout)
     else:
         # A world of one needs no network, and lets one process run the same code as many.
         dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)

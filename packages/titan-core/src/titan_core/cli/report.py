@@ -1,0 +1,39 @@
+"""``titan report``: runs as one page, and as pictures."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from titan_core.metrics.run_log import RunLog
+
+DEFAULT_FILE = "report.html"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan report``."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (job.dump_folder)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"where to write the page (default: {DEFAULT_FILE} in the first run's directory)",
+    )
+    parser.add_argument("--png", metavar="FOLDER", help="write the charts as PNG files into FOLDER too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page, and the pictures if they are asked for."""
+    from titan_core.report.page import write_report
+
+    folders = {Path(one).resolve(): Path(one) for one in arguments.runs}  # one that is named twice is one run
+    runs = [RunLog.read(folder) for folder in folders.values()]
+    file = Path(arguments.output) if arguments.output else runs[0].path / DEFAULT_FILE
+    write_report(runs, file)
+    print(file)
+    if arguments.png:
+        from titan_core.report.plots import write_plots
+
+        for picture in write_plots(runs, Path(arguments.png)):
+            print(picture)
+    return 0

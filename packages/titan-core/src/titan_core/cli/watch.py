@@ -1,0 +1,64 @@
+"""``titan watch``: a run on one screen of the terminal, from its files alone."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+from titan_core.errors import UserError
+from titan_core.metrics.run_log import RunLog
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan watch``."""
+    parser.add_argument("run", metavar="RUN", help="a run's directory (job.dump_folder), which may not be there yet")
+    parser.add_argument("--once", action="store_true", help="print how it stands, and exit")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="time between two looks at its files (default: 1)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the run until Ctrl-C.
+
+    Raises:
+        UserError: with ``--once``, there is no run; without it, stdout is no terminal.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from titan_core.report.dashboard import frame
+    from titan_core.report.followed_run import FollowedRun
+
+    console = Console(highlight=False)
+    followed = FollowedRun(Path(arguments.run))
+    if arguments.once:
+        followed.poll()
+        if not followed.exists:
+            RunLog.read(arguments.run)  # says what is missing
+            raise UserError.one(f"run {arguments.run!r}", "has written nothing yet", "leave out --once to wait for it")
+        console.print(frame(followed, console.width, console.height - 1))
+        return 0
+    if not console.is_terminal:
+        raise UserError.one("titan watch", "draws on a terminal, and stdout is none", "add --once")
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                followed.poll()
+                live.update(frame(followed, console.width, console.height), refresh=True)
+                time.sleep(arguments.interval)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _seconds(text: str) -> float:
+    """A time greater than 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
+    return seconds

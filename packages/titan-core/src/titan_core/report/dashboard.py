@@ -1,0 +1,189 @@
+"""A run on one screen of the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from titan_core.report.attempts import State, tell
+from titan_core.report.braille import bounds, plot
+from titan_core.report.followed_run import FollowedRun, Series
+from titan_core.report.numbers import UNKNOWN, duration, figure
+from titan_core.report.stacks import TIME_PARTS
+from titan_core.report.summary import model_of
+from titan_core.report.thinning import finite
+from titan_core.report.timeline import Moment, moments_of
+
+_COLOURS: dict[State, str] = {
+    "running": "green",
+    "finished": "blue",
+    "ended": "blue",
+    "preempted": "yellow",
+    "stalled": "yellow",
+    "killed": "red",
+    "failed": "red",
+}
+_ABOVE_CHARTS = 10
+"""Lines of the head, the bar and the figures."""
+_LEAST_CHART = 4
+"""Lines of a chart below which there is none: its title, two of the curve, and its steps."""
+_TWO_CHARTS = 64
+"""From this width on there are two side by side."""
+
+
+def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
+    """All that there is to see of ``run``, in at most ``height`` lines of ``width`` characters."""
+    if not run.exists:
+        return Text(f"waiting for a run in {run.path}", style="dim", overflow="ellipsis", no_wrap=True)
+    state = run.state()
+    room = height - _ABOVE_CHARTS
+    moments = [one for one in moments_of(run.events, run.attempts, state)[0] if one.kind != "now"]
+    events = max(0, min(len(moments), 1000, (room - _LEAST_CHART) // 3 + 1))
+    chart_height = room - events - 1 if events else room
+    parts: list[RenderableType] = [_head(run, state), _bar(run, state), "", _figures(run), ""]
+    if chart_height >= _LEAST_CHART and run.last:
+        parts.append(_charts(run, width, chart_height))
+    if events and room >= events + 1:
+        parts += ["", *(_event(moment) for moment in moments[-events:])]
+    return Group(*parts)
+
+
+def _head(run: FollowedRun, state: State | None) -> RenderableType:
+    name = Text(run.path.resolve().name, style="bold", overflow="ellipsis", no_wrap=True)
+    name.append(f"  {model_of(run.config)}", style="not bold dim")
+    told = Text(UNKNOWN if state is None else tell(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
+    if state is not None:
+        told.stylize(_COLOURS[state])
+    if state == "stalled":
+        told.append(f"; no line for {duration(run.quiet())}")
+    if len(run.attempts) > 1:
+        told.append(f", attempt {len(run.attempts)}", style="dim")
+    if run.damaged:
+        told.append(f", {run.damaged} damaged lines", style="yellow")
+    return _row(name, told)
+
+
+def _bar(run: FollowedRun, state: State | None) -> RenderableType:
+    done = max([run.last.get("step", 0), *(event["step"] for event in run.events)])
+    steps = run.attempts[-1].start.get("steps") if run.attempts else None
+    if not steps:
+        return Text(f"step {done:,}")
+    left = run.seconds_left() if state == "running" else None
+    told = f"left {duration(left)}" if left is not None else f"took {duration(sum(one.seconds for one in run.attempts))}"
+    if state in ("running", "stalled") and left is None:
+        told = ""
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    bar = ProgressBar(total=steps, completed=done, complete_style="cyan", finished_style="blue")
+    grid.add_row(f"step {done:,}/{steps:,}", bar, f"{done / steps:.0%}", told)
+    return grid
+
+
+def _figures(run: FollowedRun) -> RenderableType:
+    last, validation = run.last, run.validation
+    known = finite(validation.get("validation_loss"))
+    at = "" if known is None else f" at {validation['step']:,}, best {figure(run.best_validation, '.4f')}"
+    left = [
+        ("loss", _loss(last)),
+        ("grad norm", figure(last.get("grad_norm"), ".4g")),
+        ("lr", figure(last.get("lr"), ".3g")),
+        ("validation", figure(known, ".4f") + at),
+        ("seen", f"{figure(last.get('tokens_seen'), ',.0f')} tokens" + _more(last, "epoch", ", epoch {:.0f}")),
+    ]
+    right = [
+        ("tokens/s", figure(last.get("tokens_per_second"), ",.0f")),
+        ("a device", figure(last.get("tokens_per_second_per_device"), ",.0f") + _more(last, "tflops", ", {:.3g} TFLOP/s")),
+        ("MFU", figure(last.get("mfu"), ".1%")),
+        (
+            "memory",
+            f"{figure(last.get('memory_peak_gib'), '.2f')} GiB peak" + _more(last, "memory_reserved_gib", ", {:.2f} kept"),
+        ),
+        (
+            "a step",
+            f"{figure(last.get('step_seconds'), '.3f')} s" + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False),
+        ),
+    ]
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    for ratio in (None, 1, None, 1):
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio, style="" if ratio else "dim")
+    for (one, value), (other, value_of_other) in zip(left, right, strict=True):
+        grid.add_row(one, value, other, value_of_other)
+    return Group(grid, _split(last))
+
+
+def _loss(last: Mapping[str, Any]) -> str:
+    """The loss, and where it is not the same on all ranks the highest."""
+    mean, highest = (figure(last.get(key), ".4f") for key in ("loss", "loss_max"))
+    return mean if highest in (mean, UNKNOWN) else f"{mean}, at most {highest}"
+
+
+def _more(record: Mapping[str, Any], key: str, form: str, zero: bool = True) -> str:
+    """A further figure, if it is known."""
+    value = finite(record.get(key))
+    return "" if value is None or (not zero and value == 0) else form.format(value)
+
+
+def _split(last: Mapping[str, Any]) -> Text:
+    """Where a step's time goes: shares of it."""
+    whole = finite(last.get("step_seconds"))
+    parts = [(label, finite(last.get(key))) for label, key in TIME_PARTS]
+    told = ", ".join(f"{label} {value / whole:.0%}" for label, value in parts if whole and value is not None)
+    return Text(f"of it       {told}" if told else "", no_wrap=True, overflow="ellipsis")
+
+
+def _charts(run: FollowedRun, width: int, height: int) -> RenderableType:
+    if width < _TWO_CHARTS:
+        return _chart("loss", run.loss, width, height, ".2f", from_zero=False)
+    half = width // 2 - 1
+    return _row(
+        _chart("loss", run.loss, half, height, ".2f", from_zero=False),
+        _chart("tokens/s", run.throughput, half, height, ",.0f", from_zero=True),
+    )
+
+
+def _chart(title: str, series: Series, width: int, height: int, form: str, from_zero: bool) -> Text:
+    """Title, curve with its least and greatest value, and the first and last step."""
+    found = bounds(series.values, from_zero)
+    if found is None:
+        return Text(f"{title}: no value yet", style="dim")
+    bottom, top = found
+    labels = format(top, form), format(bottom, form)
+    margin = max(map(len, labels))
+    columns = max(1, width - margin - 2)
+    lines = plot(series.steps, series.values, columns, height - 2, bottom, top)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(" " * (margin + 1) + title + "\n", style="dim")
+    for number, line in enumerate(lines):
+        label = labels[0] if number == 0 else labels[1] if number == len(lines) - 1 else ""
+        text.append(label.rjust(margin) + " ", style="dim")
+        text.append(line + "\n", style="cyan")
+    first, last = f"{series.steps[0]:,}", f"{series.steps[-1]:,}"
+    text.append(" " * (margin + 1) + first + last.rjust(max(0, columns - len(first))), style="dim")
+    return text
+
+
+def _event(moment: Moment) -> Text:
+    style = {"finding": "yellow", "kill": "red"}.get(moment.kind, "")
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(time.strftime("%m-%d %H:%M:%S", time.localtime(moment.time)), style="dim")
+    text.append("" if moment.step is None else f"  step {moment.step:,}", style="dim")
+    text.append(f"  {' '.join(moment.text.split())}", style=style)
+    return text
+
+
+def _row(left: RenderableType, right: RenderableType) -> RenderableType:
+    """Two things, one at either edge."""
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right" if isinstance(right, Text) and "\n" not in right.plain else "left", no_wrap=True)
+    grid.add_row(left, right)
+    return grid

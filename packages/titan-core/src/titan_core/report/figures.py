@@ -1,0 +1,166 @@
+"""Charts as plotly.js draws them. Colours are names of the page's style (``"@run-0"``, ``"@muted"``, ``"@run-0/0.4"`` with
+an opacity), which the page's script looks up in the present colour scheme."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from titan_core.report.charts import Chart, Curve
+from titan_core.report.numbers import clock
+from titan_core.report.palette import colour_of, dash_of, round_of, tint_of
+from titan_core.report.timeline import Kind, Moment, Timeline
+
+Figure = dict[str, Any]
+"""``data`` and ``layout``."""
+
+SYMBOLS: Mapping[Kind, tuple[str, str]] = {
+    "start": ("triangle-right", "@text"),
+    "restart": ("triangle-right", "@text"),
+    "checkpoint": ("line-ns-open", "@text"),
+    "finding": ("diamond", "@warn"),
+    "end": ("square", "@text"),
+    "kill": ("x", "@bad"),
+    "now": ("circle-open", "@text"),
+}
+"""The marker and colour of what happened."""
+
+
+_SYMBOLS_OF_ROUNDS = ("circle", "circle-open", "square", "square-open")
+
+
+def chart_figure(chart: Chart, names: Sequence[str]) -> Figure:
+    """Curves over steps."""
+    several = len({curve.run for curve in chart.curves}) > 1
+    if chart.stacked:
+        data = [_layer(curve, number, len(chart.curves), chart) for number, curve in enumerate(chart.curves)]
+    else:
+        data = [_line(curve, chart, names, several) for curve in chart.curves]
+    upright: dict[str, Any] = {"rangemode": "tozero" if chart.from_zero else "normal", "tickformat": _ticks(chart)}
+    known = {value for curve in chart.curves for value in curve.values if value is not None}
+    if chart.name == "data_shares":
+        upright["range"] = [0, 1]
+    elif len(known) == 1:  # plotly would draw from 1 below to 1 above, whatever the size of the value
+        (value,) = known
+        upright["range"] = sorted((0, 1.5 * value)) if value else [-1, 1]
+    steps = [step for curve in chart.curves for step in (curve.steps[0], curve.steps[-1])]
+    first, last = min(steps), max(steps)
+    layout = _layout(
+        xaxis={
+            "range": [first, last] if first < last else [first - 1, last + 1],
+            "title": {"text": "step", "font": {"size": 11, "color": "@muted"}, "standoff": 6},
+            "tickformat": ",d",
+        },
+        yaxis=upright,
+    )
+    return {"data": data, "layout": layout}
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Attempts as bars along the clock, with a marker for each moment."""
+    run = timeline.run
+    bars_x: list[str | None] = []
+    for attempt in timeline.attempts:
+        bars_x += [_on_axis(attempt.began), _on_axis(attempt.last), None]
+    bars = {
+        "type": "scatter", "mode": "lines", "x": bars_x, "y": [None if x is None else 0 for x in bars_x],
+        "line": {"color": f"@run-{colour_of(run)}/0.45", "width": 14}, "hoverinfo": "skip", "meta": {"run": run},
+        "name": "attempts",
+    }  # fmt: skip
+    kinds = dict.fromkeys(moment.kind for moment in timeline.moments)
+    markers = [_markers(kind, [one for one in timeline.moments if one.kind == kind], run) for kind in kinds]
+    layout = _layout(
+        xaxis={"type": "date", "nticks": 6},
+        yaxis={"visible": False, "range": [-1, 1], "fixedrange": True},
+        hovermode="closest",
+        left=10,
+    )
+    return {"data": [bars, *markers], "layout": layout}
+
+
+def _line(curve: Curve, chart: Chart, names: Sequence[str], several: bool) -> Figure:
+    label = names[curve.run] if several else ""
+    if curve.label != chart.title.lower() and len({one.label for one in chart.curves}) > 1:
+        label = f"{label} {curve.label}".strip()
+    colour = f"@run-{colour_of(curve.run)}"
+    trace: Figure = {
+        "type": "scatter", "x": curve.steps, "y": curve.values, "name": _plain(label or curve.label),
+        "meta": {"run": curve.run}, "hovertemplate": f"%{{y:{chart.form}}}", "mode": "lines",
+    }  # fmt: skip
+    dash = dash_of(curve.run)
+    if curve.style == "dots":
+        trace |= {"mode": "lines+markers", "cliponaxis": False}
+        trace["line"] = {"color": f"{colour}/0.6", "width": 1.2, "dash": "dot"}
+        edge = {"color": "@card", "width": 1.5}
+        trace["marker"] = {"color": colour, "size": 7, "line": edge, "symbol": _SYMBOLS_OF_ROUNDS[round_of(curve.run)]}
+    elif curve.style == "faint":
+        trace["line"] = {"color": f"{colour}/0.35", "width": 1, "dash": dash}
+    else:
+        trace["line"] = {"color": colour, "width": 1.8, "dash": dash}
+        known = sum(value is not None for value in curve.values)
+        if known == 1:  # a line through one point would not be seen
+            trace |= {"mode": "markers", "marker": {"color": colour, "size": 6}}
+    return trace
+
+
+def _layer(curve: Curve, number: int, of: int, chart: Chart) -> Figure:
+    colour = f"@run-{colour_of(curve.run)}"
+    return {
+        "type": "scatter", "mode": "lines", "x": curve.steps, "y": curve.values, "name": _plain(curve.label),
+        "stackgroup": "all", "line": {"color": colour, "width": 0.6}, "meta": {"run": curve.run},
+        "fillcolor": f"{colour}/{tint_of(number, of):.2f}", "hovertemplate": f"%{{y:{chart.form}}}",
+    }  # fmt: skip
+
+
+def _markers(kind: Kind, moments: Sequence[Moment], run: int) -> Figure:
+    symbol, colour = SYMBOLS[kind]
+    return {
+        "type": "scatter", "mode": "markers", "name": kind, "meta": {"run": run},
+        "x": [_on_axis(moment.time) for moment in moments], "y": [0] * len(moments),
+        "text": [_hover(moment) for moment in moments], "hovertemplate": "%{text}<extra></extra>",
+        "marker": {
+            "symbol": symbol, "color": colour, "size": 14 if kind == "checkpoint" else 11,
+            "line": {"color": colour if kind in ("checkpoint", "now") else "@card", "width": 1.5},
+        },
+    }  # fmt: skip
+
+
+def _hover(moment: Moment) -> str:
+    step = "" if moment.step is None else f", step {moment.step:,}"
+    return f"{clock(moment.time)}{step}<br>{_plain(moment.text)}"
+
+
+def _layout(xaxis: Figure, yaxis: Figure, hovermode: str = "x unified", left: int = 44) -> Figure:
+    grid = {
+        "gridcolor": "@grid", "linecolor": "@border", "zeroline": False, "automargin": True,
+        "tickfont": {"size": 11, "color": "@muted"}, "ticks": "",
+    }  # fmt: skip
+    return {
+        "paper_bgcolor": "@card",
+        "plot_bgcolor": "@card",
+        "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12, "color": "@text"},
+        "hoverlabel": {"bgcolor": "@card", "bordercolor": "@border", "font": {"color": "@text", "size": 12}},
+        "margin": {"l": left, "r": 12, "t": 8, "b": 36},
+        "showlegend": False,
+        "hovermode": hovermode,
+        "xaxis": {**grid, "showgrid": False, "showline": True, **xaxis},
+        "yaxis": {**grid, "nticks": 6, **yaxis},
+        "uirevision": "keep",
+    }
+
+
+def _ticks(chart: Chart) -> str:
+    """Ticks are round: they need fewer digits than values."""
+    return {".1%": ".0%", ",.0f": "~s"}.get(chart.form, "~g")
+
+
+def _on_axis(seconds: float) -> str:
+    """plotly's dates know no zones: what is written is what is shown."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
+
+
+def _plain(text: str) -> str:
+    """``text`` as it stands: plotly would take ``<b>`` for markup."""
+    return html.escape(text, quote=False)

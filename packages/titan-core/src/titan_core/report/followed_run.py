@@ -1,0 +1,144 @@
+"""A run that may still be going on, kept up to date from its files."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from titan_core.report.attempts import Attempt, State, attempts_of, pace_of, state_of
+from titan_core.report.tail import Tail
+from titan_core.report.thinning import extremes, finite
+from titan_core.train.run_directory import CONFIG, EVENTS, METRICS
+
+_RECENT = 50
+"""As many of the last lines tell how fast the run is."""
+_POINTS = 2000
+
+
+class Series:
+    """A figure over steps that never holds more than some points, its extremes among them."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: list[float | None] = []
+
+    def add(self, step: int, value: float | None) -> None:
+        """One more point."""
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.values) >= 2 * _POINTS:
+            kept = extremes(self.values, _POINTS)
+            self.steps = [self.steps[index] for index in kept]
+            self.values = [self.values[index] for index in kept]
+
+
+class FollowedRun:
+    """What is known of the run in directory ``path``; :meth:`poll` reads what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self._metrics, self._events = Tail(path / METRICS), Tail(path / EVENTS)
+        self._config_stamp: tuple[int, int] | None = None
+        self._polled = False
+        self._changed = 0.0
+        self.attempts: list[Attempt] = []
+        """In order; the last one is what is going on."""
+        self._forget_metrics()
+
+    def _forget_metrics(self) -> None:
+        self.loss, self.throughput = Series(), Series()
+        self.last: Mapping[str, Any] = {}
+        """The record of the last logged step."""
+        self.validation: Mapping[str, Any] = {}
+        """The last one's record."""
+        self.best_validation: float | None = None
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)
+        self._times: list[float] = []
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is something to show."""
+        return bool(self.events or self.last or self.validation)
+
+    @property
+    def damaged(self) -> int:
+        """How many lines of its files are no JSON objects."""
+        return self._metrics.damaged + self._events.damaged
+
+    def poll(self) -> None:
+        """Read what its files have more than before."""
+        replaced, records = self._metrics.read()
+        if replaced:
+            self._forget_metrics()
+        for record in records:
+            self._take(record)
+        events_replaced, events = self._events.read()
+        self.events = events if events_replaced else [*self.events, *events]
+        self._read_config()
+        if records or events or replaced or events_replaced:
+            self.attempts = attempts_of(self.events, self._times)
+            if self._polled:
+                self._changed = time.monotonic()
+        self._polled = True
+
+    def quiet(self) -> float:
+        """Seconds since its last line. By our own clock once a line has come: another machine's may be wrong."""
+        if self._changed:
+            return time.monotonic() - self._changed
+        newest = max([*self._times[-1:], *(float(event["time"]) for event in self.events[-1:])], default=time.time())
+        return max(0.0, time.time() - newest)
+
+    def state(self) -> State | None:
+        """How it stands; ``None`` without events."""
+        if not self.attempts:
+            return None
+        return state_of(self.attempts[-1], pace_of([when for _, when in self._of_attempt()]), self.quiet())
+
+    def seconds_left(self) -> float | None:
+        """Until its last step at the pace of the last ones, validations and checkpoints included; ``None`` if not known."""
+        steps = self.attempts[-1].start.get("steps") if self.attempts else None
+        own = self._of_attempt()
+        if steps is None or len(own) < 2 or own[-1][0] <= own[0][0]:
+            return None
+        pace = (own[-1][1] - own[0][1]) / (own[-1][0] - own[0][0])
+        return max(0.0, (steps - own[-1][0]) * pace - self.quiet())
+
+    def _of_attempt(self) -> list[tuple[int, float]]:
+        """Step and time of the last lines that the present attempt has written."""
+        return [pair for pair in self._recent if self.attempts and pair[1] >= self.attempts[-1].began]
+
+    def _take(self, record: dict[str, Any]) -> None:
+        when = finite(record.get("time"))
+        if when is not None:
+            self._times.append(when)
+        if "validation_loss" in record:
+            self.validation = record
+            value = finite(record["validation_loss"])
+            if value is not None:
+                self.best_validation = value if self.best_validation is None else min(value, self.best_validation)
+        elif "loss" in record:
+            self.last = record
+            self.loss.add(record["step"], finite(record["loss"]))
+            self.throughput.add(record["step"], finite(record.get("tokens_per_second")))
+            if when is not None:
+                self._recent.append((record["step"], when))
+
+    def _read_config(self) -> None:
+        file = self.path / CONFIG
+        try:
+            found = file.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            if stamp != self._config_stamp:
+                self.config = tomli.loads(file.read_text(encoding="utf-8"))
+                self._config_stamp = stamp
+        except FileNotFoundError:
+            self.config, self._config_stamp = {}, None
+        except ValueError:
+            pass  # it is being written: the next look will find it whole

@@ -1,0 +1,130 @@
+"""Pieces of the page. Whatever a run supplies is escaped here."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from titan_core.report.charts import Chart
+from titan_core.report.palette import DARK, LIGHT, colour_of, round_of, tint_of
+from titan_core.report.table import Table
+
+_NUMBER = re.compile(r"[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
+
+
+def table(one: Table, names: Sequence[str], lead: str = "", figures: bool = True) -> str:
+    """A table in a frame that scrolls by itself; runs have their colours. With ``figures``, columns of numbers end at one
+    line."""
+    columns = list(zip(*one.rows, strict=True)) or [() for _ in one.headers]
+    numeric = [figures and bool(column) and all(map(_NUMBER.fullmatch, column)) for column in columns]
+    classes = [' class="number"' if is_number else "" for is_number in numeric]
+    head = "".join(
+        f'<th scope="col"{kind}>{_cell(text, names if number else ())}</th>'
+        for number, (text, kind) in enumerate(zip(one.headers, classes, strict=True))
+    )
+    body = []
+    for row in one.rows:
+        first = f'<th scope="row">{_cell(row[0], names)}</th>'
+        rest = "".join(f"<td{kind}>{_escape(text)}</td>" for text, kind in zip(row[1:], classes[1:], strict=True))
+        body.append(f"<tr>{first}{rest}</tr>")
+    heading = f"<h2>{_escape(one.title)}</h2>{paragraph(lead)}" if one.title else ""
+    rows = "\n".join(body)
+    return (
+        f'<section class="card">{heading}<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def chart_card(chart: Chart, names: Sequence[str], wide: bool) -> str:
+    """The frame of a chart, with its key; the page's script draws into it."""
+    identity = chart_id(chart)
+    unit = f' <span class="unit">{_escape(chart.unit)}</span>' if chart.unit else ""
+    of_run = f' <span class="of-run">{_cell(names[chart.curves[0].run], names)}</span>' if chart.stacked else ""
+    shown = of_run if len(names) > 1 else ""
+    only = f' data-of-run="{chart.curves[0].run}"' if chart.stacked else ""
+    return (
+        f'<figure class="card{" wide" if wide else ""}"{only}><figcaption><h3>{_escape(chart.title)}{unit}</h3>{shown}'
+        f"{_key(chart)}{paragraph(chart.note)}</figcaption>"
+        f'<div class="chart" id="{identity}"></div></figure>'
+    )
+
+
+def chart_id(chart: Chart) -> str:
+    """Of the element that it is drawn into."""
+    return f"chart-{chart.name}-{chart.curves[0].run}" if chart.stacked else f"chart-{chart.name}"
+
+
+def run_chips(names: Sequence[str]) -> str:
+    """A switch for each run; nothing where there is one."""
+    if len(names) < 2:
+        return ""
+    chips = "".join(
+        f'<button type="button" class="chip" data-run="{number}" aria-pressed="true">{_cell(name, names)}</button>'
+        for number, name in enumerate(names)
+    )
+    return f'<div class="chips" role="group" aria-label="Runs shown in the charts">{chips}</div>'
+
+
+def details(title: str, contents: str) -> str:
+    """Something that is folded at first; ``contents`` is HTML."""
+    return f"<details><summary>{title}</summary>{contents}</details>"
+
+
+def preformatted(text: str) -> str:
+    """Text as it stands."""
+    return f'<pre class="scroll">{_escape(text)}</pre>'
+
+
+def name_of_run(number: int, names: Sequence[str]) -> str:
+    """A run's name with its colour."""
+    return _cell(names[number], names)
+
+
+def paragraph(text: str) -> str:
+    """A quiet line, if there is something to say."""
+    return f'<p class="note">{_escape(text)}</p>' if text else ""
+
+
+def palette_style() -> str:
+    """The colours of runs as variables of the style."""
+    light, dark = (" ".join(f"--run-{n}: {c};" for n, c in enumerate(colours)) for colours in (LIGHT, DARK))
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
+def json_for_script(value: Any) -> str:
+    """JSON that may stand in a script element: nothing in it can end the element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _key(chart: Chart) -> str:
+    """What kinds of curves there are, where there are several."""
+    if chart.stacked:
+        run, of = colour_of(chart.curves[0].run), len(chart.curves)
+        swatches = (
+            f'<li><i class="swatch" style="background: var(--run-{run}); opacity: {tint_of(number, of):.2f}"></i>'
+            f"{_escape(one.label)}</li>"
+            for number, one in enumerate(chart.curves)
+        )
+        return f'<ul class="key">{"".join(swatches)}</ul>'
+    kinds = {one.label: one.style for one in reversed(chart.curves)}
+    if len(kinds) < 2:
+        return ""
+    order = sorted(kinds.items(), key=lambda kind: ("line", "dots", "faint").index(kind[1]))
+    items = "".join(f'<li><i class="stroke {style}"></i>{_escape(label)}</li>' for label, style in order)
+    return f'<ul class="key">{items}</ul>'
+
+
+def _cell(text: str, names: Sequence[str]) -> str:
+    """``text``, with the run's colour in front if it is a run's name."""
+    if text not in names or len(names) < 2:
+        return _escape(text)
+    run = names.index(text)
+    return f'<i class="dot round-{round_of(run)}" style="--run: var(--run-{colour_of(run)})"></i>{_escape(text)}'
+
+
+def _escape(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,23 @@
+"""What to call runs that are shown together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The names of the folders themselves, with as many parents in front as tell equal ones apart. The folders differ."""
+    parts = [[part for part in folder.resolve().parts if part != folder.anchor] or ["/"] for folder in folders]
+    taken = [1] * len(folders)
+    while True:
+        names = ["/".join(part[-count:]) for part, count in zip(parts, taken, strict=True)]
+        counts = Counter(names)
+        longer = [
+            min(count + 1, len(part)) if counts[name] > 1 else count
+            for part, count, name in zip(parts, taken, names, strict=True)
+        ]
+        if longer == taken:
+            return names
+        taken = longer

@@ -1,0 +1,133 @@
+"""The report: one page that holds everything it needs, plotly.js included, and asks nothing of the network."""
+
+from __future__ import annotations
+
+import html
+import string
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from titan_core.errors import UserError
+from titan_core.metrics.run_log import RunLog
+from titan_core.report import html_parts as parts
+from titan_core.report.charts import line_charts
+from titan_core.report.config_differences import config_differences, version_differences
+from titan_core.report.figures import Figure, chart_figure, timeline_figure
+from titan_core.report.names import distinct_names
+from titan_core.report.needs import extra_needed
+from titan_core.report.numbers import clock, time_zone
+from titan_core.report.stacks import stacks
+from titan_core.report.summary import summary
+from titan_core.report.table import Table
+from titan_core.report.timeline import Timeline, timelines
+
+
+def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None) -> None:
+    """Write the report of ``runs`` to ``file``.
+
+    Args:
+        table: shown first, above the summary.
+
+    Raises:
+        UserError: plotly is not installed, or ``file`` cannot be written.
+    """
+    text = page(runs, table)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError.one(str(file), f"cannot be written: {error.strerror}", "name another file") from None
+
+
+def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
+    """The report of ``runs`` as HTML.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    with extra_needed("the report"):
+        from plotly.offline import get_plotlyjs
+    names = distinct_names([run.path for run in runs])
+    figures: dict[str, Figure] = {}
+    body = [*_tables(runs, names, table), *_charts(runs, names, figures), *_timelines(runs, names, figures)]
+    body += [*_differences(runs, names), *_configs(runs, names)]
+    title = names[0] if len(names) == 1 else f"{len(names)} runs"
+    return string.Template(_own_file("page.html")).substitute(
+        title=html.escape(title),
+        made=html.escape(f"{clock(time.time())}, {time_zone()}"),
+        style=_own_file("page.css") + parts.palette_style(),
+        plotly=get_plotlyjs(),
+        body="\n".join(body),
+        figures=parts.json_for_script(figures),
+        script=_own_file("page.js"),
+    )
+
+
+def _tables(runs: Sequence[RunLog], names: Sequence[str], table: Table | None) -> list[str]:
+    first = [] if table is None else [parts.table(table, names)]
+    return [*first, parts.table(summary(runs, names), names)]
+
+
+def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
+    charts = [*line_charts(runs), *stacks(runs)]
+    if not charts:
+        return [f'<section class="card">{parts.paragraph("No step is logged yet.")}</section>']
+    figures.update((parts.chart_id(chart), chart_figure(chart, names)) for chart in charts)
+    cards = "\n".join(parts.chart_card(chart, names, wide=chart.name == "loss") for chart in charts)
+    return [parts.run_chips(names), f'<div class="grid">{cards}</div>']
+
+
+def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
+    cards = []
+    for one in timelines(runs):
+        identity = f"timeline-{one.run}"
+        figures[identity] = timeline_figure(one)
+        heading = f"<h3>{parts.name_of_run(one.run, names)}</h3>" if len(runs) > 1 else ""
+        cards.append(
+            f'<div class="of-timeline" data-of-run="{one.run}">{heading}<div class="chart timeline" id="{identity}"></div>'
+            f"{parts.details('All events', _events(one))}</div>"
+        )
+    key = "".join(f'<li><i class="mark {kind}"></i>{text}</li>' for kind, text in _MARKS)
+    if not cards:
+        return []
+    note = parts.paragraph(f"Times are those of {time_zone()}.")
+    return [f'<section class="card"><h2>Timeline</h2>{note}<ul class="key">{key}</ul>{"".join(cards)}</section>']
+
+
+_MARKS = (("start", "start"), ("checkpoint", "checkpoint"), ("finding", "finding"), ("end", "end"), ("kill", "killed"))
+
+
+def _events(timeline: Timeline) -> str:
+    rows = tuple(
+        (clock(moment.time), "" if moment.step is None else f"{moment.step:,}", moment.text) for moment in timeline.moments
+    )
+    left_out = f"{timeline.left_out:,} older checkpoints and findings are left out." if timeline.left_out else ""
+    return parts.table(Table("", ("time", "step", "event"), rows), ()) + parts.paragraph(left_out)
+
+
+def _differences(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
+    if len(runs) < 2:
+        return []
+    config, versions = config_differences(runs, names), version_differences(runs, names)
+    lead = "Keys that are not the same in all runs." if config.rows else "All keys are the same."
+    shown = [parts.table(config, names, lead, figures=False)]
+    if versions.rows:
+        shown.append(parts.table(versions, names, "Versions that are not the same in all runs.", figures=False))
+    return shown
+
+
+def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
+    import tomli_w  # only wanted here
+
+    folded = [
+        parts.details(parts.name_of_run(number, names), parts.preformatted(tomli_w.dumps(run.config)))
+        for number, run in enumerate(runs)
+        if run.config
+    ]
+    return [f'<section class="card"><h2>Resolved config</h2>{"".join(folded)}</section>'] if folded else []
+
+
+def _own_file(name: str) -> str:
+    return resources.files("titan_core.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,68 @@
+"""Charts of parts of a whole, one a run: what a step's time goes to, and what the data came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from titan_core.metrics.run_log import RunLog
+from titan_core.report.charts import Chart, Curve
+from titan_core.report.thinning import extremes, finite
+
+TIME_PARTS = (
+    ("forward and backward", "forward_backward_seconds"),
+    ("optimizer", "optimizer_seconds"),
+    ("data", "data_seconds"),
+    ("checkpoint", "checkpoint_seconds"),
+)
+"""What a step's time is divided into, the part of most steps that is longest first; the rest is ``other``."""
+
+_TOKENS = "tokens_seen/"
+
+
+def step_time(number: int, run: RunLog) -> Chart | None:
+    """Seconds of a step by what they were spent on."""
+    records = [record for record in run.steps if finite(record.get("step_seconds")) is not None]
+    if not records:
+        return None
+    parts = [(label, key) for label, key in TIME_PARTS if any(finite(record.get(key)) for record in records)]
+    kept = [records[index] for index in extremes([record["step_seconds"] for record in records])]
+    columns = {label: [finite(record.get(key)) or 0.0 for record in kept] for label, key in parts}
+    known = [sum(values) for values in zip(*columns.values(), strict=True)] or [0.0] * len(kept)
+    columns["other"] = [max(0.0, record["step_seconds"] - part) for record, part in zip(kept, known, strict=True)]
+    return _stack("step_time", "Step time", "seconds a step", ".3f", number, kept, columns)
+
+
+def data_shares(number: int, run: RunLog) -> Chart | None:
+    """Each dataset's share of the tokens seen so far; ``None`` where there is one dataset."""
+    names = sorted({key for record in run.steps for key in record if key.startswith(_TOKENS)})
+    records = [record for record in run.steps if any(finite(record.get(name)) for name in names)]
+    if len(names) < 2 or not records:
+        return None
+    kept = [records[index] for index in extremes([_share(record, names, names[0]) for record in records])]
+    columns = {name.removeprefix(_TOKENS): [_share(record, names, name) for record in kept] for name in names}
+    return _stack("data_shares", "Data", "share of the tokens seen so far", ".1%", number, kept, columns)
+
+
+def stacks(runs: Sequence[RunLog]) -> list[Chart]:
+    """All of them, those of one kind together."""
+    found = [make(number, run) for make in (step_time, data_shares) for number, run in enumerate(runs)]
+    return [chart for chart in found if chart is not None]
+
+
+def _share(record: dict[str, Any], names: Sequence[str], name: str) -> float:
+    return (finite(record.get(name)) or 0.0) / sum(finite(record.get(one)) or 0.0 for one in names)
+
+
+def _stack(
+    name: str,
+    title: str,
+    unit: str,
+    form: str,
+    number: int,
+    records: Sequence[dict[str, Any]],
+    columns: dict[str, list[float]],
+) -> Chart:
+    steps = tuple(record["step"] for record in records)
+    curves = tuple(Curve(number, label, steps, tuple(values)) for label, values in columns.items())
+    return Chart(name, title, unit, form, curves, stacked=True, from_zero=True)

@@ -1,0 +1,75 @@
+"""The runs in a table: how far they came, how well and how fast."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from titan_core.metrics.run_log import RunLog
+from titan_core.report.attempts import attempts_of, state_now, tell
+from titan_core.report.numbers import UNKNOWN, duration, figure
+from titan_core.report.table import Table
+from titan_core.report.thinning import finite
+
+_HEADERS = (
+    "run", "model", "steps", "last loss", "best validation", "last validation",
+    "tokens/s (median)", "MFU (median)", "peak memory", "wall time", "state",
+)  # fmt: skip
+
+
+def summary(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
+    """A row a run."""
+    return Table("Summary", _HEADERS, tuple(_row(run, name) for run, name in zip(runs, names, strict=True)))
+
+
+def model_of(config: Mapping[str, Any]) -> str:
+    """The model's name and flavor."""
+    model = config.get("model", {})
+    return " ".join(str(model[key]) for key in ("name", "flavor") if model.get(key)) or UNKNOWN
+
+
+def _row(run: RunLog, name: str) -> tuple[str, ...]:
+    attempts = attempts_of(run.events, run.times)
+    best = min(_known(run.validations, "validation_loss"), default=None)
+    peak = max(_known(run.steps, "memory_peak_gib"), default=None)
+    how = tell(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
+    if len(attempts) > 1:
+        how += f" ({len(attempts)} attempts)"
+    return (
+        name,
+        model_of(run.config),
+        _steps(run),
+        _last(run.steps, "loss"),
+        figure(best, ".4f"),
+        _last(run.validations, "validation_loss"),
+        figure(_median(run, "tokens_per_second"), ",.0f"),
+        figure(_median(run, "mfu"), ".1%"),
+        UNKNOWN if peak is None else f"{peak:.2f} GiB",
+        duration(sum(attempt.seconds for attempt in attempts) if attempts else None),
+        how,
+    )
+
+
+def _steps(run: RunLog) -> str:
+    """Steps done of those that were asked for."""
+    done = max([*(record["step"] for record in run.steps), *(event["step"] for event in run.events)], default=0)
+    asked = next((event["steps"] for event in reversed(run.events) if event["event"] == "start"), None)
+    return f"{done:,}" if asked is None else f"{done:,} of {asked:,}"
+
+
+def _known(records: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    return [value for record in records if (value := finite(record.get(key))) is not None]
+
+
+def _last(records: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Of the last record, though it be no number: a loss that is NaN is what one has to see."""
+    if not records:
+        return UNKNOWN
+    value = finite(records[-1].get(key))
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _median(run: RunLog, key: str) -> float | None:
+    values = _known(run.steps, key)
+    return statistics.median(values) if values else None
