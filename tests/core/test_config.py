@@ -37,7 +37,7 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
         ("[training]\nsteps = 2.5", [], r"training\.steps = 2\.5: must be a valid integer"),
         ("[training]\nsteps = true", [], r"training\.steps = true: must be a valid integer"),
         ("[training]\nsteps = 0", [], r"training\.steps = 0: must be greater than 0"),
-        ("[training]\non_nan = 'pray'", [], r"training\.on_nan = \"pray\": must be 'stop' or 'ignore'"),
+        ("[training]\non_nan = 'pray'", [], r"training\.on_nan = \"pray\": must be 'stop', 'skip', 'warn' or 'ignore'"),
         ("[trainin]\nsteps = 5", [], r"\[trainin\]: no installed plugin owns this section; did you mean 'training'"),
         ("steps = 5", [], r"steps = 5: a key outside of any section"),
         ("training = 5", [], r"training = 5: a key outside of any section"),
@@ -79,8 +79,8 @@ def test_unknown_recipes(recipe: str, message: str) -> None:
 
 def test_a_section_of_a_missing_package_names_it(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
-    file.write_text("[parallelism]\nfsdp_reshard_after_forward = 'never'\n[profiling]\n")
-    with pytest.raises(UserError, match="titan-debug is installed, but its present version") as caught:
+    file.write_text("[parallelism]\nfsdp_reshard_after_forward = 'never'\n[quantize]\n")
+    with pytest.raises(UserError, match="titan-float8 is installed, but its present version") as caught:
         load_config(str(file), [], REGISTRY.without(["parallel"]))
     assert 'fsdp_reshard_after_forward = "never": unknown key; titan-parallel is switched off' in str(caught.value)
 

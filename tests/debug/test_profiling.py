@@ -185,11 +185,15 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
     assert min(timeit.repeat(step, number=20_000, repeat=20)) / 20_000 < 2e-6
 
 
+@pytest.mark.parametrize("rank", [3, -1])
+def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int) -> None:
+    with pytest.raises(UserError, match=rf"this job has 1 rank\(s\), numbered from 0, and no rank {rank}; name other ranks"):
+        run_recipe("llama3_debug", {**TINY, "profiling.ranks": f"[0, {rank}]"})
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"profiling.ranks": "[0, 3]"}, "ranks = [0, 3]: this job has 1 rank(s), numbered from 0, and no rank 3; name"),
-        ({"profiling.ranks": "[-1]"}, "and no rank -1"),
         ({"profiling.ranks": "[]", "profiling.enable_profiling": "true"}, "no rank would write anything; name ranks, or"),
         (
             {"profiling.profile_freq": 3, "profiling.enable_profiling": "true"},

@@ -24,7 +24,7 @@ class NonFiniteError(RunStopped):
 
 
 class FiniteGuard(LateReports):
-    """To stop or to warn, it looks late, so that a GPU need not be waited for. To leave out an update, it must know before."""
+    """To stop or to warn, it looks late, so that no GPU is waited for. To leave out an update, it must know before."""
 
     def __init__(self, action: Literal["stop", "skip", "warn"]) -> None:
         super().__init__()
