@@ -107,8 +107,8 @@ class PipelineStep:
 
 
 class _Stage(PipelineStage):
-    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and that
-    says when it calls its modules for shapes alone."""
+    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and
+    that says when it calls its modules for shapes alone."""
 
     def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the modules on zeros (torch 2.11 to 2.15)."""
