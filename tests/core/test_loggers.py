@@ -18,23 +18,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.distributions import write_distribution
 from harness.gloo_pool import GlooPool
-from harness.jobs import make_job, run_recipe
+from harness.jobs import TINY, make_job, run_recipe
 from harness.wandb_file import history, records, run_of
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import open_lines, read_lines
 from titan_core.metrics.jsonl import JsonLines
 
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 2,
-    "metrics.log_freq": 2,
-    "job.dump_folder": "run",
-}
+RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 CHECKPOINTS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.interval": 2}
 
 
@@ -52,7 +43,7 @@ def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> None:
-    board = {**TINY, **CHECKPOINTS, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1}
+    board = {**RUN, **CHECKPOINTS, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1}
     run_recipe("llama3_debug", {**board, "training.stop_at_step": 2})
     run_recipe("llama3_debug", board)
     events = EventAccumulator(str(in_tmp / "run/logs/tensorboard"))
@@ -69,10 +60,10 @@ def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> 
 
 
 def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, quiet_wandb: None) -> None:
-    offline = {**TINY, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
+    offline = {**RUN, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
     run_recipe("llama3_debug", {**offline, "training.stop_at_step": 2})
     run_recipe("llama3_debug", {**offline, "job.description": "went on"})
-    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime)
+    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"))  # named by the time of their start
     logged = [*history(first), *history(second)]
     written = metrics(in_tmp / "run")
     for name in ("step", "loss", "grad_norm", "lr", "tokens_seen"):
@@ -90,7 +81,7 @@ def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, qui
 
 
 def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> None:
-    offline = {**TINY, "training.steps": 1, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline"}
+    offline = {**RUN, "training.steps": 1, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline"}
     ids = []
     for _ in range(2):
         run_recipe("llama3_debug", offline)
@@ -140,7 +131,7 @@ def test_a_logger_that_fails_is_switched_off_and_training_goes_on(
     import broken_logger  # type: ignore[import-not-found]
 
     monkeypatch.setattr(broken_logger.Breaks, "where", where)
-    record = run_recipe("llama3_debug", TINY)
+    record = run_recipe("llama3_debug", RUN)
     assert record.reason == "all steps are done"
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
     told = [line.message for line in caplog.records if "breaks" in line.message]
@@ -172,7 +163,7 @@ def ranks_metrics(folder: str) -> dict[str, Any]:
         def titan_step_end(self, report: Any) -> None:
             seen.append((report.loss.item(), report.rank_losses.tolist()))
 
-    run_recipe("llama3_debug", {**TINY, "training.local_batch_size": 1}, observers=[Watch()])
+    run_recipe("llama3_debug", {**RUN, "training.local_batch_size": 1}, observers=[Watch()])
     return {"steps": seen}
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.browser import Visit, chromium, visit
-from harness.jobs import run_recipe
+from harness.jobs import TINY, run_recipe
 from harness.made_runs import BEGAN, end, start, validation, write_lines, write_run
 from titan_core.cli.main import main
 from titan_core.metrics.run_log import RunLog
@@ -30,13 +30,9 @@ from titan_core.report.timeline import timeline
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
+RUN: dict[str, object] = {
+    **TINY,
     "training.steps": 12,
-    "metrics.log_freq": 2,
     "validation.enable": "true",
     "validation.dataset": "stdlib",
     "validation.steps": 1,
@@ -52,7 +48,7 @@ CLOSING = "</script><b>owned"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A real run, and one with everything a page can show."""
     folder = tmp_path_factory.mktemp("runs")
-    run_recipe("llama3_debug", {**TINY, "job.dump_folder": str(folder / "real")})
+    run_recipe("llama3_debug", {**RUN, "job.dump_folder": str(folder / "real")})
     return [folder / "real", write_eventful(folder / HOSTILE)]
 
 

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from harness.distributions import write_distribution
-from harness.jobs import Recorder, make_job, run_recipe
+from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
@@ -25,16 +25,6 @@ from titan_core.metrics.jsonl import JsonLines
 from titan_core.train.finite_guard import NonFiniteError
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.trainer import train
-
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 2,
-    "metrics.log_freq": 2,
-}
 
 
 def test_the_story_of_a_run(in_tmp: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import make_job, run_recipe
+from harness.jobs import TINY, make_job, run_recipe
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.train.events import RunStart, StepReport
@@ -26,18 +26,13 @@ from titan_debug.config import ProfilingSection
 from titan_debug.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling import Profiler
 
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
+RUN: dict[str, object] = {
+    **TINY,
     "training.steps": 6,
-    "lr_scheduler.warmup_steps": 2,
-    "metrics.log_freq": 2,
     "job.device": "cpu",
     "profiling.profiler_warmup": 1,
 }
-ON = {**TINY, "profiling.enable_profiling": "true"}
+ON = {**RUN, "profiling.enable_profiling": "true"}
 TRACES = "outputs/llama3_debug/debug/traces"
 
 
@@ -81,7 +76,7 @@ def marked(trace: dict[str, Any]) -> list[str]:
 
 
 def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
-    plain = run_recipe("llama3_debug", TINY)
+    plain = run_recipe("llama3_debug", RUN)
     assert traces(in_tmp) == {}
     profiled = run_recipe("llama3_debug", {**ON, "profiling.profile_freq": 3})
     assert profiled.losses == plain.losses
@@ -113,7 +108,7 @@ def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixtur
     before = signal.signal(signal.SIGUSR2, former)
     try:
         with caplog.at_level(logging.INFO, "titan_debug"):
-            run_recipe("llama3_debug", TINY, observers=[AtEndOf(2, ask)])
+            run_recipe("llama3_debug", RUN, observers=[AtEndOf(2, ask)])
         assert signal.getsignal(signal.SIGUSR2) is former
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -142,9 +137,9 @@ def test_an_exception_leaves_the_trace_as_far_as_it_is(in_tmp: Path) -> None:
 
 def test_the_end_of_the_run_leaves_the_trace_as_far_as_it_is(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "titan_debug"):
-        run_recipe("llama3_debug", {**TINY, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
+        run_recipe("llama3_debug", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
         assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-6/rank-0.json.gz": ["6"]}
-        run_recipe("llama3_debug", {**TINY, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
+        run_recipe("llama3_debug", {**RUN, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
     assert traces(in_tmp) == {}  # a fresh start has moved the older run's away
     assert not torch.autograd._profiler_enabled()
     assert "the run ended in the warmup of a trace, so there is none" in caplog.messages
@@ -188,7 +183,7 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
 @pytest.mark.parametrize("rank", [3, -1])
 def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int) -> None:
     with pytest.raises(UserError, match=rf"this job has 1 rank\(s\), numbered from 0, and no rank {rank}; name other ranks"):
-        run_recipe("llama3_debug", {**TINY, "profiling.ranks": f"[0, {rank}]"})
+        run_recipe("llama3_debug", {**RUN, "profiling.ranks": f"[0, {rank}]"})
 
 
 @pytest.mark.parametrize(
@@ -244,13 +239,13 @@ def snapshots(folder: Path) -> list[str]:
 def test_memory_snapshots_every_so_many_steps(in_tmp: Path) -> None:
     history = FakeHistory()
     section = ProfilingSection(enable_memory_snapshot=True, profile_freq=2, ranks=[0])
-    run_recipe("llama3_debug", {**TINY, "training.steps": 5}, observers=[SnapshotsAsOnCuda(section, history)])
+    run_recipe("llama3_debug", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(section, history)])
     assert snapshots(in_tmp) == ["step-2/rank-0.pickle", "step-4/rank-0.pickle"]
     assert history.calls == ["start", "write", "write", "stop"]
     found = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
     assert [one["step"] for one in found if one.get("kind") == "memory snapshot"] == [2, 4]
     other = FakeHistory()
-    run_recipe("llama3_debug", TINY, observers=[SnapshotsAsOnCuda(section.model_copy(update={"ranks": [1]}), other)])
+    run_recipe("llama3_debug", RUN, observers=[SnapshotsAsOnCuda(section.model_copy(update={"ranks": [1]}), other)])
     assert other.calls == []
 
 
@@ -267,7 +262,7 @@ def test_a_memory_snapshot_when_memory_runs_out(in_tmp: Path, chained: bool) -> 
     history = FakeHistory()
     observers = [SnapshotsAsOnCuda(ProfilingSection(enable_memory_snapshot=True), history), AtEndOf(3, run_out)]
     with pytest.raises(RuntimeError):
-        run_recipe("llama3_debug", TINY, observers=observers)
+        run_recipe("llama3_debug", RUN, observers=observers)
     assert snapshots(in_tmp) == ["step-3-out-of-memory/rank-0.pickle"]
     assert history.calls == ["start", "write", "stop"]
 
@@ -284,7 +279,7 @@ def test_what_counts_as_running_out_of_memory() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_memory_snapshots_without_a_gpu_say_so(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_recipe("llama3_debug", {**TINY, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
+    run_recipe("llama3_debug", {**RUN, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
     assert "this job trains on CPU: no snapshots" in caplog.text
     assert snapshots(in_tmp) == []
 
@@ -300,5 +295,5 @@ def test_on_a_gpu(in_tmp: Path) -> None:
     trace = traces(in_tmp)["step-3/rank-0.json.gz"]
     assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
     with pytest.raises(torch.OutOfMemoryError):
-        run_recipe("llama3_debug", {**TINY, **more}, observers=[AtEndOf(2, lambda: torch.empty(2**50, device="cuda"))])
+        run_recipe("llama3_debug", {**RUN, **more}, observers=[AtEndOf(2, lambda: torch.empty(2**50, device="cuda"))])
     assert snapshots(in_tmp) == ["step-2-out-of-memory/rank-0.pickle"]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
+from harness.jobs import TINY, run_recipe
 from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_debug.intervals import difference, intersection, length, union
@@ -23,13 +23,8 @@ from titan_debug.trace_events import TraceEvents
 from titan_debug.trace_files import trace_files
 from titan_debug.trace_summary import TraceSummary, summarise
 
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 2,
+RUN: dict[str, object] = {
+    **TINY,
     "job.device": "cpu",
     "profiling.enable_profiling": "true",
     "profiling.profile_freq": 4,
@@ -274,7 +269,7 @@ def test_nothing_there_is_told(in_tmp: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_recipe("llama3_debug", TINY)
+    run_recipe("llama3_debug", RUN)
     capsys.readouterr()
     assert main(["trace", "summary", "outputs/llama3_debug", "--top", "400", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["ranks"]
@@ -291,7 +286,7 @@ def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture
 
 def _fsdp_job(folder: str) -> None:
     os.chdir(folder)
-    run_recipe("llama3_debug", TINY)
+    run_recipe("llama3_debug", RUN)
 
 
 def test_real_traces_of_two_ranks_communicate(

@@ -97,6 +97,18 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+    "metrics.log_freq": 2,
+}
+"""Settings of ``llama3_debug`` that take a second."""
+
+
 def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
     """Assemble a job as the command line would."""
     given = [Override(key, str(value)) for key, value in (overrides or {}).items()]
