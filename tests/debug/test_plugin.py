@@ -1,11 +1,15 @@
-"""titan-debug is found, and honest about what it offers."""
+"""titan-debug is found, with what it offers."""
 
 from __future__ import annotations
 
+from titan_core.components import Command, Debugger
 from titan_core.registry import Registry
 
 
-def test_it_is_found_and_registers_nothing_yet() -> None:
-    (plugin,) = (plugin for plugin in Registry.from_installed().found.plugins if plugin.distribution == "titan-debug")
+def test_it_offers_debuggers_and_commands() -> None:
+    registry = Registry.from_installed()
+    (plugin,) = (plugin for plugin in registry.found.plugins if plugin.distribution == "titan-debug")
     assert plugin.name == "debug"
-    assert plugin.components == ()
+    assert {"flight_recorder", "crash_report"} <= {one.name for one in plugin.components if isinstance(one, Debugger)}
+    assert {"flight analyse", "flight dump"} <= {one.name for one in plugin.components if isinstance(one, Command)}
+    assert registry.conflicts == []

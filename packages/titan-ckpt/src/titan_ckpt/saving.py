@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -36,7 +35,7 @@ class Saving:
         self._saved, self._section, self._folder = request.saved, section, folder
         self._asynchronous = section.async_mode != "disabled"
         # A save beside training must not mix its messages with training's.
-        self._group: Any = dist.new_group(backend="gloo") if self._asynchronous else None
+        self._group = self._world.new_background_group() if self._asynchronous else None
         self._staging = self._make_staging()
         self._retention = Retention(folder, section.keep_latest_k, section.keep_every_n_steps)
         self._pending: tuple[int, Future[None]] | None = None

@@ -46,7 +46,8 @@ class CommTraceSection(Section):
     """Where dumps are written, below the run's directory."""
     watchdog_seconds: float = Field(default=0.0, ge=0.0)
     """A step that takes longer than this has every rank dump its threads' stacks and its collectives; training goes on. 0:
-    four fifths of the time after which collectives time out (comm.train_timeout_seconds)."""
+    four fifths of comm.train_timeout_seconds. A job's first step, which compiles, has four fifths of
+    comm.init_timeout_seconds in any case."""
 
 
 class NumericsSection(Section):

@@ -4,15 +4,100 @@ from __future__ import annotations
 
 from titan_core.components import Command, Debugger
 from titan_core.hookspecs import hookimpl
+from titan_core.ref import Ref
+from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
 
 api = (1, 0)
 
 
 @hookimpl
 def titan_debuggers() -> list[Debugger]:
-    return []
+    return [
+        Debugger(
+            name="locate_nan",
+            summary="the first module whose output is not finite, when the loss is not",
+            config=NumericsSection,
+            active=lambda facts: facts.section(NumericsSection).locate_nan,
+            build=Ref("titan_debug.locate_nan:build"),
+        ),
+        Debugger(
+            name="loss_spike",
+            summary="tells of losses far above those before them, leaves out their updates, or stops",
+            config=NumericsSection,
+            active=lambda facts: facts.section(NumericsSection).spike_action != "off",
+            build=Ref("titan_debug.loss_spike:build"),
+        ),
+        Debugger(
+            name="statistics",
+            summary="mean, size and largest element of every module's output and every gradient",
+            config=NumericsSection,
+            active=lambda facts: facts.section(NumericsSection).statistics_freq > 0,
+            build=Ref("titan_debug.statistics.recorder:build"),
+        ),
+        Debugger(
+            name="profiler",
+            summary="traces of torch's profiler: every so many steps, and on SIGUSR2",
+            config=ProfilingSection,
+            active=lambda facts: True,
+            build=Ref("titan_debug.profiling:build"),
+            check=Ref("titan_debug.profiling_check:check"),
+        ),
+        Debugger(
+            name="memory_snapshots",
+            summary="CUDA's memory with the history of its allocations: every so many steps, and when it runs out",
+            config=ProfilingSection,
+            active=lambda facts: facts.section(ProfilingSection).enable_memory_snapshot,
+            build=Ref("titan_debug.memory_snapshots:build"),
+            check=Ref("titan_debug.profiling_check:check_memory"),
+        ),
+        Debugger(
+            name="flight_recorder",
+            summary="dumps every rank's collectives and threads when a step takes too long or the run fails",
+            config=CommTraceSection,
+            active=lambda facts: facts.section(CommTraceSection).flight_recorder,
+            build=Ref("titan_debug.flight.recorder:build"),
+        ),
+        Debugger(
+            name="crash_report",
+            summary="one page about a failed run: the first failure, the other ranks, config and environment",
+            active=lambda facts: True,
+            build=Ref("titan_debug.crash_report:build"),
+        ),
+    ]
 
 
 @hookimpl
 def titan_commands() -> list[Command]:
-    return []
+    return [
+        Command(
+            name="flight analyse",
+            summary="say which rank holds the others up, and where it is",
+            arguments=Ref("titan_debug.cli.flight:analyse_arguments"),
+            run=Ref("titan_debug.cli.flight:run_analyse"),
+        ),
+        Command(
+            name="flight dump",
+            summary="ask every rank of a running job for its collectives and threads",
+            arguments=Ref("titan_debug.cli.flight:dump_arguments"),
+            run=Ref("titan_debug.cli.flight:run_dump"),
+        ),
+        Command(
+            name="statistics",
+            summary="statistics of modules' outputs and of gradients that a run has written",
+            arguments=Ref("titan_debug.cli.statistics:arguments"),
+            run=Ref("titan_debug.cli.statistics:run"),
+        ),
+        Command(
+            name="verify",
+            summary="train a recipe on several meshes, and say whether the losses are the same",
+            arguments=Ref("titan_debug.cli.verify:arguments"),
+            run=Ref("titan_debug.cli.verify:run"),
+            overrides=True,
+        ),
+        Command(
+            name="trace summary",
+            summary="where the time of a profiled step went",
+            arguments=Ref("titan_debug.cli.trace:arguments"),
+            run=Ref("titan_debug.cli.trace:run"),
+        ),
+    ]

@@ -1,0 +1,63 @@
+"""Where a process runs: versions, devices, and the environment variables that matter; without secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+_RELEVANT = re.compile(
+    r"^(TORCH|NCCL|CUDA|OMP_|MKL_|KMP_|TITAN|GLOO|SLURM_|PYTORCH|PYTHON|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_)"
+)
+_SECRET = re.compile(r"key|token(?!iz)|secret|passw|credential", re.IGNORECASE)
+LEFT_OUT = "(left out)"
+
+
+def describe_environment(device: torch.device) -> dict[str, str]:
+    """Versions, devices and variables of this process. CUDA is asked only where it is already in use."""
+    found = {
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
+    }
+    if torch.cuda.is_initialized():
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["GPU"] = f"{torch.cuda.get_device_name(device)} ({device}, {torch.cuda.device_count()} on this machine)"
+    return found | relevant_variables(os.environ)
+
+
+def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that torch, NCCL, CUDA, OpenMP, Titan and launchers read, by name."""
+    return {
+        name: LEFT_OUT if _SECRET.search(name) else value
+        for name, value in sorted(environment.items())
+        if _RELEVANT.match(name)
+    }
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """The command that started this process (default: this one's), as a shell takes it."""
+    shown: list[str] = []
+    hide = False
+    for argument in sys.argv if arguments is None else arguments:
+        flag, equals, _ = argument.partition("=")
+        secret = argument.startswith("--") and _SECRET.search(flag) is not None
+        shown.append(
+            LEFT_OUT if hide and not argument.startswith("--") else f"{flag}={LEFT_OUT}" if secret and equals else argument
+        )
+        hide = secret and not equals
+    return shlex.join(shown)
+
+
+def without_secrets(toml: str) -> str:
+    """A TOML document with the values of keys that look secret left out."""
+    lines = []
+    for line in toml.splitlines():
+        key, equals, value = line.partition(" = ")
+        hide = equals and _SECRET.search(key) and value.startswith(('"', "'"))
+        lines.append(f'{key} = "{LEFT_OUT}"' if hide else line)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,165 @@
+"""Holding the collectives of ranks against each other: which do not fit, and who waits for whom."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from titan_debug.flight.dump import Dump, Entry, Group
+
+_EQUAL = {
+    "all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop",
+    "all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced", "allgather_coalesced",
+    "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
+}  # fmt: skip
+"""Collectives to which every rank gives as many numbers. Others (scatter, gather, all_to_all) may differ."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The collectives of one process group and backend: a sequence that all of its ranks must go through alike."""
+
+    group: Group
+    backend: str
+    by_rank: dict[int, dict[int, Entry]]
+    """Of each rank that has a dump, its collectives by number. Older ones than the recorder keeps are not there."""
+
+    def last(self, rank: int) -> int:
+        """Number of the last collective that ``rank`` has begun; 0 if none."""
+        return max(self.by_rank[rank], default=0)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A collective that ranks do not agree on."""
+
+    channel: Channel
+    seq: int
+    what: str
+    """``operation``, ``type`` or ``shape``."""
+    kinds: list[list[int]] = field(default_factory=list)
+    """Ranks that agree with each other; most first."""
+
+    @property
+    def culprits(self) -> list[int]:
+        """Ranks that differ from the most; all where there is no such majority."""
+        if len(self.kinds[0]) > len(self.kinds[1]):
+            return sorted(rank for kind in self.kinds[1:] for rank in kind)
+        return sorted(rank for kind in self.kinds for rank in kind)
+
+    @property
+    def begun(self) -> float:
+        """When the first rank began it."""
+        return min(entries[self.seq].created for entries in self.channel.by_rank.values() if self.seq in entries)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank is in a collective that others have not joined."""
+
+    rank: int
+    channel: Channel
+    entry: Entry
+    behind: list[int]
+    """Those of its group that have not begun it."""
+    unknown: list[int]
+    """Those of its group that have left no record."""
+
+
+def channels(dumps: Iterable[Dump]) -> list[Channel]:
+    """Every process group of every backend that something was recorded of."""
+    dumps = [dump for dump in dumps if dump.recorded]
+    found: dict[tuple[str, str, tuple[int, ...]], Channel] = {}
+    for dump in dumps:
+        groups = {group.name: group for group in dump.groups}
+        for entry in dump.entries:
+            group = groups.get(entry.group)
+            if group is not None and not entry.p2p:
+                key = (entry.backend, group.name, group.ranks)
+                found.setdefault(key, Channel(group, entry.backend, {}))
+    for (backend, name, ranks), channel in found.items():
+        for dump in dumps:
+            if dump.rank in ranks:
+                own = [entry for entry in dump.entries if (entry.backend, entry.group) == (backend, name) and not entry.p2p]
+                channel.by_rank[dump.rank] = {entry.seq: entry for entry in own}
+    return list(found.values())
+
+
+def mismatches(found: Iterable[Channel]) -> list[Mismatch]:
+    """The first mismatch of each channel, the earliest first: what follows in it comes of that one."""
+    firsts = (next(iter(_mismatches(channel)), None) for channel in found)
+    return sorted((one for one in firsts if one is not None), key=lambda one: one.begun)
+
+
+def _mismatches(channel: Channel) -> Iterable[Mismatch]:
+    counts = Counter(seq for entries in channel.by_rank.values() for seq in entries)
+    for seq in sorted(seq for seq, count in counts.items() if count > 1):
+        entries = {rank: own[seq] for rank, own in channel.by_rank.items() if seq in own}
+        for what, kinds in (
+            ("operation", _kinds({rank: entry.op for rank, entry in entries.items()})),
+            ("type", _kinds({rank: str(set(entry.input_dtypes)) for rank, entry in entries.items() if entry.input_dtypes})),
+            ("shape", _kinds({rank: _size(entry) for rank, entry in entries.items() if entry.op in _EQUAL})),
+        ):
+            if len(kinds) > 1:
+                yield Mismatch(channel, seq, what, kinds)
+                break
+
+
+def _kinds(by_rank: Mapping[int, str | int]) -> list[list[int]]:
+    """Ranks with the same value together, the most first."""
+    groups: dict[str | int, list[int]] = {}
+    for rank in sorted(by_rank):
+        groups.setdefault(by_rank[rank], []).append(rank)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _size(entry: Entry) -> int:
+    """How many numbers are sent; views of the same ones fit each other."""
+    return sum(math.prod(size) for size in entry.input_sizes)
+
+
+def waits(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[Wait]:
+    """What each rank waits for, the first such collective of each of its groups."""
+    known = [
+        Wait(dump.rank, channel, entry, *_absent(channel, entry.seq))
+        for dump in dumps
+        for channel in found
+        if dump.rank in channel.by_rank
+        for entry in (_pending(dump, channel),)
+        if entry is not None
+    ]
+    return [wait for wait in known if wait.behind or wait.unknown]
+
+
+def joined_by_all(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[tuple[Channel, Entry, list[int]]]:
+    """Collectives that every rank of the group has begun, and these have not done."""
+    together: dict[tuple[int, int], tuple[Channel, Entry, list[int]]] = {}
+    for dump in dumps:
+        for number, channel in enumerate(found):
+            entry = _pending(dump, channel) if dump.rank in channel.by_rank else None
+            if entry is not None and _absent(channel, entry.seq) == ([], []):
+                together.setdefault((number, entry.seq), (channel, entry, []))[2].append(dump.rank)
+    return list(together.values())
+
+
+def _pending(dump: Dump, channel: Channel) -> Entry | None:
+    """The first collective that ``dump``'s rank is still in. gloo lets go of one that failed as of one that is done: of a
+    rank that failed because of another, it is the last that was begun."""
+    own = channel.by_rank[dump.rank]
+    pending = [entry for entry in own.values() if not entry.done]
+    if pending:
+        return min(pending, key=lambda entry: entry.seq)
+    collectives = [entry for entry in dump.entries if not entry.p2p]
+    if dump.failure is not None and dump.failure.follows and collectives and all(entry.done for entry in collectives):
+        last = max(collectives, key=lambda entry: entry.created)
+        return last if own.get(last.seq) is last else None
+    return None
+
+
+def _absent(channel: Channel, seq: int) -> tuple[list[int], list[int]]:
+    """Ranks that have not begun collective ``seq``, and ranks that nothing is known of."""
+    behind = [rank for rank in channel.by_rank if channel.last(rank) < seq]
+    unknown = [rank for rank in channel.group.ranks if rank not in channel.by_rank]
+    return sorted(behind), sorted(unknown)

@@ -1,0 +1,203 @@
+"""Dumps of a rank's collectives and threads: when a step takes too long, when the run fails, and when asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from titan_core.config.sections import CommSection, JobSection
+from titan_core.hookspecs import hookimpl
+from titan_core.job.job import JobFacts
+from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd
+from titan_debug.attempt import begin_attempt
+from titan_debug.config import CommTraceSection
+from titan_debug.consequences import chain, follows_from_a_peer
+from titan_debug.flight.analysis import MOST_ANALYSED, analyse
+from titan_debug.flight.dump import Dump, Failure, Frame, Thread, write_dump
+from titan_debug.flight.read import read_dumps
+from titan_debug.flight.recorded import prepare_environment, process_groups, recorded_entries
+from titan_debug.flight.request import Request, Requests
+from titan_debug.flight.stacks import stack_of_traceback, thread_stacks
+from titan_debug.flight.stacks_file import StacksFile
+from titan_debug.flight.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.8
+"""Of the time after which collectives fail: how long a step may take before the watchdog says so."""
+
+
+class FlightRecorder:
+    """One rank's. It only reports: what hangs goes on hanging until its collectives time out, and what recovers goes on."""
+
+    def __init__(self, comm: CommSection, section: CommTraceSection, dump_folder: str) -> None:
+        self._section = section
+        self._folder = Path(dump_folder) / section.save_traces_folder
+        self._first_limit = SHARE * comm.init_timeout_seconds
+        self._limit = section.watchdog_seconds or SHARE * comm.train_timeout_seconds
+        self._run: RunStart | None = None
+        self._assembled = self._attempt = 0.0
+        self._step, self._in_step = 0, False
+        self._dump: Dump | None = None  # the last one
+        self._troubled_step: int | None = None  # the last step that was dumped because something was wrong
+        self._writing = threading.Lock()
+        self._stacks: StacksFile | None = None
+        self._requests: Requests | None = None
+        self._watchdog: Watchdog | None = None
+
+    @hookimpl
+    def titan_job_assembled(self) -> None:
+        """No process group exists yet."""
+        self._assembled = time.time()
+        prepare_environment(self._section.trace_buf_size, self._folder)
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Begin to watch. An older run's files have been moved away by now."""
+        self._step = run.step
+        self._attempt = begin_attempt(run)
+        self._stacks = StacksFile(self._folder, run.world, self._attempt)
+        self._requests = Requests(self._folder)
+        self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._late, self._asked)
+        self._run = run
+        self._watchdog.start(self._stacks.file)
+
+    @hookimpl(tryfirst=True)
+    def titan_step_start(self, step: int) -> None:
+        """What other observers do then is part of the step."""
+        self._step, self._in_step = step, True
+        if self._watchdog is not None:
+            self._watchdog.step_begins(step)
+
+    @hookimpl(trylast=True)
+    def titan_step_end(self, report: StepReport) -> None:
+        """Likewise."""
+        self._in_step = False
+        if self._watchdog is not None:
+            self._watchdog.step_ends()
+
+    @hookimpl
+    def titan_exception(self, error: BaseException) -> None:
+        """Dump, and ask the other ranks to. A run of one rank has nobody to wait for, and an interrupt explains itself."""
+        run = self._run
+        if run is None or run.world.size == 1 or isinstance(error, KeyboardInterrupt):
+            return
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._write(why, asked=False, error=error)
+        self._ask_others(why)
+
+    @hookimpl(tryfirst=True)
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """Nothing is watched any more."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
+
+    def _late(self, step: int, seconds: float) -> None:
+        """The watchdog: ``step`` takes longer than ``seconds``."""
+        why = f"step {step} takes longer than {seconds:g} s"
+        if self._write(why, asked=False):
+            self._ask_others(why)
+            self._tell(why)
+
+    def _asked(self, request: Request) -> None:
+        """The watchdog: somebody wants a dump."""
+        person = request.rank is None
+        if self._write(request.why if person else f"rank {request.rank}: {request.why}", asked=person) and not person:
+            self._tell(f"rank {request.rank}: {request.why}")
+
+    def _write(self, why: str, asked: bool, error: BaseException | None = None) -> bool:
+        """Write a dump; whether that was done. A step that was dumped because something is wrong is dumped no more: what
+        came of it would hide what it came from. Its failure is added to what is there."""
+        run = self._run
+        assert run is not None
+        with self._writing:
+            known = self._troubled_step == self._step and not asked
+            if known and error is None:
+                return False
+            before = self._dump if known else None
+            try:
+                if self._stacks is not None:
+                    self._stacks.write(why)  # the other file takes torch's help, which may be what is stuck
+                self._dump = self._collect(run, why, error, before)
+                write_dump(self._folder, self._dump)
+            except OSError as problem:
+                log.error("%s: no dump can be written to %s: %s", why, self._folder, problem.strerror or problem)
+                return False
+            if not asked:
+                self._troubled_step = self._step
+            elif run.world.rank == 0:
+                log.warning("%s: dumped collectives and threads to %s", why, self._folder)
+            return True
+
+    def _collect(self, run: RunStart, why: str, error: BaseException | None, before: Dump | None) -> Dump:
+        world = run.world
+        stacks: dict[tuple[Frame, ...], int] = {}
+        if before is not None:
+            stacks.update((tuple(stack), index) for index, stack in enumerate(before.stacks))
+            entries, threads, why = before.entries, before.threads, before.why
+        else:
+            entries = recorded_entries(stacks, self._assembled)
+            threads = [
+                Thread(name, main, stacks.setdefault(tuple(stack), len(stacks))) for name, main, stack in thread_stacks()
+            ]
+        failure = None
+        if error is not None:
+            raised = stack_of_traceback(chain(error)[-1].__traceback__)
+            message = str(error).partition("\n")[0]
+            index = stacks.setdefault(tuple(raised), len(stacks))
+            if before is None:  # the main thread is here, which nobody wants to know
+                threads = [replace(thread, stack=index) if thread.main else thread for thread in threads]
+            failure = Failure(type(error).__name__, message, follows_from_a_peer(error), time.time(), index)
+        return Dump(
+            rank=world.rank,
+            world_size=world.size,
+            attempt=self._attempt,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            time=before.time if before is not None else time.time(),
+            why=why,
+            step=self._step,
+            in_step=self._in_step,
+            coordinates={dim: world.coordinate(dim) for dim in world.mesh.mesh_dim_names or ()},
+            groups=process_groups(world),
+            entries=entries,
+            threads=threads,
+            stacks=[list(stack) for stack in stacks],
+            failure=failure,
+            stuck=before.stuck if before is not None else self._watchdog is not None and self._watchdog.starved,
+        )
+
+    def _ask_others(self, why: str) -> None:
+        assert self._run is not None and self._requests is not None
+        try:
+            self._requests.ask(why, self._run.world.rank)
+        except OSError as problem:
+            log.error("the other ranks cannot be asked for dumps in %s: %s", self._folder, problem.strerror or problem)
+
+    def _tell(self, why: str) -> None:
+        """On rank 0, in the watchdog's thread: say so, and when the others have dumped, what it comes from."""
+        run = self._run
+        if run is None or run.world.rank != 0 or self._watchdog is None:
+            return
+        command = f"`titan flight analyse {run.dump_folder}`"
+        log.warning("%s: dumped collectives and threads of each rank to %s; %s reads them", why, self._folder, command)
+        verdict = ""
+        if run.world.size <= MOST_ANALYSED:
+            self._watchdog.pause()
+            verdict = analyse(read_dumps(self._folder)).verdict
+            log.warning("%s", verdict)
+        run.tell(Finding("hang", f"{why}: {verdict}" if verdict else why, self._step))
+
+
+def build(facts: JobFacts) -> FlightRecorder:
+    """For ``comm.flight_recorder``."""
+    return FlightRecorder(facts.section(CommSection), facts.section(CommTraceSection), facts.section(JobSection).dump_folder)

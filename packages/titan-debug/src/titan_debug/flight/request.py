@@ -1,0 +1,70 @@
+"""Asking every rank of a running job for a dump, by a file that each of them looks at."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from titan_debug.flight.dump import REQUEST_FILE
+from titan_debug.whole_file import whole_file
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who asks, and why."""
+
+    why: str
+    rank: int | None = None
+    """The rank that asks; ``None`` for a person."""
+    time: float = 0.0
+
+
+def ask(folder: Path, why: str, rank: int | None = None) -> float:
+    """Ask for dumps into ``folder``; returns when, in seconds since the epoch.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    request = Request(why, rank, time.time())
+    with whole_file(folder / REQUEST_FILE) as file:
+        file.write_text(json.dumps(asdict(request)))
+    return request.time
+
+
+class Requests:
+    """Notices requests that come after it was made: what an earlier attempt has left is none. Clocks do not matter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / REQUEST_FILE
+        self._seen = self._version()
+
+    def new(self) -> Request | None:
+        """The request that has come since the last look, if any."""
+        version = self._version()
+        if version is None or version == self._seen:
+            return None
+        self._seen = version
+        try:
+            read = json.loads(self._file.read_text(encoding="utf-8"))
+            return Request(str(read["why"]), read["rank"], float(read["time"]))
+        except (OSError, ValueError, KeyError, TypeError):  # touched by hand, or gone again
+            return Request(f"{REQUEST_FILE} was touched")
+
+    def ask(self, why: str, rank: int) -> None:
+        """Ask the other ranks, unless somebody has just done so.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._version() == self._seen:
+            ask(self._file.parent, why, rank)
+            self._seen = self._version()
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,168 @@
+"""Faults in real processes, and what the dumps say of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import run_recipe
+from titan_core.hookspecs import hookimpl
+from titan_core.train.run_directory import EVENTS
+from titan_debug.flight.analysis import Analysis, analyse
+from titan_debug.flight.read import read_dumps
+from titan_debug.flight.request import ask
+
+RUN: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.steps": 5,
+    "lr_scheduler.warmup_steps": 2,
+    "job.device": "cpu",
+    "job.dump_folder": "run",
+    "comm.watchdog_seconds": 1,
+    "comm.train_timeout_seconds": 4,
+}
+AT = 3
+"""The step that goes wrong."""
+FLIGHT = Path("run/debug/flight")
+
+
+class Fault:
+    """Does something at a step, on each rank."""
+
+    def __init__(self, act: Callable[[int], object]) -> None:
+        self._act = act
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == AT:
+            self._act(dist.get_rank())
+
+
+def sleeps(rank: int) -> None:
+    if rank == 1:
+        time.sleep(3)
+
+
+def raises(rank: int) -> None:
+    if rank == 1:
+        raise ValueError("the disk is on fire")
+
+
+def other_operation(rank: int) -> None:
+    numbers = torch.ones(6)
+    if rank == 1:
+        dist.broadcast(numbers, src=0)
+    else:
+        dist.all_reduce(numbers)
+
+
+def other_shape(rank: int) -> None:
+    dist.all_reduce(torch.ones(6 if rank == 0 else 600))
+
+
+def asks(rank: int) -> None:
+    """As `titan flight dump` does; nothing is wrong."""
+    if rank == 0:
+        ask(FLIGHT, "a person asks")
+    deadline = time.monotonic() + 10
+    while not (FLIGHT / f"rank-{rank}.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def run_with(folder: str, fault: Callable[[int], object], overrides: dict[str, object]) -> str:
+    """What the run ends with on this rank."""
+    os.chdir(folder)
+    try:
+        return run_recipe("llama3_debug", {**RUN, **overrides}, observers=[Fault(fault)]).reason
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def analysed(gloo: GlooPool, folder: Path, fault: Callable[[int], object], **more: object) -> tuple[list[str], Analysis]:
+    ends = gloo.run(2, run_with, str(folder), fault, {key.replace("__", "."): value for key, value in more.items()})
+    return ends, analyse(read_dumps(folder / FLIGHT))
+
+
+def test_a_rank_that_sleeps_is_found_while_training_goes_on(gloo: GlooPool, tmp_path: Path) -> None:
+    ends, found = analysed(gloo, tmp_path, sleeps, comm__train_timeout_seconds=30)
+    assert ends == ["all steps are done"] * 2
+    assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
+    assert "rank 1 is behind in step 3: it is in time.sleep(3), at" in found.verdict
+    assert re.search(
+        r"test_flight_recorder\.py:\d+ in sleeps; rank 0 has waited [123]\.\d s for it in all_gather", found.verdict
+    )
+    assert "of all ranks (dp_shard)" in found.verdict
+    events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
+    (finding,) = (event for event in events if event["event"] == "finding")
+    assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
+
+
+def test_a_rank_that_raises_is_told_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
+    ends, found = analysed(gloo, tmp_path, raises)
+    assert ends[1] == "ValueError: the disk is on fire"
+    assert ends[0].startswith("RuntimeError")
+    assert (found.kind, found.culprits, found.step) == ("raised", [1], AT)
+    assert "rank 1 raised ValueError in step 3" in found.verdict and "in raises: the disk is on fire" in found.verdict
+    assert "rank 0 was left waiting in all_gather" in found.verdict
+
+
+def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_path: Path) -> None:
+    ends, found = analysed(gloo, tmp_path, other_operation)
+    assert all(end.startswith("RuntimeError") for end in ends)
+    assert (found.kind, found.step) == ("mismatch", AT)
+    assert "rank 0 calls all_reduce of [6] float32, called at" in found.verdict
+    assert "rank 1 calls broadcast of [6] float32, called at" in found.verdict
+    assert found.verdict.count("in other_operation") == 2
+
+
+def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
+    """gloo aborts a process that is sent more than it expects; these processes are nobody else's."""
+    pool = GlooPool()
+    try:
+        with pytest.raises((EOFError, ConnectionError)):
+            pool.run(2, run_with, str(tmp_path), other_shape, {})
+        deadline = time.monotonic() + 20
+        while not (tmp_path / FLIGHT / "rank-1.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        pool.close()
+    found = analyse(read_dumps(tmp_path / FLIGHT))
+    assert (found.kind, found.culprits, found.step) == ("died", [0], AT)
+    assert "rank 0 died (Aborted)" in found.verdict and "in other_shape in step 3" in found.verdict
+    assert "while rank 1 was in all_reduce" in found.verdict
+    assert any("all_reduce of [600] float32" in line for line in found.details)
+
+
+def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
+    """Under two dimensions of the mesh, with a request of an earlier attempt in the folder."""
+    ask(tmp_path / FLIGHT, "long ago", rank=1)
+    axes: dict[str, Any] = {"parallelism__tensor_parallel_degree": 2, "training__local_batch_size": 4}
+    ends, found = analysed(gloo, tmp_path, asks, **axes)
+    assert ends == ["all steps are done"] * 2
+    assert found.kind in ("nothing", "behind", "elsewhere"), (
+        found.verdict
+    )  # a slow poll may catch one in its next collective
+    assert {state.why for state in found.ranks} == {"a person asks"}
+    assert all("tp" in "".join(group.label for group in dump.groups) for dump in read_dumps(tmp_path / FLIGHT).dumps)
+
+
+def untroubled(folder: str) -> str:
+    os.chdir(folder)
+    return run_recipe("llama3_debug", {**RUN, "comm.watchdog_seconds": 0}).reason
+
+
+def test_a_run_without_trouble_leaves_nothing(gloo: GlooPool, tmp_path: Path) -> None:
+    assert gloo.run(2, untroubled, str(tmp_path)) == ["all steps are done"] * 2
+    assert not (tmp_path / "run" / "debug").exists()
