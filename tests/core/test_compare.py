@@ -10,7 +10,7 @@ import pytest
 
 from titan_core.cli.main import main
 from titan_core.compare.outcome import csv_rows_of, outcome_of, rows_of
-from titan_core.compare.variants import split, variants_of
+from titan_core.compare.variants import folders_of, split, variants_of
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 
@@ -35,7 +35,14 @@ def test_variants_beside_the_recipe_as_it_is() -> None:
         ("compile.enable", "true"),
         ("float8.filter_fqns", "['a b', 'c']"),
     ]
-    assert "/" not in fast.folder and " " not in fast.folder
+
+
+def test_names_and_folders_tell_variants_apart() -> None:
+    names = [one.name for one in variants_of([], ["data.interval=10", "checkpoint.interval=10"])]
+    assert names == ["as it is", "data.interval=10", "checkpoint.interval=10"]
+    variants = variants_of(["job.description=/x/a b,/x/a_b," + "y" * 300], [])
+    ((*folders,),) = folders_of(variants, Path("out"), 1)
+    assert len(set(folders)) == 3 and all(folder.parent == Path("out") and len(folder.name) < 100 for folder in folders)
 
 
 def test_separators_inside_of_brackets_and_quotes_do_not_part() -> None:

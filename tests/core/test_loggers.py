@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -218,3 +218,24 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
     records = read_lines(file)
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     assert len(records) > 20
+
+
+def test_a_full_disk_ends_the_events_and_not_the_run(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    def full(file: Path) -> TextIO:
+        return Path("/dev/full").open("w", buffering=1, encoding="utf-8")
+
+    monkeypatch.setattr("titan_core.metrics.event_log.open_lines", full)
+    assert run_recipe("llama3_debug", RUN).reason == "all steps are done"
+    assert caplog.text.count("events.jsonl cannot be written: No space left on device") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told_on_every_rank(gloo: GlooPool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")
+    (tmp_path / "run/previous").write_text("in the way")
+    with pytest.raises(RuntimeError) as caught:
+        gloo.run(2, ranks_metrics, str(tmp_path))
+    assert str(caught.value).count("titan_core.errors.UserError: job.dump_folder = 'run': run/previous") == 2

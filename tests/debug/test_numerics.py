@@ -76,6 +76,11 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),
     "TP 2": (2, {TP: 2}),
     "PP 2": (2, {PP: 2}),
+    # Rank 0 has stages 0 and 2: the stage after the bad one, which gets its bad output.
+    "PP 2, interleaved": (
+        2,
+        {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"},
+    ),
     "recomputed and compiled": (
         1,
         {
@@ -91,10 +96,11 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
     ranks, overrides = MESHES[mesh]
-    told = gloo.run(ranks, planted, str(tmp_path), (3, "layers.3"), overrides)
+    module = "layers.1" if "interleaved" in mesh else "layers.3"
+    told = gloo.run(ranks, planted, str(tmp_path), (3, module), overrides)
     assert "step 3: the loss is nan" in told[0]
-    holders = {"FSDP 2": "ranks 0, 1", "TP 2": "ranks 0, 1", "PP 2": "rank 1"}.get(mesh, "rank 0")
-    expected = f"step 3: the first output that is not finite is that of layers.3 on {holders}"
+    holders = "ranks 0, 1" if mesh in ("FSDP 2", "TP 2") else "rank 1" if "PP" in mesh else "rank 0"
+    expected = f"step 3: the first output that is not finite is that of {module} on {holders}"
     assert findings(tmp_path) == [expected]
 
 

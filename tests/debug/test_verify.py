@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from harness.distributions import write_distribution
+from harness.jobs import run_recipe
 from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_core.job.mesh_plan import STANDARD_DIMS
@@ -124,6 +126,49 @@ def test_a_gradient_that_is_missing_is_told() -> None:
     for step in other.statistics.values():
         step.gradients.pop("norm")
     assert str(compare(curve(), other, 1e-4).departure).startswith("step 1, the gradient of norm: rms 0 instead of 1")
+
+
+def test_a_run_that_ended_before_the_reference_is_told() -> None:
+    verdict = compare(curve(), Curve({1: 3.0}, curve().statistics), 1e-4)
+    assert str(verdict.departure).startswith("step 2, the loss: loss nan instead of 2")
+    assert verdict.loss_difference != verdict.loss_difference
+
+
+def test_statistics_of_a_step_that_was_taken_again_by_fewer_ranks(tmp_path: Path) -> None:
+    def line(step: int, attempt: float, value: float) -> str:
+        outputs = {"b": [10, 10 * value, 10 * value**2, value, 0], "a": [10, 0.0, 0.0, 0.0, 0]}
+        places = {"a": [1, 0], "b": [1, 7], "w": [0, 0]}
+        gradients = {"w": [1, None, None, None, 1]}
+        record = {"step": step, "attempt": attempt, "places": places, "outputs": outputs, "gradients": gradients}
+        return json.dumps(record) + "\n"
+
+    for rank in range(4):
+        again = [line(2, 200.0, 1.0)] if rank < 2 else []
+        (tmp_path / f"rank-{rank}.jsonl").write_text("".join([line(1, 100.0, 1.0), line(2, 100.0, 5.0), *again]) + '{"to')
+    first, second = read_statistics(tmp_path).values()
+    assert list(first.outputs) == ["a", "b"]  # as the model has them
+    assert (first.outputs["b"].count, second.outputs["b"].count) == (40, 20)
+    assert second.outputs["b"].abs_max == 1.0
+    assert second.gradients["w"].not_finite == 2 and math.isnan(second.gradients["w"].rms)
+
+
+def test_a_full_disk_ends_statistics_and_not_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {one.removeprefix("--"): value for one, value in zip(TINY[:-2:2], TINY[1:-2:2], strict=True)}
+    settings = {
+        **given,
+        "training.steps": 2,
+        "numerics.statistics_freq": 1,
+        "job.dump_folder": "run",
+        "numerics.save_statistics_folder": "/proc/nowhere",
+    }
+    assert run_recipe("llama3_debug", settings).reason == "all steps are done"
+    assert "statistics cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "much"])
+def test_tolerances_that_are_none(in_tmp: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert main(["verify", "--mesh", "tp=2", f"--tolerance={text}", *TINY]) == 2
+    assert "is not a number of at least 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from titan_core.config.overrides import Override
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 
+PATIENCE_SECONDS = 60.0
+"""How long a child that is to end has for it."""
+
 
 def without_checkpoints(job: Job) -> list[Override]:
-    """What keeps a run of ``job`` from saving checkpoints, and from going on from those of an earlier one."""
+    """What keeps a run of ``job`` from saving checkpoints, which are not wanted."""
     section = job.checkpoint.config if job.checkpoint is not None else None
     return (
         [Override(f"{section.section}.enable", "false")] if section is not None and "enable" in section.model_fields else []
@@ -38,23 +45,32 @@ class ChildRun:
         return self.folder.with_name(self.folder.name + ".log")
 
     def train(self) -> None:
-        """Train, and wait for the end.
+        """Train, and wait for the end. What lies in the directory is moved to ``previous`` beside it first: a run that went
+        on from an earlier one would compare with nothing. The child ends with this process.
 
         Raises:
             UserError: it failed; with the last line that says why.
         """
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._make_room()
         command = [sys.executable, "-m", "titan_core", "train", self.recipe]
         if self.processes > 1:
             command += ["--nproc-per-node", str(self.processes)]
         for override in (*self.overrides, Override("job.dump_folder", str(self.folder))):
             command.append(f"--{override.key}={override.text}")
         with self.log.open("w", encoding="utf-8") as log:
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+            status = _wait_for(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
         if status:
-            raise UserError.one(
-                f"run {str(self.folder)!r}", f"it failed: {self._reason(status)}", f"all of it is in {self.log}"
-            )
+            why = f"it failed: {self._reason(status)}"
+            raise UserError.one(f"run {str(self.folder)!r}", why, f"all of it is in {self.log}")
+
+    def _make_room(self) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        if not self.folder.exists():
+            return
+        previous = self.folder.parent / "previous"
+        previous.mkdir(exist_ok=True)
+        number = next(number for number in itertools.count(1) if not (previous / f"{self.folder.name}.{number}").exists())
+        self.folder.rename(previous / f"{self.folder.name}.{number}")
 
     def _reason(self, status: int) -> str:
         lines = [
@@ -64,3 +80,27 @@ class ChildRun:
             line for line in lines if (line.startswith("titan: ") and "error" in line) or line.startswith("titan: stopped")
         ]
         return (told or lines or [f"status {status}"])[-1].removeprefix("titan: ").removeprefix("error: ")
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> int:
+    """The child's exit status. What ends this process ends the child too: an interrupt reaches it by itself, SIGTERM is
+    passed on; either way it is given time to end well."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if in_main_thread else None
+    try:
+        return child.wait()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            child.terminate()
+        try:
+            child.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)

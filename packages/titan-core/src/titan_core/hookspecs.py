@@ -148,7 +148,8 @@ def titan_validation_end(report: ValidationReport) -> None:
 
 @hookspec
 def titan_finding(finding: Finding) -> None:
-    """An observer has found something out (:attr:`~titan_core.train.events.RunStart.tell`); on its rank alone."""
+    """An observer has found something out (:attr:`~titan_core.train.events.RunStart.tell`); on its rank alone, at any
+    time, and perhaps in another thread than training's."""
 
 
 @hookspec

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, PendingUpdate, RunStart
-from titan_debug.replay import local_tensors, named_gradients, replay
+from titan_core.train.finite_guard import is_finite
+from titan_debug.replay import local_tensors, named_gradients, place_in_model, replay
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ MOST = 3
 class Bad:
     """The first thing on a rank that is not finite."""
 
-    stage: int
-    """The rank's place in the pipeline."""
+    place: tuple[int, int]
+    """Where it stands in the whole model, since a bad output makes all later ones bad, on whatever rank they are."""
     call: int
     """How many modules the rank had called before."""
     what: str
@@ -48,10 +49,7 @@ class NanLocator:
         """Look, where there is something to look for."""
         run = self._run
         assert run is not None
-        bad = not (math.isfinite(update.loss.item()) and math.isfinite(update.grad_norm.item()))
-        if run.world.plan.copies > 1:  # each copy of the weights has a norm of its own, and all ranks must look together
-            bad = bool(run.world.max(torch.tensor(int(bad))).item())
-        if not bad or not self._left:
+        if is_finite(update, run.world) or not self._left:
             return
         self._left -= 1
         message = f"step {update.step}: {self._locate(run, update)}"
@@ -69,15 +67,14 @@ class NanLocator:
                 finite.append(torch.isfinite(output).all())
 
         loss = replay(update, run.parts, look)
-        stage = run.world.coordinate("pp")
-        found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, stage, run))
+        found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, run))
         first = _first(found)
         if first is not None:
             return f"the first output that is not finite is that {first}"
         losses = run.world.gather(math.isfinite(loss.item()))
         if not all(losses):
             return f"all modules' outputs are finite, but not the loss of them, on rank {losses.index(False)}"
-        first = _first(run.world.gather(_last_gradient(run, stage)), backward=True)
+        first = _first(run.world.gather(_last_gradient(run)), backward=True)
         if first is not None:
             return (
                 "all outputs of a second forward pass are finite; the first gradient that is not, in the order of backward, "
@@ -88,11 +85,13 @@ class NanLocator:
             "numbers were different the first time, which points to hardware or to code that is not deterministic"
         )
 
-    def _first_output(self, calls: list[str], finite: list[Tensor], stage: int, run: RunStart) -> Bad | None:
+    def _first_output(self, calls: list[str], finite: list[Tensor], run: RunStart) -> Bad | None:
         good = torch.stack(finite).tolist() if finite else []
         if False not in good:
             return None
-        call = good.index(False)
+        layout = run.parts[0].layout
+        bad = (call for call, finite_there in enumerate(good) if not finite_there)
+        call = min(bad, key=lambda call: (place_in_model(calls[call], layout), call))
         name = calls[call]
         weights = (
             f"; its parameter {parameter} is not finite itself, so an earlier step went wrong"
@@ -100,13 +99,18 @@ class NanLocator:
             for parameter, tensor in part.module.named_parameters()
             if parameter.rpartition(".")[0] == name and not _is_finite(tensor)
         )
-        return Bad(stage, call, f"of {name}{next(weights, '')}")
+        return Bad(place_in_model(name, layout), call, f"of {name}{next(weights, '')}")
 
 
-def _last_gradient(run: RunStart, stage: int) -> Bad | None:
+def _last_gradient(run: RunStart) -> Bad | None:
     """Of this rank, in the model's order; backward comes by the last one first."""
-    bad = [(number, name) for number, (name, tensor) in enumerate(named_gradients(run.parts)) if not _is_finite(tensor)]
-    return Bad(stage, bad[-1][0], f"of {bad[-1][1]}") if bad else None
+    layout = run.parts[0].layout
+    bad = [
+        Bad(place_in_model(name, layout), number, f"of {name}")
+        for number, (name, tensor) in enumerate(named_gradients(run.parts))
+        if not _is_finite(tensor)
+    ]
+    return max(bad, key=lambda one: (one.place, one.call), default=None)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -118,7 +122,7 @@ def _first(found: list[Bad | None], backward: bool = False) -> str | None:
     there = [one for one in found if one is not None]
     if not there:
         return None
-    first = (max if backward else min)(there, key=lambda one: (one.stage, one.call))
+    first = (max if backward else min)(there, key=lambda one: (one.place, one.call))
     ranks = [str(rank) for rank, one in enumerate(found) if one == first]
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:8])}{' and others' * (len(ranks) > 8)}"
     what, semicolon, more = first.what.partition(";")

@@ -39,7 +39,9 @@ class SpikeDetector:
             return None  # another guard's business
         told = None
         if len(self._losses) >= min(FEWEST, self._losses.maxlen or 0):
-            mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
+            mean = statistics.fmean(self._losses)
+            # statistics.pstdev computes with fractions, which takes ten times as long.
+            deviation = math.dist(self._losses, [mean] * len(self._losses)) / math.sqrt(len(self._losses))
             if loss > mean + self._sigma * deviation:
                 away = f"{(loss - mean) / deviation:.1f} standard deviations above" if deviation else "above"
                 told = f"the loss is {loss:.4f}, {away} the mean of the {len(self._losses)} before it ({mean:.4f})"

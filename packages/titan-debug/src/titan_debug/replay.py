@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from titan_core.layout import ModelLayout
 from titan_core.model.part import ModelPart
 from titan_core.train.events import PendingUpdate
 from titan_core.train.step import is_rehearsal
@@ -66,6 +67,23 @@ def local_tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for one in value:
             yield from local_tensors(one)
+
+
+def place_in_model(name: str, layout: ModelLayout) -> tuple[int, int]:
+    """Where the module or parameter ``name`` stands in the whole model, whatever part of it a rank has: embedding, blocks,
+    head, in the order in which hidden states pass through them; what is none of these comes last."""
+
+    def within(container: str) -> bool:
+        return name == container or name.startswith(container + ".")
+
+    for stage, modules in ((0, layout.embedding), (2, layout.head)):
+        for number, module in enumerate(modules):
+            if within(module):
+                return stage, number
+    if within(layout.blocks) and name != layout.blocks:
+        block = name.removeprefix(layout.blocks + ".").partition(".")[0]
+        return 1, int(block) if block.isdecimal() else 0
+    return 3, 0
 
 
 def named_gradients(parts: Sequence[ModelPart]) -> Iterator[tuple[str, Tensor]]:

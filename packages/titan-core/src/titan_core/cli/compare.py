@@ -102,10 +102,14 @@ def _train(arguments: argparse.Namespace, entry: _Entry, job: Job, place: Path) 
     print(f"{entry.variant.name}: {arguments.steps} steps, in {place}", flush=True)
     try:
         ChildRun(arguments.recipe, overrides, arguments.nproc_per_node, place).train()
+        log = RunLog.read(place)
+        if any(event["step"] for event in log.events if event["event"] == "start"):
+            why = "it went on from a checkpoint of an earlier run"
+            raise UserError.one(f"run {str(place)!r}", why, "give a checkpoint folder below job.dump_folder, or none")
     except UserError as error:  # the others are worth comparing still
         entry.failure = error
         return
-    entry.finished.append(RunLog.read(place))
+    entry.finished.append(log)
 
 
 def _title(arguments: argparse.Namespace, job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from titan_core.config.overrides import Override, parse_overrides
 from titan_core.errors import UserError
 
 BASELINE = "as it is"
+LONGEST = 80
+"""Letters of a directory's name."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,6 @@ class Variant:
 
     name: str
     overrides: tuple[Override, ...]
-
-    @property
-    def folder(self) -> str:
-        """A name for its directory."""
-        return "".join(letter if letter.isalnum() or letter in "=.,_-" else "_" for letter in self.name.replace(", ", ","))
 
 
 def variants_of(vary: Sequence[str], variant: Sequence[str]) -> list[Variant]:
@@ -39,12 +37,12 @@ def variants_of(vary: Sequence[str], variant: Sequence[str]) -> list[Variant]:
     if not vary and not variant:
         way_out = "give --vary SECTION.KEY=A,B, or --variant 'SECTION.KEY=A SECTION.OTHER=B'"
         raise UserError.one("titan compare", "nothing varies", way_out)
-    choices = [_choices(text) for text in vary]
-    found = [_named(combination) for combination in itertools.product(*choices)] if vary else [Variant(BASELINE, ())]
-    for text in variant:
-        overrides = parse_overrides([f"--{part}" for part in split(text, " ")])
-        found.append(_named(tuple(overrides)))
-    names = [one.name for one in found]
+    changes = list(itertools.product(*(_choices(text) for text in vary))) if vary else [()]
+    changes += [tuple(parse_overrides([f"--{part}" for part in split(text, " ")])) for text in variant]
+    names = [_short(overrides) for overrides in changes]
+    if len(set(names)) < len(names) or any(len({one.key.rpartition(".")[2] for one in of}) < len(of) for of in changes):
+        names = [_name(overrides, [one.key for one in overrides]) for overrides in changes]  # short ones would mislead
+    found = [Variant(name or BASELINE, overrides) for name, overrides in zip(names, changes, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError.one("titan compare", f"the variant {twice!r} is there twice", "drop one")
@@ -63,14 +61,14 @@ def _choices(text: str) -> list[Override]:
     return found
 
 
-def _named(overrides: tuple[Override, ...]) -> Variant:
-    """The last word of a key says enough, unless two share it."""
-    last = [override.key.rpartition(".")[2] for override in overrides]
-    shown = [
-        override.key if last.count(word) > 1 or word == "enable" else word
-        for override, word in zip(overrides, last, strict=True)
-    ]
-    return Variant(", ".join(f"{key}={one.text}" for key, one in zip(shown, overrides, strict=True)), overrides)
+def _short(overrides: Sequence[Override]) -> str:
+    """By the last words of the keys; "enable" alone says nothing."""
+    words = [one.key.rpartition(".")[2] for one in overrides]
+    return _name(overrides, [one.key if word == "enable" else word for one, word in zip(overrides, words, strict=True)])
+
+
+def _name(overrides: Sequence[Override], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}={one.text}" for key, one in zip(keys, overrides, strict=True))
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -93,8 +91,12 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def folders_of(variants: Sequence[Variant], output: Path, rounds: int) -> list[list[Path]]:
-    """By round, the directory of each variant's run."""
+    """By round, the directory of each variant's run: named for the variant, as far as a file's name can be."""
+    names: list[str] = []
+    for variant in variants:
+        plain = re.sub(r"[^\w=.,-]", "_", variant.name.replace(", ", ","))[:LONGEST]
+        taken = names.count(plain)
+        names.append(f"{plain}-{len(names) + 1}" if taken else plain)
     return [
-        [output / f"round-{number}" / one.folder if rounds > 1 else output / one.folder for one in variants]
-        for number in range(1, rounds + 1)
+        [(output / f"round-{number}" if rounds > 1 else output) / name for name in names] for number in range(1, rounds + 1)
     ]

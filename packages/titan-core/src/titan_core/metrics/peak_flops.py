@@ -15,8 +15,11 @@ _KNOWN_GPUS = (
     ("H100 PCIe", 756e12, 1513e12),
     ("H100", 989e12, 1979e12),
     ("H200", 989e12, 1979e12),
+    ("GH200", 989e12, 1979e12),
     ("H20", 148e12, 296e12),
     ("H800", 989e12, 1979e12),
+    ("GB300", 2.5e15, 5e15),
+    ("B300", 2.25e15, 4.5e15),
     ("GB200", 2.5e15, 5e15),
     ("B200", 2.25e15, 4.5e15),
     ("A100", 312e12, None),
@@ -64,9 +67,11 @@ def ideal_seconds_per_token(
     return seconds + (flops_per_token - sum(others.values())) / peak_flops(device, dtype)
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, size: int = 1024, repeats: int = 8) -> float:
+def measured_flops(device: torch.device, dtype: torch.dtype, repeats: int = 8) -> float:
     """The best of a few matrix products under the present ``float32_matmul_precision``, on the threads that this
     process has. Takes some 0.1 s on two CPU cores."""
+    # A GPU is given several large ones at once: what passes between the host and it must not count.
+    size, products = (8192, 10) if device.type == "cuda" else (1024, 1)
     # Not random: a draw on this rank alone would part its generator from those of ranks that see the same tokens.
     left = torch.linspace(-1.0, 1.0, size * size, device=device, dtype=dtype).view(size, size)
     right = left.T.contiguous()
@@ -74,7 +79,8 @@ def measured_flops(device: torch.device, dtype: torch.dtype, size: int = 1024, r
     best = float("inf")
     for _ in range(repeats):
         started = time.perf_counter()
-        torch.mm(left, right, out=result)
+        for _ in range(products):
+            torch.mm(left, right, out=result)
         result[0, 0].item()  # waits for the device
-        best = min(best, time.perf_counter() - started)
+        best = min(best, (time.perf_counter() - started) / products)
     return 2 * size**3 / best

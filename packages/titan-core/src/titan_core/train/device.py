@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,24 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class HostCopy:
+    """Tensors on their way to the host: the device is asked for them now, and waited for when they are wanted. What it was
+    given afterwards may then still be under way."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        # Into pinned memory, where it is a GPU's; of a CPU's tensor there is nothing to copy.
+        self._tensors = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
+        self._done = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors) else None
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors, on the host."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._tensors
 
 
 @dataclass(frozen=True)

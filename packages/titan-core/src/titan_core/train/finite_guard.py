@@ -6,12 +6,15 @@ import logging
 import math
 from typing import Literal
 
+import torch
+
 from titan_core.config.sections import TrainingSection
 from titan_core.errors import RunStopped
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.train.late_reports import LateReports
+from titan_core.train.world import World
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class FiniteGuard(LateReports):
         Raises:
             NonFiniteError: too many in a row.
         """
-        if self._action != "skip" or _is_finite(update):
+        if self._action != "skip" or is_finite(update, self._world()):
             self._skipped = 0
             return False
         self._skipped += 1
@@ -62,7 +65,7 @@ class FiniteGuard(LateReports):
         Raises:
             NonFiniteError: to stop.
         """
-        if self._action == "skip" or _is_finite(report):
+        if self._action == "skip" or is_finite(report, self._world()):
             return
         if self._action == "warn":
             self._tell(report.step, _figures(report))
@@ -78,9 +81,17 @@ class FiniteGuard(LateReports):
         if self._run is not None:
             self._run.tell(Finding("not finite", message, step))
 
+    def _world(self) -> World:
+        assert self._run is not None
+        return self._run.world
 
-def _is_finite(step: PendingUpdate | StepReport) -> bool:
-    return math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
+
+def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
+    """Whether loss and gradient norm are numbers, on all ranks; to be called by all of them."""
+    finite = math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
+    if world.plan.copies > 1:  # each copy of the weights has a gradient norm of its own
+        return not world.max(torch.tensor(int(not finite))).item()
+    return finite
 
 
 def _figures(step: PendingUpdate | StepReport) -> str:
@@ -89,7 +100,9 @@ def _figures(step: PendingUpdate | StepReport) -> str:
     where = (
         f" (that of data rank {', '.join(bad[:8])}{' and others' * (len(bad) > 8)})" if 0 < len(bad) < len(losses) else ""
     )
-    return f"step {step.step}: the loss is {step.loss.item():g}{where} and the gradient norm {step.grad_norm.item():g}"
+    loss, norm = step.loss.item(), step.grad_norm.item()
+    elsewhere = " here, and not finite in another copy of the weights" if math.isfinite(loss) and math.isfinite(norm) else ""
+    return f"step {step.step}: the loss is {loss:g}{where} and the gradient norm {norm:g}{elsewhere}"
 
 
 def build_finite_guard(facts: JobFacts) -> FiniteGuard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ DEBUG = "debug"
 """A folder for what debugging plugins leave: traces, dumps, statistics."""
 LOGS = "logs"
 """A folder for metric loggers with files of their own."""
+OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
+"""What belongs to one run, from a fresh start to its end."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,11 @@ class RunDirectory:
         """Write what the run is.
 
         A fresh start (``step`` 0) first moves an older run's files to ``previous/N``. A resumed run goes on in the same
-        metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too.
+        metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too. A
+        process that is killed meanwhile leaves each file as it was or as it is to be.
+
+        Raises:
+            UserError: something cannot be written, or an older run's metrics are damaged.
         """
         documents = {
             CONFIG: to_toml(job.config),
@@ -60,18 +67,29 @@ class RunDirectory:
         }
         if step > 0 and (self.path / METRICS).exists():
             documents[METRICS] = _up_to(step, self.path / METRICS)
-        old = [name for name, text in documents.items() if self._differs(name, text)]
-        if step == 0:
-            old = [name for name in (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS) if (self.path / name).exists()]
-        if old:
-            previous = self.path / "previous"
-            number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
-            archive = previous / str(number)
-            archive.mkdir(parents=True)
-            for name in old:
-                shutil.move(self.path / name, archive / name)
-        for name, text in documents.items():
-            (self.path / name).write_text(text, encoding="utf-8")
+        try:
+            if step == 0:
+                self._archive([name for name in OWN if (self.path / name).exists()], shutil.move)
+            else:
+                self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
+            for name, text in documents.items():
+                part = self.path / f".{name}.part"
+                part.write_text(text, encoding="utf-8")
+                part.replace(self.path / name)
+        except OSError as error:
+            where = f"job.dump_folder = {str(self.path)!r}"
+            why = f"{error.filename or 'a file of it'} cannot be written: {error.strerror or error}"
+            raise UserError.one(where, why, "make room, mend it, or choose another folder") from error
+
+    def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
+        if not names:
+            return
+        previous = self.path / "previous"
+        number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
+        archive = previous / str(number)
+        archive.mkdir(parents=True)
+        for name in names:
+            bring(self.path / name, archive / name)
 
     def _differs(self, name: str, text: str) -> bool:
         file = self.path / name

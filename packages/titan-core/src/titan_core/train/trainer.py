@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -25,15 +24,13 @@ from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEn
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
-from titan_core.train.run_directory import EVENTS, RunDirectory
+from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.step import GradientAccumulation, StepRunner
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
 from titan_core.train.world import World, join_world
-
-log = logging.getLogger(__name__)
 
 
 def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
@@ -108,10 +105,9 @@ class Trainer:
         self.checkpoints = self._checkpoint_store(job.checkpoint)
         if self.checkpoints is not None:
             self.checkpoints.restore()
-        if world.rank == 0:
-            directory.begin(job, self.state.step)
+        world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world)
-        lifecycle.register(self.events, failed=lambda error: log.warning("%s cannot be written: %s", EVENTS, error))
+        lifecycle.register(self.events)
         lifecycle.register(CollectiveTimeouts(job.config.section(CommSection)))
         self.validation: Validation | None = None
         if job.validation is not None:
@@ -214,14 +210,16 @@ class Trainer:
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
-            lr = float(state.optimizer.param_groups[0]["lr"])
-            pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, self.run_step)
-            skipped = self.lifecycle.before_update(pending)
+        lr = float(state.optimizer.param_groups[0]["lr"])
+        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, self.run_step)
+        skipped = self.lifecycle.before_update(pending)
+        if self.checkpoints is not None and not skipped:
+            with self.stopwatch.phase("checkpoint", on_host=True):
+                self.checkpoints.before_update()
+        with self.stopwatch.phase("optimizer"):
             if not skipped:
                 if training.max_norm > 0:
                     clip_gradients(gradients, grad_norm, training.max_norm)
-                if self.checkpoints is not None:
-                    self.checkpoints.before_update()
                 state.optimizer.step()
             state.lr_scheduler.step()
             state.optimizer.zero_grad()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from titan_core.child_runs import ChildRun, without_checkpoints
 from titan_core.cli.arguments import json_argument, positive, recipe_arguments
@@ -34,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--steps", type=positive, default=5, metavar="N", help="steps to train (default: 5)")
     parser.add_argument(
-        "--tolerance", type=float, metavar="X",
+        "--tolerance", type=_tolerance, metavar="X",
         help="the largest relative difference of losses that is rounding (default: 1e-4; in bfloat16 2e-2)",
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="where the runs go (default: outputs/verify/<recipe>)")
@@ -65,19 +67,40 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
         child.train()
     curves = [read_curve(child.folder) for child in runs]
-    tolerance = arguments.tolerance or tolerance_of(reference)
+    tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
     verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
     tell(meshes, curves, verdicts, tolerance, arguments.json)
     return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
 
 
+def _tolerance(text: str) -> float:
+    """A number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:
+    """For JSON, which has none."""
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in figures.items()}
+
+
 def observed(job: Job, steps: int) -> list[Override]:
-    """Every step is logged, with statistics; nothing else is done."""
+    """Every step is logged, with statistics, and nothing ends a run or leaves the run's directory."""
     settings = {
         "training.stop_at_step": steps,
         "metrics.log_freq": 1,
         "numerics.statistics_freq": 1,
         "numerics.save_statistics_folder": NumericsSection.model_fields["save_statistics_folder"].default,
+        "numerics.spike_action": "off",
+        "training.on_nan": "ignore",
+        "metrics.enable_wandb": "false",
+        "metrics.enable_tensorboard": "false",
+        "profiling.enable_profiling": "false",
         "validation.enable": "false",
     }
     return [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
@@ -108,9 +131,9 @@ def tell(meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], toler
                 "meshes": {
                     str(mesh): {
                         "equal": verdict.departure is None,
-                        "loss_difference": verdict.loss_difference,
-                        "departure": None if verdict.departure is None else json.loads(json.dumps(vars(verdict.departure))),
-                        "losses": list(curve.losses.values()),
+                        **_without_nan({"loss_difference": verdict.loss_difference}),
+                        "departure": None if verdict.departure is None else _without_nan(vars(verdict.departure)),
+                        "losses": list(_without_nan(dict(curve.losses)).values()),
                     }
                     for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True)
                 },
@@ -120,7 +143,7 @@ def tell(meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], toler
     rows = [(str(meshes[0]), f"{curves[0].losses[last]:.6f}", "", "reference")]
     for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True):
         answer = "the same" if verdict.departure is None else f"parts at step {verdict.departure.step}"
-        rows.append((str(mesh), f"{curve.losses[last]:.6f}", f"{verdict.loss_difference:.1e}", answer))
+        rows.append((str(mesh), f"{curve.losses.get(last, math.nan):.6f}", f"{verdict.loss_difference:.1e}", answer))
     print()
     print_table(("mesh", f"loss of step {last}", "largest difference", "verdict"), rows)
     for mesh, verdict in zip(meshes[1:], verdicts, strict=True):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor, nn
 
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
+from titan_core.metrics.json_lines import open_lines
 from titan_core.train.events import PendingUpdate, RunStart
+from titan_debug.attempt import begin_attempt
 from titan_debug.config import NumericsSection
-from titan_debug.replay import named_gradients, replay
+from titan_debug.replay import named_gradients, place_in_model, replay
+
+log = logging.getLogger(__name__)
 
 
 class StatisticsRecorder:
@@ -22,11 +30,17 @@ class StatisticsRecorder:
     def __init__(self, section: NumericsSection) -> None:
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
+        self._attempt = 0.0
+        self._file: TextIO | None = None
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember the model's parts, and where to write."""
-        self._run = run
+        """Remember the model's parts, and open the file."""
+        self._run, self._attempt = run, begin_attempt(run)
+        file = Path(run.dump_folder) / self._folder / f"rank-{run.world.rank}.jsonl"
+        with self._going_on():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_lines(file)
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> None:
@@ -43,11 +57,34 @@ class StatisticsRecorder:
         replay(update, run.parts, look)
         outputs = {name: _together(tensors) for name, tensors in sums.items() if tensors}
         gradients = {name: _together([_moments(tensor)]) for name, tensor in named_gradients(run.parts) if tensor.numel()}
-        file = Path(run.dump_folder) / self._folder / f"rank-{run.world.rank}.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        record = {"step": update.step, "outputs": outputs, "gradients": gradients}
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
+        places = {name: place_in_model(name, run.parts[0].layout) for name in (*outputs, *gradients)}
+        record = {
+            "step": update.step,
+            "attempt": self._attempt,
+            "places": places,
+            "outputs": outputs,
+            "gradients": gradients,
+        }
+        with self._going_on():
+            if self._file is not None:
+                self._file.write(json.dumps(record) + "\n")
+
+    @hookimpl
+    def titan_train_end(self) -> None:
+        """Close the file."""
+        with self._going_on():
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """A full disk is not worth a run: what cannot be written is told, and no more is written."""
+        try:
+            yield
+        except OSError as error:
+            self._file = None
+            log.warning("statistics cannot be written: %s; none are kept from here on", error.strerror or error)
 
 
 @torch.no_grad()

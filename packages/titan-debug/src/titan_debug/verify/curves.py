@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -59,10 +60,10 @@ def compare(reference: Curve, other: Curve, tolerance: float) -> Verdict:
     Args:
         tolerance: the largest relative difference of losses that is rounding.
     """
-    shared = [step for step in reference.losses if step in other.losses]
-    differences = (_relative(reference.losses[step], other.losses[step]) for step in shared)
-    departures = (one for step in shared for one in _departures(step, reference, other, tolerance))
-    return Verdict(max(differences, default=float("nan")), next(departures, None))
+    differences = [_relative(loss, other.losses.get(step, math.nan)) for step, loss in reference.losses.items()]
+    departures = (one for step in reference.losses for one in _departures(step, reference, other, tolerance))
+    largest = math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan)
+    return Verdict(largest, next(departures, None))
 
 
 def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> Iterator[Departure]:
@@ -73,7 +74,7 @@ def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> 
         if name in theirs.outputs:
             where = f"the output of {name}"
             yield from _moments_apart(step, where, ours.outputs[name], theirs.outputs[name], within)
-    one, two = reference.losses[step], other.losses[step]
+    one, two = reference.losses[step], other.losses.get(step, math.nan)  # it may have ended before
     if not _relative(one, two) <= tolerance:
         yield Departure(step, "the loss", "loss", one, two, _relative(one, two), tolerance)
     for name in reversed(ours.gradients):
