@@ -60,7 +60,13 @@ class GlooPool:
             ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                outcomes[rank_of[pipe]] = pipe.recv()
+                try:
+                    outcomes[rank_of[pipe]] = pipe.recv()
+                except EOFError:
+                    # The next test gets new processes.
+                    self.close()
+                    told = [text for ok, text in outcomes.values() if not ok]
+                    raise RuntimeError("\n".join([f"the process of rank {rank_of[pipe]} has died", *told])) from None
             if not ready:
                 missing = sorted(set(range(size)) - set(outcomes))
                 self.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.interruptible import interruptible
 from titan_core.data.source import DatasetRequest
 from titan_core.data.stdlib import open_stdlib
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte
@@ -85,17 +86,13 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
 def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
 
-    def as_in_a_terminal() -> None:
-        """A shell lets what it starts in the background ignore interrupts, and this test may be part of that."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=as_in_a_terminal,
+        preexec_fn=interruptible,
     )
     file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
     deadline = time.monotonic() + 120

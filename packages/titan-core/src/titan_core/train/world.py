@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ def join_world(job: Job) -> Iterator[World]:
         # ranks, which on an error may never come; there the end of the process has to do.
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
-        _forget_groups()
+        _forget_job()
 
 
 def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
@@ -173,9 +174,14 @@ def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
     return group
 
 
-def _forget_groups() -> None:
-    """DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone: the next
-    job of this process must not find them. Private; the same in torch 2.11 to 2.15."""
+def _forget_job() -> None:
+    """The next job of this process must find nothing of this one.
+
+    DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone (private; the
+    same in torch 2.11 to 2.15). The compiler takes sizes that differ from those of an earlier job for sizes that vary.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     from torch.distributed.tensor import _redistribute, debug
 
     debug._clear_sharding_prop_cache()
