@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.distributions import write_distribution
@@ -37,8 +38,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_SILENT", "true")
     yield
-    import wandb
-
     wandb.teardown()
 
 
@@ -63,6 +62,7 @@ def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, qui
     offline = {**RUN, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
     run_recipe("llama3_debug", {**offline, "training.stop_at_step": 2})
     run_recipe("llama3_debug", {**offline, "job.description": "went on"})
+    wandb.teardown()  # what writes the files is a process of its own
     first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"))  # named by the time of their start
     logged = [*history(first), *history(second)]
     written = metrics(in_tmp / "run")
