@@ -79,7 +79,7 @@ def hooks(lifecycle: Lifecycle, repeats: int = 20_000) -> float:
     pending = PendingUpdate(1, zero, zero, zero, [], lambda *_: zero)  # type: ignore[arg-type]
     report = StepReport(1, zero, zero, zero, 0.0, 1, 0, 0.0)
     started = time.perf_counter()
-    for step in range(repeats):
+    for step in range(1, repeats + 1):
         lifecycle.step_start(step)
         lifecycle.before_update(pending)
         lifecycle.step_end(report)
