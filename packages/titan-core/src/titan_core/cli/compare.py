@@ -15,7 +15,7 @@ from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of
 from titan_core.compare.variants import Variant, folders_of, variants_of
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
-from titan_core.config.sections import JobSection
+from titan_core.config.sections import JobSection, TrainingSection
 from titan_core.errors import Problem, UserError
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
     entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
     jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
+    arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
     for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
         turn = list(zip(entries, jobs, folders, strict=True))
