@@ -18,6 +18,7 @@ from harness.browser import Visit, chromium, visit
 from harness.jobs import TINY, run_recipe
 from harness.made_runs import BEGAN, end, start, validation, write_lines, write_run
 from titan_core.cli.main import main
+from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 from titan_core.report.names import distinct_names
 from titan_core.report.page import page, write_report
@@ -319,6 +320,60 @@ def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
     ]
     alike = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
     assert "All keys are the same." in alike
+
+
+def test_the_page_holds_no_secrets_and_tells_that_they_differ(tmp_path: Path) -> None:
+    lines = (
+        '[wandb]\napi_keys = ["s3cret-{0}"]\npin_token = 40030020010077{0}\nproject = "p"\n[secrets]\nanything = "s3cret"\n'
+        '[data]\npath = "https://user:s3cret@host/a"\n[model]\ntokenizer = "byte"\n'
+    )
+    failed = end(100, at=101, failed=True, error="ConnectionError: https://user:s3cret@host refused")
+    runs = [
+        RunLog.read(write_run(tmp_path / f"run-{number}", config=lines.format(number), events=[start(), failed]))
+        for number in range(2)
+    ]
+    text = page(runs)
+    assert "s3cret" not in text and "40030020010077" not in text
+    assert "https://(left out)@host/a" in text and "ConnectionError: https://(left out)@host refused" in text
+    assert "tokenizer = &quot;byte&quot;" in text and "project = &quot;p&quot;" in text
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
+    assert [row[0] for row in rows] == ["wandb.api_keys", "wandb.pin_token"]
+    assert {cell for row in rows for cell in row[1:]} == {"&quot;(left out)&quot;"}
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "flaw"),
+    [
+        ("events.jsonl", {}, "it has no 'event'"),
+        ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is no text"),
+        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no number"),
+        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no number"),
+        ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is no whole number"),
+        ("events.jsonl", {"event": "finding", "time": 1.0, "step": 1, "kind": "hang"}, "it has no 'message'"),
+        ("metrics.jsonl", {"loss": 1.0}, "it has no 'step'"),
+        ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is no whole number"),
+        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no number"),
+    ],
+)
+def test_a_foreign_line_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, line: dict[str, Any], flaw: str
+) -> None:
+    run = write_run(tmp_path / "a", steps=2)
+    write_lines(run / file, [line], mode="a")
+    assert main(["report", str(run)]) == 2
+    assert f"{run / file}:3: this line is none of a run's: {flaw}; remove it" in capsys.readouterr().err
+
+
+def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", config="[comm]\nsave_traces_folder = 'x'\n")
+    (run / "metrics.jsonl").write_text("no JSON\n")
+    assert RunLog.read_config(run) == {"comm": {"save_traces_folder": "x"}}
+    assert [event["event"] for event in RunLog.read_events(run)] == ["start", "end"]
+    (run / "config.toml").unlink()
+    assert RunLog.read_config(run) == {}
+    for read in (RunLog.read_config, RunLog.read_events):
+        with pytest.raises(UserError, match="there is no such directory"):
+            read(tmp_path / "none")
 
 
 def test_the_summary(tmp_path: Path) -> None:

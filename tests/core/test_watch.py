@@ -23,12 +23,19 @@ from harness.interruptible import interruptible
 from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
 from titan_core.cli.main import main
+from titan_core.metrics.json_lines import read_lines
+from titan_core.metrics.pid_namespace import pid_namespace
 from titan_core.report import followed_run, tail
 from titan_core.report.attempts import pace_of
 from titan_core.report.braille import plot
 from titan_core.report.dashboard import frame
 from titan_core.report.followed_run import FollowedRun
 from titan_core.report.tail import Tail
+
+HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}
+NOBODY = 2**22 + 1
+"""A process id above the largest there can be."""
+TOLD_APART = pytest.mark.skipif(pid_namespace() is None, reason="this system does not tell a process's namespace")
 
 
 def screen(run: FollowedRun, width: int = 80, height: int = 24) -> str:
@@ -69,6 +76,8 @@ def test_a_real_run_at_once(in_tmp: Path, capsys: pytest.CaptureFixture[str], mo
     assert f"{max(losses):.2f}" in text  # the chart's upper edge
     assert any("\u2800" < letter <= "\u28ff" for letter in text)
     assert lines[-1].endswith("step 6  finished")
+    (process,) = read_lines(Path("outputs/llama3_debug/events.jsonl"))[0]["processes"]
+    assert process == {**HERE, "pid": os.getpid()}
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (20, 5), (63, 18), (64, 40), (220, 70)])
@@ -110,8 +119,12 @@ def test_a_running_run_tells_when_it_will_be_done(tmp_path: Path) -> None:
     [
         (30.0, [{"host": "elsewhere", "pid": 1}], "running"),
         (3600.0, [{"host": "elsewhere", "pid": 1}], "no end: killed, or stalled; no line for 1 h 0 min"),
-        (1.0, [{"host": socket.gethostname(), "pid": os.getpid()}], "running"),
-        (1.0, [{"host": socket.gethostname(), "pid": 2**22 + 1}], "killed"),  # above the largest there can be
+        (1.0, [{**HERE, "pid": os.getpid()}], "running"),
+        pytest.param(1.0, [{**HERE, "pid": NOBODY}], "killed", marks=TOLD_APART),
+        # A container of this host that numbers its processes for itself, and a run of before that was recorded.
+        (1.0, [{**HERE, "pid": NOBODY, "pid_namespace": "pid:[1]"}], "running"),
+        (1.0, [{"host": socket.gethostname(), "pid": NOBODY}], "running"),
+        (1.0, [{**HERE, "pid": NOBODY, "pid_namespace": None}], "running"),
     ],
 )
 def test_a_run_without_an_end(tmp_path: Path, ago: float, processes: list[dict[str, Any]], told: str) -> None:
@@ -232,6 +245,15 @@ def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
     assert "loss: no value yet" in screen(followed(write_run(tmp_path / "a", more=lambda step: {"loss": None})))
     text = screen(followed(write_run(tmp_path / "b", more=lambda step: {"loss": None if 40 < step < 60 else 2.0})))
     assert "2.0000" in text
+
+
+def test_foreign_lines_are_counted_and_not_believed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    write_lines(folder / "events.jsonl", [{}, {"event": "end", "time": "noon", "step": 1}, {"event": "start"}], mode="a")
+    write_lines(folder / "metrics.jsonl", [{"loss": 1.0}, {"step": "2", "loss": 1.0}, {"step": 101, "loss": 2.0}], mode="a")
+    run = followed(folder)
+    assert run.damaged == 5 and run.last["step"] == 101
+    assert "finished" in screen(run) and "5 damaged lines" in screen(run)
 
 
 def test_the_curve() -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
+from titan_core.train.events import RunStart
+from titan_debug import crash_files, crash_report
 from titan_debug.consequences import follows_from_a_peer
+from titan_debug.crash_files import CrashFiles
 from titan_debug.crash_page import Context, RankCrash, first_crashes, page
-from titan_debug.environment import command_line, relevant_variables, without_secrets
+from titan_debug.crash_report import CrashReport
+from titan_debug.environment import command_line, relevant_variables
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
@@ -159,10 +170,142 @@ def test_an_error_that_says_that_a_peer_is_gone_is_a_consequence(error: Exceptio
 
 def test_secrets_are_left_out() -> None:
     found = relevant_variables(
-        {"TITAN_API_KEY": "s3cret", "NCCL_DEBUG": "INFO", "RANK": "0", "HF_TOKEN": "s3cret", "HOME": "/x"}
-    )
-    assert found == {"NCCL_DEBUG": "INFO", "RANK": "0", "TITAN_API_KEY": "(left out)"}
+        {
+            "TITAN_API_KEY": "s3cret", "SLURM_JWT": "s3cret", "TORCHX_AUTH": "s3cret", "NCCL_DEBUG": "INFO", "RANK": "0",
+            "TITAN_PROXY": "https://user:s3cret@host", "HF_TOKEN": "s3cret", "HOME": "/x", "SLURM_JOB_ID": "7",
+        }
+    )  # fmt: skip
+    assert found == {
+        "NCCL_DEBUG": "INFO", "RANK": "0", "SLURM_JOB_ID": "7", "SLURM_JWT": "(left out)", "TITAN_API_KEY": "(left out)",
+        "TITAN_PROXY": "https://(left out)@host", "TORCHX_AUTH": "(left out)",
+    }  # fmt: skip
     shown = command_line(["titan", "--wandb.api_key", "s3cret", "--x.password=s3cret", "--model.tokenizer", "byte"])
     assert "s3cret" not in shown and shown.endswith("--model.tokenizer byte")
-    toml = without_secrets('[wandb]\napi_key = "s3cret"\nproject = "p"\n[model]\ntokenizer = "byte"\n')
-    assert "s3cret" not in toml and 'project = "p"' in toml and 'tokenizer = "byte"' in toml
+
+
+def deny() -> None:
+    raise ConnectionError("https://user:s3cret@host has refused\nAuthorization: Bearer s3cret-s3cret")
+
+
+def test_no_file_of_the_report_holds_a_secret_of_the_config_or_of_the_error(in_tmp: Path) -> None:
+    described = {**RUN, "job.description": "the one of https://user:s3cret@host/wiki"}
+    with pytest.raises(ConnectionError):
+        run_recipe("llama3_debug", described, observers=[Fault(deny)])
+    assert 'description = "the one of https://(left out)@host/wiki"' in (CRASH / "report.md").read_text()
+    for file in (CRASH / "report.md", CRASH / "rank-0.json"):
+        text = file.read_text()
+        assert "s3cret" not in text and "https://(left out)@host has refused" in text
+
+
+CLOSED = RuntimeError("[...pair.cc:561] Connection closed by peer [127.0.0.1]:43699.")
+"""What a rank raises whose peer is gone."""
+
+
+class Ranks:
+    """Crash reports of a job's ranks, all in this process."""
+
+    def __init__(self, folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._size = size
+        monkeypatch.setattr(crash_report, "begin_attempt", lambda run: 1.0)
+        config = SimpleNamespace(as_dict=dict, section=lambda cls: SimpleNamespace(save_traces_folder="none"))
+        self._job = SimpleNamespace(config=config, plugin_versions=list)
+
+    def fail(self, rank: int, error: Exception) -> None:
+        """What the trainer of ``rank`` does when it raises ``error``."""
+        mesh = SimpleNamespace(mesh_dim_names=())
+        world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
+        run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3)
+        report = CrashReport()
+        report.titan_train_start(cast(RunStart, run))
+        report.titan_exception(error)
+
+    def page(self) -> str:
+        """The page, once nobody writes it any more."""
+        for thread in threading.enumerate():
+            if thread.name == "crash report":
+                thread.join()
+        return (self._folder / "debug/crash/report.md").read_text()
+
+
+def test_a_page_that_is_written_last_knows_what_was_reported_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(tmp_path, 2, monkeypatch)
+    meanwhile = [lambda: ranks.fail(1, ValueError("the cause"))]
+
+    def slow_page(*given: Any) -> str:
+        text = page(*given)
+        if meanwhile:  # rank 1 reports, and writes its own page, while rank 0 is about to put this one in place
+            meanwhile.pop()()
+        return text
+
+    monkeypatch.setattr(crash_report, "page", slow_page)
+    ranks.fail(0, CLOSED)
+    text = ranks.page()
+    assert text.startswith("# Rank 1 failed in step 3: ValueError\n")
+    assert "No report" not in text
+
+
+@pytest.mark.parametrize("order", [[1, 2, 0, 3], [0, 1, 2, 3], [3, 2, 0, 1]], ids=str)
+def test_the_page_is_right_whichever_rank_comes_last(
+    order: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(tmp_path, 4, monkeypatch)
+    for rank in order:
+        ranks.fail(rank, ValueError("the cause") if rank == 1 else CLOSED)
+        time.sleep(0.02)
+    text = ranks.page()
+    assert text.startswith("# Rank 1 failed in step 3: ValueError\n")
+    assert "What ranks 0, 2-3 raised follows from another rank's failure." in text and "No report" not in text
+
+
+def test_a_page_is_there_if_every_rank_only_lost_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(tmp_path, 4, monkeypatch)
+    for rank in (3, 2, 1):  # rank 0 was killed
+        ranks.fail(rank, CLOSED)
+    text = ranks.page()
+    assert "no rank has reported one of its own" in text and "No report from rank 0: killed" in text
+    assert "<summary>rank 2" in text or "<summary>rank 3" in text
+
+
+@pytest.mark.parametrize("error", [CLOSED, FileNotFoundError("/data")], ids=["follow", "of their own"])
+def test_of_many_ranks_that_fail_at_once_few_read_what_the_others_wrote(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, cause = 200, 150
+    ranks = Ranks(tmp_path, size, monkeypatch)
+    analysed: list[object] = []
+    monkeypatch.setattr(CrashReport, "_verdict", lambda self, run: (analysed.append(run), "a verdict")[1])
+    monkeypatch.setattr(crash_files, "MOST_READ", 20)
+    for module in (crash_files, crash_report):
+        monkeypatch.setattr(module, "QUIET", 5.0)  # all fail within it, however slow the machine
+    read: list[Path] = []
+    parse = crash_files._crash
+    monkeypatch.setattr(crash_files, "_crash", lambda file: (read.append(file), parse(file))[1])
+    ranks.fail(cause, ValueError("the cause"))
+    others = [rank for rank in range(size) if rank != cause]
+    random.Random(0).shuffle(others)
+    for rank in others:
+        ranks.fail(rank, error)
+    text = ranks.page()
+    assert text.startswith(f"# Rank {cause} failed in step 3: ValueError\n")
+    assert "more ranks there are files beside this page" in text and "No report" not in text
+    assert "Collectives and threads: a verdict" in text
+    assert len(list((tmp_path / "debug/crash").glob("rank-*.json"))) == size
+    assert len(analysed) <= 30  # twice for each of the few that come before every lower rank
+    assert len(read) <= 30 * 41
+
+
+def test_what_an_earlier_attempt_left_is_not_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "debug/crash"
+    for one in (crash(0, time=0.5), crash(2, time=0.5, follows=True)):
+        CrashFiles(folder, 0.5, 4).add(dataclasses.replace(one, attempt=0.5))
+    for file in folder.iterdir():
+        os.utime(file, (1.0, 1.0))
+    ranks = Ranks(tmp_path, 3, monkeypatch)
+    ranks.fail(2, ValueError("the cause"))
+    ranks.fail(1, CLOSED)
+    text = ranks.page()
+    assert text.startswith("# Rank 2 failed in step 3: ValueError\n") and "No report from rank 0: killed" in text
+    assert sorted(file.name for file in folder.glob("rank-*")) == ["rank-0.json", "rank-1-follows.json", "rank-2.json"]

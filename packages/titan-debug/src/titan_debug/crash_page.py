@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from titan_debug.flight.words import ranks
@@ -56,17 +56,18 @@ def first_crashes(crashes: Sequence[RankCrash]) -> list[RankCrash]:
     return sorted(crashes, key=lambda crash: (crash.follows, crash.time, crash.rank))
 
 
-def page(crashes: Sequence[RankCrash], context: Context) -> str:
+def page(crashes: Sequence[RankCrash], context: Context, unread: Collection[int] = ()) -> str:
     """The whole page.
 
     Args:
         crashes: of at least one rank, all of one attempt.
+        unread: further ranks that have left files.
     """
     first, *others = first_crashes(crashes)
-    silent = sorted(set(range(first.world_size)) - {crash.rank for crash in crashes})
+    silent = sorted(set(range(first.world_size)) - {crash.rank for crash in crashes} - set(unread))
     sections = [
         _top(first, others, silent, context),
-        *([_others(others)] if others else []),
+        *([_others(others, len(unread))] if others else []),
         _block("Last records of metrics.jsonl", "json", "\n".join(context.metrics) or "(none)"),
         _block("Config", "toml", context.config.rstrip()),
         _block(
@@ -85,7 +86,7 @@ def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], c
     if silent:
         lines += [
             f"No report from {ranks(silent)}: killed (out of memory, by a scheduler, by a signal), stuck, "
-            "or on a machine whose files are not here.",
+            "on a machine whose files are not here, or failed later than this page was written.",
             "",
         ]
     following = sorted(crash.rank for crash in others if crash.follows)
@@ -96,8 +97,10 @@ def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], c
     return "\n".join([*lines, *_facts(first), "", *_error(first)])
 
 
-def _others(others: Sequence[RankCrash]) -> str:
+def _others(others: Sequence[RankCrash], unread: int) -> str:
     lines = ["## The other ranks"]
+    if unread:
+        lines += ["", f"Of {unread:,} more ranks there are files beside this page."]
     for crash in others:
         follows = ", follows from another rank's failure" if crash.follows else ""
         title = f"rank {crash.rank}: {crash.type}: {crash.message.partition(chr(10))[0]}{follows}"

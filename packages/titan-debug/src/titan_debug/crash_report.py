@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 
-from titan_core.config.render import to_toml
+from titan_core.config.redaction import text_without_secrets, without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
@@ -20,8 +19,9 @@ from titan_core.train.run_directory import DEBUG, METRICS
 from titan_debug.attempt import begin_attempt
 from titan_debug.config import CommTraceSection
 from titan_debug.consequences import follows_from_a_peer
+from titan_debug.crash_files import QUIET, CrashFiles
 from titan_debug.crash_page import Context, RankCrash, first_crashes, page
-from titan_debug.environment import command_line, describe_environment, without_secrets
+from titan_debug.environment import command_line, describe_environment
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.whole_file import whole_file
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 FOLDER = "crash"
 PAGE = "report.md"
+LONGEST = 10.0
+"""Seconds for which the page is kept up to date at most."""
 LAST_RECORDS = 5
 """Records of metrics that the page shows."""
 _MOST_READ = 256 * 1024
@@ -40,6 +42,7 @@ class CrashReport:
 
     def __init__(self) -> None:
         self._run: RunStart | None = None
+        self._folder = Path()
         self._attempt = 0.0
         self._step = 0
 
@@ -47,6 +50,7 @@ class CrashReport:
     def titan_train_start(self, run: RunStart) -> None:
         """From now on an error is worth a report."""
         self._step = run.step
+        self._folder = Path(run.dump_folder).absolute()
         self._attempt = begin_attempt(run)
         self._run = run
 
@@ -57,19 +61,52 @@ class CrashReport:
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Write what this rank has to say, and the page from what all have said so far."""
+        """Write what this rank has to say. If it is this rank that tells of all, write the page too, and keep it up to date
+        while others fail; without holding up this process, whose end others may be waiting for."""
         run = self._run
         if run is None or isinstance(error, KeyboardInterrupt):
             return
-        folder = Path(run.dump_folder) / DEBUG / FOLDER
+        folder = self._folder / DEBUG / FOLDER
         own = self._crash(run, error)
-        with whole_file(folder / f"rank-{own.rank}.json") as file:
-            file.write_text(json.dumps(asdict(own), indent=1), encoding="utf-8")
-        crashes = read_crashes(folder, self._attempt)
-        with whole_file(folder / PAGE) as file:
-            file.write_text(page(crashes, self._context(run)), encoding="utf-8")
-        if first_crashes(crashes)[0].rank == own.rank:  # each rank writes the page, one says so
-            log.error("rank %d failed in step %d; the crash report is %s", own.rank, own.step, folder / PAGE)
+        files = CrashFiles(folder, self._attempt, run.world.size)
+        files.add(own)
+        if not files.writes_the_page(own):
+            return
+        files.look()
+        self._write(run, files, verdict="")  # at once: a launcher may end this process soon
+        verdict = self._verdict(run)
+        if verdict:
+            self._write(run, files, verdict)
+        first = first_crashes(files.crashes)[0]
+        if first.follows == own.follows:  # else a rank that failed by itself has said so
+            shown = Path(run.dump_folder) / DEBUG / FOLDER / PAGE
+            log.error("rank %d failed in step %d; the crash report is %s", first.rank, first.step, shown)
+        if not files.complete:
+            Thread(target=self._follow, args=(run, files, verdict), name="crash report").start()
+
+    def _write(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
+        """Write the page, and again if meanwhile others have reported: whoever writes last must know of all."""
+        context = self._context(run, verdict)
+        while True:
+            with whole_file(self._folder / DEBUG / FOLDER / PAGE) as file:
+                file.write_text(page(files.crashes, context, files.unread), encoding="utf-8")
+            if not files.look():
+                return
+
+    def _follow(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
+        """In a thread of its own: write the page anew as others report, until none has for a while."""
+        began = quiet = time.monotonic()
+        end = began + LONGEST
+        try:
+            while not files.complete and time.monotonic() < min(quiet + QUIET, end):
+                time.sleep(QUIET / 10)
+                if files.look():
+                    self._write(run, files, verdict)
+                    quiet = time.monotonic()
+            if quiet > began:  # they have left dumps too
+                self._write(run, files, self._verdict(run))
+        except OSError as error:
+            log.warning("the crash report cannot be kept up to date: %s", error)
 
     def _crash(self, run: RunStart, error: BaseException) -> RankCrash:
         told = isinstance(error, UserError | RunStopped)
@@ -82,21 +119,23 @@ class CrashReport:
             pid=os.getpid(),
             step=self._step,
             type=type(error).__name__,
-            message=str(error),
+            message=text_without_secrets(str(error)),
             # Who raises these has said all in the message.
-            traceback=[] if told else [line.rstrip("\n") for line in traceback.format_exception(error)],
+            traceback=[] if told else _lines_of(error),
             follows=follows_from_a_peer(error),
             coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.mesh_dim_names or ()},
             environment=describe_environment(run.world.device),
             command=command_line(),
         )
 
-    def _context(self, run: RunStart) -> Context:
+    def _context(self, run: RunStart, verdict: str) -> Context:
+        import tomli_w  # only wanted here
+
         return Context(
-            config=without_secrets(to_toml(run.job.config)),
+            config=tomli_w.dumps(without_secrets(run.job.config.as_dict())),
             plugins=run.job.plugin_versions(),
-            metrics=last_lines(Path(run.dump_folder) / METRICS),
-            verdict=self._verdict(run),
+            metrics=last_lines(self._folder / METRICS),
+            verdict=verdict,
             run=run.dump_folder,
         )
 
@@ -105,25 +144,14 @@ class CrashReport:
         if run.world.size > MOST_ANALYSED:
             return ""
         try:
-            dumps = read_dumps(Path(run.dump_folder) / run.job.config.section(CommTraceSection).save_traces_folder)
+            dumps = read_dumps(self._folder / run.job.config.section(CommTraceSection).save_traces_folder)
         except UserError:  # there are none
             return ""
-        return analyse(dumps).verdict if dumps.dumps[0].attempt == self._attempt else ""
+        return text_without_secrets(analyse(dumps).verdict) if dumps.dumps[0].attempt == self._attempt else ""
 
 
-def read_crashes(folder: Path, attempt: float) -> list[RankCrash]:
-    """What ranks have written in this attempt; what an earlier one has left is not of it, and what cannot be read is not
-    there."""
-    crashes = []
-    for file in sorted(folder.glob("rank-*.json")):
-        try:
-            crash = RankCrash(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("%s is left out of the crash report: %s", file, error)
-            continue
-        if crash.attempt == attempt:
-            crashes.append(crash)
-    return crashes
+def _lines_of(error: BaseException) -> list[str]:
+    return [text_without_secrets(line.rstrip("\n")) for line in traceback.format_exception(error)]
 
 
 def last_lines(file: Path) -> list[str]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from titan_core.config.redaction import LEFT_OUT, arguments_without_secrets, is_secret, text_without_secrets
+
 _RELEVANT = re.compile(
     r"^(TORCH|NCCL|CUDA|OMP_|MKL_|KMP_|TITAN|GLOO|SLURM_|PYTORCH|PYTHON|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_)"
 )
-_SECRET = re.compile(r"key|token(?!iz)|secret|passw|credential", re.IGNORECASE)
-LEFT_OUT = "(left out)"
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:
@@ -33,7 +33,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that torch, NCCL, CUDA, OpenMP, Titan and launchers read, by name."""
     return {
-        name: LEFT_OUT if _SECRET.search(name) else value
+        name: LEFT_OUT if is_secret(name) else text_without_secrets(value)
         for name, value in sorted(environment.items())
         if _RELEVANT.match(name)
     }
@@ -41,23 +41,4 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
     """The command that started this process (default: this one's), as a shell takes it."""
-    shown: list[str] = []
-    hide = False
-    for argument in sys.argv if arguments is None else arguments:
-        flag, equals, _ = argument.partition("=")
-        secret = argument.startswith("--") and _SECRET.search(flag) is not None
-        shown.append(
-            LEFT_OUT if hide and not argument.startswith("--") else f"{flag}={LEFT_OUT}" if secret and equals else argument
-        )
-        hide = secret and not equals
-    return shlex.join(shown)
-
-
-def without_secrets(toml: str) -> str:
-    """A TOML document with the values of keys that look secret left out."""
-    lines = []
-    for line in toml.splitlines():
-        key, equals, value = line.partition(" = ")
-        hide = equals and _SECRET.search(key) and value.startswith(('"', "'"))
-        lines.append(f'{key} = "{LEFT_OUT}"' if hide else line)
-    return "\n".join(lines) + "\n"
+    return shlex.join(arguments_without_secrets(list(sys.argv if arguments is None else arguments)))

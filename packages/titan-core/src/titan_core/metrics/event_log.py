@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import open_lines
+from titan_core.metrics.pid_namespace import pid_namespace
 from titan_core.train.events import Finding, RunStart, TrainEnd
 from titan_core.train.run_directory import EVENTS
 from titan_core.train.world import World
+
+log = logging.getLogger(__name__)
 
 
 class EventLog:
     """Writes on rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``, where kind is
 
-    * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host`` and ``pid``);
+    * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host``, ``pid`` and
+      ``pid_namespace``, :func:`~titan_core.metrics.pid_namespace.pid_namespace`);
     * ``checkpoint``: ``path``;
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.train.events.Finding`);
     * ``end``: ``completed``, ``failed``, ``preempted``, ``reason``, and where it failed ``error``, in a line.
@@ -28,9 +35,11 @@ class EventLog:
 
     def __init__(self, folder: Path, world: World) -> None:
         self._world = world
-        self._processes = world.gather({"host": socket.gethostname(), "pid": os.getpid()})
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
+        self._processes = world.gather(own)
         self._file = open_lines(folder / EVENTS) if world.rank == 0 else None
         self._error = ""
+        self._writing = threading.Lock()  # findings may come from other threads
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: RunStart) -> None:
@@ -69,11 +78,23 @@ class EventLog:
         )
 
     def _write(self, event: str, step: int, **more: object) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({"event": event, "time": time.time(), "step": step, **more}) + "\n")
+        with self._writing:
+            if self._file is None:
+                return
+            try:
+                self._file.write(json.dumps({"event": event, "time": time.time(), "step": step, **more}) + "\n")
+            except OSError as error:  # a full disk is not worth a run
+                log.warning("%s cannot be written: %s; events are no longer kept", EVENTS, error.strerror or error)
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Close the file, which tries once more to write what it could not."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # it was told
+                file.close()
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._writing:
+            self._give_up()

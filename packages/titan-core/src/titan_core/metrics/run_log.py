@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import tomli
 
 from titan_core.errors import UserError
 from titan_core.metrics.json_lines import read_lines
+from titan_core.metrics.record_checks import event_flaw, metrics_flaw
 from titan_core.train.run_directory import CONFIG, EVENTS, METRICS, PLUGINS
 
 
@@ -36,23 +38,45 @@ class RunLog:
         Raises:
             UserError: no run is there, or its files are damaged.
         """
-        path = Path(path)
+        path = _directory(path)
         if not (path / METRICS).exists() and not (path / EVENTS).exists():
-            there = "there is no such directory" if not path.is_dir() else f"it has neither {METRICS} nor {EVENTS}"
-            raise UserError.one(f"run {str(path)!r}", there, "give a run's directory (job.dump_folder)")
-        records = read_lines(path / METRICS)
-        config, plugins = path / CONFIG, path / PLUGINS
+            raise _no_run(path, f"it has neither {METRICS} nor {EVENTS}")
+        records = _checked(path / METRICS, metrics_flaw)
+        plugins = path / PLUGINS
         try:
-            return cls(
-                path,
-                tomli.loads(config.read_text(encoding="utf-8")) if config.exists() else {},
-                json.loads(plugins.read_text(encoding="utf-8")) if plugins.exists() else [],
-                [record for record in records if "loss" in record],
-                [record for record in records if "validation_loss" in record],
-                read_lines(path / EVENTS),
-            )
+            versions = json.loads(plugins.read_text(encoding="utf-8")) if plugins.exists() else []
         except (OSError, ValueError) as error:
-            raise UserError.one(f"run {str(path)!r}", f"cannot be read: {error}", "restore its files") from None
+            raise _unreadable(path, error) from None
+        return cls(
+            path,
+            cls.read_config(path),
+            versions,
+            [record for record in records if "loss" in record],
+            [record for record in records if "validation_loss" in record],
+            cls.read_events(path),
+        )
+
+    @staticmethod
+    def read_config(path: str | Path) -> dict[str, Any]:
+        """The resolved config of the run in directory ``path`` alone, by section; empty where there is none.
+
+        Raises:
+            UserError: there is no such directory, or the file is damaged.
+        """
+        file = _directory(path) / CONFIG
+        try:
+            return tomli.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
+
+    @staticmethod
+    def read_events(path: str | Path) -> list[dict[str, Any]]:
+        """The events of the run in directory ``path`` alone, in order; none where there is no file.
+
+        Raises:
+            UserError: there is no such directory, or the file is damaged.
+        """
+        return _checked(_directory(path) / EVENTS, event_flaw)
 
     @property
     def name(self) -> str:
@@ -63,3 +87,31 @@ class RunLog:
     def times(self) -> list[float]:
         """When its records were written, in seconds since the epoch; steps first, then validations."""
         return [record["time"] for record in (*self.steps, *self.validations) if record.get("time") is not None]
+
+
+def _directory(path: str | Path) -> Path:
+    if not Path(path).is_dir():
+        raise _no_run(path, "there is no such directory")
+    return Path(path)
+
+
+def _no_run(path: str | Path, why: str) -> UserError:
+    return UserError.one(f"run {str(path)!r}", why, "give a run's directory (job.dump_folder)")
+
+
+def _checked(file: Path, flaw_of: Callable[[dict[str, Any]], str | None]) -> list[dict[str, Any]]:
+    try:
+        records = read_lines(file)
+    except OSError as error:
+        raise _unreadable(file.parent, error) from None
+    for number, record in enumerate(records, 1):
+        flaw = flaw_of(record)
+        if flaw is not None:
+            raise UserError.one(
+                f"{file}:{number}", f"this line is none of a run's: {flaw}", "remove it, or restore the file"
+            )
+    return records
+
+
+def _unreadable(path: str | Path, error: Exception) -> UserError:
+    return UserError.one(f"run {str(path)!r}", f"cannot be read: {error}", "restore its files")

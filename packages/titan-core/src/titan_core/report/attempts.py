@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from titan_core.metrics.pid_namespace import pid_namespace
+
 State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "failed"]
 """``ended``: before the last step, as it should (the data's end, ``training.stop_at_step``)."""
 
@@ -119,12 +121,16 @@ def tell(attempt: Attempt, state: State) -> str:
 
 
 def _processes_are_gone(start: Mapping[str, Any]) -> bool:
-    """Whether the first rank, if it was on this machine, is there no longer."""
+    """Whether the first rank, if its process can be asked for from here, is there no longer."""
     processes = start.get("processes") or []
-    if not processes or processes[0].get("host") != socket.gethostname():
+    if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
         return False
+    own = pid_namespace()
+    pid = processes[0].get("pid")
+    if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
+        return False  # containers of one host may number their processes each for itself
     try:
-        os.kill(int(processes[0]["pid"]), 0)  # signal 0 only asks
+        os.kill(pid, 0)  # signal 0 only asks
     except ProcessLookupError:
         return True
     except PermissionError:

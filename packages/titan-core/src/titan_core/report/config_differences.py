@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_core.config.problems import show
+from titan_core.config.redaction import without_secrets
 from titan_core.metrics.run_log import RunLog
 from titan_core.report.numbers import UNKNOWN
 from titan_core.report.table import Table
@@ -15,11 +16,14 @@ _OF_EVERY_RUN = frozenset({"job.dump_folder"})
 
 
 def config_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
-    """The keys whose values are not the same in all ``runs``, in the order of the configs."""
+    """The keys whose values are not the same in all ``runs``, in the order of the configs. That secrets differ is told, but
+    not what they are."""
     flat = [flatten(run.config) for run in runs]
+    told = [flatten(without_secrets(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in _OF_EVERY_RUN]
-    rows = ((key, *(_shown(one, key) for one in flat)) for key in keys)
-    return Table("Config differences", ("key", *names), tuple(row for row in rows if len(set(row[1:])) > 1))
+    different = (key for key in keys if len({_shown(one, key) for one in flat}) > 1)
+    rows = tuple((key, *(_shown(one, key) for one in told)) for key in different)
+    return Table("Config differences", ("key", *names), rows)
 
 
 def version_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:

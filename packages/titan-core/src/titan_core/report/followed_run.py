@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli
 
+from titan_core.metrics.record_checks import event_flaw, metrics_flaw
 from titan_core.report.attempts import Attempt, State, attempts_of, pace_of, state_of
 from titan_core.report.tail import Tail
 from titan_core.report.thinning import extremes, finite
@@ -44,7 +45,7 @@ class FollowedRun:
         self.path = path
         self.config: dict[str, Any] = {}
         self.events: list[dict[str, Any]] = []
-        self._metrics, self._events = Tail(path / METRICS), Tail(path / EVENTS)
+        self._metrics, self._events = Tail(path / METRICS, metrics_flaw), Tail(path / EVENTS, event_flaw)
         self._config_stamp: tuple[int, int] | None = None
         self._polled = False
         self._changed = 0.0
@@ -69,7 +70,7 @@ class FollowedRun:
 
     @property
     def damaged(self) -> int:
-        """How many lines of its files are no JSON objects."""
+        """How many lines of its files are none of a run's."""
         return self._metrics.damaged + self._events.damaged
 
     def poll(self) -> None:

@@ -6,9 +6,11 @@ import html
 import string
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from titan_core.config.redaction import without_secrets
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 from titan_core.report import html_parts as parts
@@ -42,7 +44,7 @@ def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None)
 
 
 def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
-    """The report of ``runs`` as HTML.
+    """The report of ``runs`` as HTML, without the secrets of their configs and events: it will be passed on.
 
     Raises:
         UserError: plotly is not installed.
@@ -51,8 +53,9 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
         from plotly.offline import get_plotlyjs
     names = distinct_names([run.path for run in runs])
     figures: dict[str, Figure] = {}
-    body = [*_tables(runs, names, table), *_charts(runs, names, figures), *_timelines(runs, names, figures)]
-    body += [*_differences(runs, names), *_configs(runs, names)]
+    told = [_without_secrets(run) for run in runs]
+    body = [*_tables(told, names, table), *_charts(told, names, figures), *_timelines(told, names, figures)]
+    body += [*_differences(runs, names), *_configs(told, names)]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     return string.Template(_own_file("page.html")).substitute(
         title=html.escape(title),
@@ -63,6 +66,11 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
         figures=parts.json_for_script(figures),
         script=_own_file("page.js"),
     )
+
+
+def _without_secrets(run: RunLog) -> RunLog:
+    events = [without_secrets(event) for event in run.events]
+    return replace(run, config=without_secrets(run.config), events=events)
 
 
 def _tables(runs: Sequence[RunLog], names: Sequence[str], table: Table | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ _MARK = 512
 
 
 class Tail:
-    """Follows a file of one JSON object a line. It may not exist yet, end in half a line, or be replaced by another."""
+    """Follows a file of one JSON object a line. It may not exist yet, end in half a line, or be replaced by another.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        flaw_of: what is wrong with an object, ``None`` if nothing is; one with a flaw is damaged.
+    """
+
+    def __init__(self, file: Path, flaw_of: Callable[[dict[str, Any]], str | None] = lambda record: None) -> None:
         self._file = file
+        self._flaw_of = flaw_of
         self._offset = 0
         self._mark = b""
         self.damaged = 0
-        """Whole lines so far that are no JSON objects."""
+        """Whole lines so far that are no JSON objects, or have a flaw."""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file is another one than before (then what was read before counts no longer), and the objects of the
@@ -43,7 +49,7 @@ class Tail:
                     self._offset += len(line)
                     self._mark = (self._mark + line)[-_MARK:]
                     record = _parsed(line)
-                    if record is None:
+                    if record is None or self._flaw_of(record) is not None:
                         self.damaged += 1
                     else:
                         records.append(record)

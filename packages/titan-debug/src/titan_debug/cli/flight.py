@@ -59,7 +59,7 @@ def _print(found: Analysis) -> None:
 
 def run_dump(arguments: argparse.Namespace) -> int:
     """Ask every rank of a running job for a dump; the status is 1 if some do not answer."""
-    size = _world_size(RunLog.read(arguments.run))
+    size = _world_size(arguments.run)
     folder = dump_folder(arguments.run)
     waiting = {folder / RANK_FILE.format(rank): rank for rank in range(size)}
     before = {path: _version(path) for path in waiting}
@@ -79,15 +79,15 @@ def run_dump(arguments: argparse.Namespace) -> int:
     return EXIT_UNANSWERED if waiting else 0
 
 
-def _world_size(log: RunLog) -> int:
+def _world_size(run: str) -> int:
     """How many ranks a run has that goes on.
 
     Raises:
         UserError: it does not.
     """
-    states = [event for event in log.events if event["event"] in ("start", "end")]
+    states = [event for event in RunLog.read_events(run) if event["event"] in ("start", "end")]
     if not states or states[-1]["event"] != "start":
-        raise UserError.one(f"run {str(log.path)!r}", "it is not going on", "`titan flight analyse` reads what it has left")
+        raise UserError.one(f"run {run!r}", "it is not going on", "`titan flight analyse` reads what it has left")
     size: int = states[-1]["world_size"]
     return size
 

@@ -25,9 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each module's output and each parameter's gradient."""
-    log = RunLog.read(arguments.run)
     default = NumericsSection.model_fields["save_statistics_folder"].default
-    folder = log.config.get("numerics", {}).get("save_statistics_folder", default)
+    folder = RunLog.read_config(arguments.run).get("numerics", {}).get("save_statistics_folder", default)
     steps = read_statistics(Path(arguments.run) / folder)
     step = max(steps) if arguments.step is None else arguments.step
     if step not in steps:

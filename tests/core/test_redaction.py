@@ -1,0 +1,117 @@
+"""What is left out of pages that are passed on, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from titan_core.components import Model
+from titan_core.config.redaction import (
+    LEFT_OUT,
+    arguments_without_secrets,
+    is_secret,
+    text_without_secrets,
+    without_secrets,
+)
+from titan_core.config.schema import json_schema
+from titan_core.discovery import discover
+from titan_core.registry import Registry
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key", "apiKey", "api_keys", "API-KEY", "wandb.api_key", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID",
+        "private_key_path", "hf_token", "HF_TOKEN", "token", "hfToken", "api_tokens", "secrets", "secrets.anything",
+        "client_secret", "password", "db_passwd", "passphrase", "SLURM_JWT", "TORCHX_AUTH", "auth", "Authorization",
+        "bearer", "credentials", "cookie", "MASTER_KEY", "ACCESS_TOKEN_2", "--x.password",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer", "tokenizer_path", "model.tokenizer", "max_tokens", "tokens", "tokens_per_second", "num_tokens_seen",
+        "loss_per_token", "eos_token_id", "pad_token", "save_traces_folder", "key", "sort_key", "text_key", "n_kv_heads",
+        "num_key_value_heads", "keyboard", "monkey", "author", "authority", "NCCL_DEBUG", "SLURM_JOB_ID", "RANK", "",
+    ],
+)  # fmt: skip
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret(name)
+
+
+def names_in(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        yield from schema.get("properties", {})
+        for one in schema.values():
+            yield from names_in(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from names_in(one)
+
+
+def test_no_key_of_titans_own_is_taken_for_a_secret() -> None:
+    registry = Registry(discover())
+    names = set(names_in(json_schema(registry)))
+    for model in registry.all(Model):
+        names.update(*(vars(flavor) for flavor in model.flavors.values()))
+    assert {"tokenizer_path", "save_traces_folder", "lr", "training"} <= names
+    assert [name for name in sorted(names) if is_secret(name)] == []
+
+
+def test_values_of_any_type_are_left_out_by_key_and_by_section() -> None:
+    config = {
+        "wandb": {
+            "api_keys": ["s3cret", "s3cret"], "api_key": 123456, "password": 3.25, "use_auth": True, "token": "",
+            "project": "p", "headers": {"Authorization": "Bearer s3cret"},
+        },
+        "secrets": {"any": "s3cret", "number": 123456, "deep": {"er": ["s3cret"]}, "list": [{"a": "s3cret"}]},
+        "data": {"mixture": [{"path": "https://user:s3cret@host/a", "hf_token": "s3cret", "weight": 0.5}]},
+        "model": {"tokenizer": "byte", "tokenizer_path": "a/b", "key": 7},
+    }  # fmt: skip
+    shown = without_secrets(config)
+    assert "s3cret" not in str(shown) and "123456" not in str(shown) and "3.25" not in str(shown)
+    assert shown["model"] == config["model"]
+    assert shown["wandb"] == {
+        "api_keys": LEFT_OUT, "api_key": LEFT_OUT, "password": LEFT_OUT, "use_auth": True, "token": "", "project": "p",
+        "headers": {"Authorization": LEFT_OUT},
+    }  # fmt: skip
+    assert shown["secrets"] == {"any": LEFT_OUT, "number": LEFT_OUT, "deep": {"er": LEFT_OUT}, "list": LEFT_OUT}
+    assert shown["data"] == {"mixture": [{"path": f"https://{LEFT_OUT}@host/a", "hf_token": LEFT_OUT, "weight": 0.5}]}
+    assert config["wandb"]["api_key"] == 123456  # what was given is left as it is
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("get https://user:s3c@ret@host:80/a?b=1 now", "get https://(left out)@host:80/a?b=1 now"),
+        ("https://s3cret@host/a", "https://(left out)@host/a"),
+        ("postgres://user:s3cret@host and redis://:s3cret@host", "postgres://(left out)@host and redis://(left out)@host"),
+        (
+            "https://host/a?n=1&access_token=s3cret&sig=s3cret#x",
+            "https://host/a?n=1&access_token=(left out)&sig=(left out)#x",
+        ),
+        ("{'Authorization': 'Basic s3cretS3cret=='}", "{'Authorization': 'Basic (left out)'}"),
+        ("the header was Bearer s3cret.s3cret", "the header was Bearer (left out)"),
+        ("ssh://git@host/a s3://bucket/a@b https://host:80/a@b me@host", None),
+        ("tcp://10.0.0.1:29500, ratio 3:1 @ 5", None),
+    ],
+)
+def test_passwords_within_texts(text: str, shown: str | None) -> None:
+    assert text_without_secrets(text) == (text if shown is None else shown)
+
+
+def test_arguments_of_a_command() -> None:
+    given = [
+        "titan", "train", "r.toml", "--wandb.api_key", "s3cret", "--x.password=s3cret", "--secrets.any", "s3cret",
+        "--model.args", "{api_key = 's3cret'}", "--data.path=https://user:s3cret@host", "https://user:s3cret@host",
+        "API_KEY=s3cret", "--model.tokenizer", "byte", "--training.max_tokens", "7", "--model.args", "{dim = 32}",
+    ]  # fmt: skip
+    shown = arguments_without_secrets(given)
+    assert "s3cret" not in str(shown) and len(shown) == len(given)
+    assert shown[-6:] == given[-6:] and shown[:4] == given[:4]
