@@ -46,7 +46,7 @@ class Fault:
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
-        if step == AT:
+        if step == AT or (step == AT + 1 and self._act is sleeps_each_time):
             self._act(dist.get_rank())
 
 
@@ -109,6 +109,19 @@ def test_a_rank_that_sleeps_is_found_while_training_goes_on(gloo: GlooPool, tmp_
     assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
 
 
+def sleeps_each_time(rank: int) -> None:
+    time.sleep(1.6 * rank)
+
+
+def test_steps_that_are_always_slow_are_told_of_once(gloo: GlooPool, tmp_path: Path) -> None:
+    """Each is dumped, for the next may be the one that hangs."""
+    ends, found = analysed(gloo, tmp_path, sleeps_each_time, comm__train_timeout_seconds=30, training__steps=AT + 1)
+    assert ends == ["all steps are done"] * 2
+    assert (found.kind, found.culprits, found.step) == ("behind", [1], AT + 1)
+    events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
+    assert [event["kind"] for event in events if event["event"] == "finding"] == ["hang"]
+
+
 def test_a_rank_that_raises_is_told_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, raises)
     assert ends[1] == "ValueError: the disk is on fire"
@@ -131,7 +144,7 @@ def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
     """gloo aborts a process that is sent more than it expects; these processes are nobody else's."""
     pool = GlooPool()
     try:
-        with pytest.raises((EOFError, ConnectionError)):
+        with pytest.raises(RuntimeError, match="has died"):
             pool.run(2, run_with, str(tmp_path), other_shape, {})
         deadline = time.monotonic() + 20
         while not (tmp_path / FLIGHT / "rank-1.json").exists() and time.monotonic() < deadline:
@@ -151,7 +164,7 @@ def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool,
     axes: dict[str, Any] = {"parallelism__tensor_parallel_degree": 2, "training__local_batch_size": 4}
     ends, found = analysed(gloo, tmp_path, asks, **axes)
     assert ends == ["all steps are done"] * 2
-    assert found.kind in ("nothing", "behind", "elsewhere"), (
+    assert found.kind in ("nothing", "behind", "elsewhere", "untold"), (
         found.verdict
     )  # a slow poll may catch one in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}

@@ -11,6 +11,8 @@ from titan_debug.whole_file import whole_file
 RANK_FILE = "rank-{}.json"
 STACKS_FILE = "rank-{}.stacks.txt"
 REQUEST_FILE = "requested"
+BACKGROUND = "background"
+"""Label of the groups for work beside training, such as writing checkpoints: ``titan_core.train.world``'s, free of torch."""
 
 
 class Frame(NamedTuple):
@@ -32,6 +34,11 @@ class Group:
     """What it is for: a dimension of the mesh, or ``all ranks``."""
     ranks: tuple[int, ...]
     """Its members by their rank among all, in the order of their rank within it."""
+
+    @property
+    def background(self) -> bool:
+        """Whether it is for work beside training: one that waits in it does not hold up its main thread."""
+        return self.label == BACKGROUND
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Dump:
     """When it was written, in seconds since the epoch."""
     why: str
     step: int
-    """The last step that the rank has begun."""
+    """The last step that the rank has begun; -1 if that is not known."""
     in_step: bool
     """Whether it was still in it."""
     coordinates: dict[str, int]
@@ -123,6 +130,20 @@ class Dump:
     def main_stack(self) -> list[Frame]:
         """Where the main thread is."""
         return next((self.stacks[thread.stack] for thread in self.threads if thread.main), [])
+
+    @property
+    def step_known(self) -> bool:
+        """Whether :attr:`step` is known; of a process that could only write its stacks it is not."""
+        return self.step >= 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the rank failed because another was gone or late."""
+        return self.failure is not None and self.failure.follows
+
+    def training(self, entry: Entry) -> bool:
+        """Whether ``entry`` is of training, and not of work beside it."""
+        return not any(group.background for group in self.groups if group.name == entry.group)
 
 
 def write_dump(folder: Path, dump: Dump) -> None:

@@ -25,6 +25,8 @@ class Channel:
     backend: str
     by_rank: dict[int, dict[int, Entry]]
     """Of each rank that has a dump, its collectives by number. Older ones than the recorder keeps are not there."""
+    forgotten: set[int] = field(default_factory=set)
+    """Ranks of which none is there, while their recorder has let go of older ones: these may have been of here."""
 
     def last(self, rank: int) -> int:
         """Number of the last collective that ``rank`` has begun; 0 if none."""
@@ -65,7 +67,7 @@ class Wait:
     behind: list[int]
     """Those of its group that have not begun it."""
     unknown: list[int]
-    """Those of its group that have left no record."""
+    """Those of its group that have left no record of it."""
 
 
 def channels(dumps: Iterable[Dump]) -> list[Channel]:
@@ -84,7 +86,18 @@ def channels(dumps: Iterable[Dump]) -> list[Channel]:
             if dump.rank in ranks:
                 own = [entry for entry in dump.entries if (entry.backend, entry.group) == (backend, name) and not entry.p2p]
                 channel.by_rank[dump.rank] = {entry.seq: entry for entry in own}
+                if not own and _has_forgotten(dump):
+                    channel.forgotten.add(dump.rank)
     return list(found.values())
+
+
+def _has_forgotten(dump: Dump) -> bool:
+    """Whether the recorder has let go of old collectives: numbers begin with 1 in each group."""
+    firsts: dict[tuple[str, str], int] = {}
+    for entry in dump.entries:
+        if not entry.p2p:
+            firsts.setdefault((entry.backend, entry.group), entry.seq)
+    return any(first > 1 for first in firsts.values())
 
 
 def mismatches(found: Iterable[Channel]) -> list[Mismatch]:
@@ -146,20 +159,20 @@ def joined_by_all(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[tuple
 
 def _pending(dump: Dump, channel: Channel) -> Entry | None:
     """The first collective that ``dump``'s rank is still in. gloo lets go of one that failed as of one that is done: of a
-    rank that failed because of another, it is the last that was begun."""
+    rank that failed because of another, it is the last of training's that was begun."""
     own = channel.by_rank[dump.rank]
     pending = [entry for entry in own.values() if not entry.done]
     if pending:
         return min(pending, key=lambda entry: entry.seq)
-    collectives = [entry for entry in dump.entries if not entry.p2p]
-    if dump.failure is not None and dump.failure.follows and collectives and all(entry.done for entry in collectives):
-        last = max(collectives, key=lambda entry: entry.created)
+    training = [entry for entry in dump.entries if not entry.p2p and dump.training(entry)]
+    if dump.lost and training and all(entry.done for entry in training):
+        last = max(training, key=lambda entry: entry.created)
         return last if own.get(last.seq) is last else None
     return None
 
 
 def _absent(channel: Channel, seq: int) -> tuple[list[int], list[int]]:
-    """Ranks that have not begun collective ``seq``, and ranks that nothing is known of."""
-    behind = [rank for rank in channel.by_rank if channel.last(rank) < seq]
-    unknown = [rank for rank in channel.group.ranks if rank not in channel.by_rank]
+    """Ranks that have not begun collective ``seq``, and ranks of which that is not known."""
+    unknown = {rank for rank in channel.group.ranks if rank not in channel.by_rank or rank in channel.forgotten}
+    behind = [rank for rank in channel.by_rank if rank not in unknown and channel.last(rank) < seq]
     return sorted(behind), sorted(unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def dump_folder(path: str) -> Path:
     folder = Path(path)
     if (folder / CONFIG).exists() or (folder / EVENTS).exists():
         default = CommTraceSection.model_fields["save_traces_folder"].default
-        return folder / RunLog.read(folder).config.get("comm", {}).get("save_traces_folder", default)
+        return folder / RunLog.read_config(folder).get("comm", {}).get("save_traces_folder", default)
     return folder
 
 
@@ -62,19 +63,18 @@ def read_dumps(folder: Path) -> Dumps:
     adapter = TypeAdapter(Dump)
     notes: list[str] = []
     found: list[Dump] = []
+    written: dict[int, float] = {}
     for path in sorted(folder.glob(RANK_FILE.format("*"))):
         try:
             found.append(adapter.validate_json(path.read_bytes()))
+            written[found[-1].rank] = path.stat().st_mtime
         except (OSError, ValidationError) as error:
             notes.append(f"{path.name} is left out: it {_damage(error)}")
     for path in sorted(folder.glob(STACKS_FILE.format("*"))):
         try:
-            stacks = read_stacks(path)
+            found += read_stacks(path)
         except (OSError, ValueError) as error:
             notes.append(f"{path.name} is left out: {error}")
-            continue
-        if stacks is not None:
-            found.append(stacks)
     if not found:
         why = "there are no dumps here" if folder.is_dir() else "there is no such folder"
         way_out = (
@@ -85,24 +85,28 @@ def read_dumps(folder: Path) -> Dumps:
     older = sorted({dump.rank for dump in found if dump.attempt < newest})
     if older:
         notes.append(f"dumps of an earlier attempt are left out (of rank {', '.join(map(str, older))})")
-    return Dumps(folder, _of_one_occasion([dump for dump in found if dump.attempt == newest], notes), notes)
+    return Dumps(folder, _of_one_occasion([dump for dump in found if dump.attempt == newest], written, notes), notes)
 
 
-def _of_one_occasion(found: list[Dump], notes: list[str]) -> list[Dump]:
-    """One dump for each rank, without those of earlier steps that the rank has not renewed since."""
-    recorded = [dump for dump in found if dump.recorded]
-    last = max((dump.step for dump in recorded), default=-1)
-    newest = max((dump.time for dump in recorded if dump.step == last), default=0.0)
+def _of_one_occasion(found: list[Dump], written: Mapping[int, float], notes: list[str]) -> list[Dump]:
+    """One dump for each rank, without those of earlier steps that the rank has not renewed since.
+
+    Args:
+        written: of each rank, when its file was written, by the clock of where the files are: those of the machines differ.
+    """
+    known = [dump for dump in found if dump.step_known]
+    last = max((dump.step for dump in known), default=-1)
+    newest = max((written[dump.rank] for dump in known if dump.step == last), default=0.0)
     by_rank: dict[int, Dump] = {}
-    for dump in recorded:
-        if dump.step < last - 1 or (dump.step < last and dump.time < newest - OCCASION_SECONDS):
+    for dump in known:
+        if dump.step < last - 1 or (dump.step < last and written[dump.rank] < newest - OCCASION_SECONDS):
             notes.append(f"rank {dump.rank}'s dump is left out: it is of step {dump.step}, others are of step {last}")
         else:
             by_rank[dump.rank] = dump
     for dump in found:
-        if not dump.recorded:
-            known = by_rank.get(dump.rank)
-            by_rank[dump.rank] = dump if known is None else _together(known, dump)
+        if not dump.step_known:
+            own = by_rank.get(dump.rank)
+            by_rank[dump.rank] = dump if own is None else _together(own, dump)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from titan_core.config.sections import CommSection, JobSection
@@ -16,13 +13,14 @@ from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd
 from titan_debug.attempt import begin_attempt
 from titan_debug.config import CommTraceSection
-from titan_debug.consequences import chain, follows_from_a_peer
+from titan_debug.consequences import follows_from_a_peer
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
-from titan_debug.flight.dump import Dump, Failure, Frame, Thread, write_dump
+from titan_debug.flight.collect import collect, with_failure
+from titan_debug.flight.dump import Dump, write_dump
+from titan_debug.flight.progress import has_gone_on
 from titan_debug.flight.read import read_dumps
-from titan_debug.flight.recorded import prepare_environment, process_groups, recorded_entries
+from titan_debug.flight.recorded import prepare_environment
 from titan_debug.flight.request import Request, Requests
-from titan_debug.flight.stacks import stack_of_traceback, thread_stacks
 from titan_debug.flight.stacks_file import StacksFile
 from titan_debug.flight.watchdog import Watchdog
 
@@ -45,6 +43,7 @@ class FlightRecorder:
         self._step, self._in_step = 0, False
         self._dump: Dump | None = None  # the last one
         self._troubled_step: int | None = None  # the last step that was dumped because something was wrong
+        self._told: set[tuple[str | int, ...]] = set()  # kinds of trouble, and the ranks that they came from
         self._writing = threading.Lock()
         self._stacks: StacksFile | None = None
         self._requests: Requests | None = None
@@ -115,20 +114,26 @@ class FlightRecorder:
             self._tell(f"rank {request.rank}: {request.why}")
 
     def _write(self, why: str, asked: bool, error: BaseException | None = None) -> bool:
-        """Write a dump; whether that was done. A step that was dumped because something is wrong is dumped no more: what
-        came of it would hide what it came from. Its failure is added to what is there."""
+        """Write a dump; whether that was done. A step that was dumped because something is wrong is dumped no more, unless
+        it has gone on since: what came of it would hide what it came from. Its failure is added to what is there."""
         run = self._run
         assert run is not None
         with self._writing:
-            known = self._troubled_step == self._step and not asked
-            if known and error is None:
-                return False
-            before = self._dump if known else None
+            known = self._dump if self._troubled_step == self._step and not asked else None
             try:
-                if self._stacks is not None:
+                if self._stacks is not None and (known is None or error is not None):
                     self._stacks.write(why)  # the other file takes torch's help, which may be what is stuck
-                self._dump = self._collect(run, why, error, before)
-                write_dump(self._folder, self._dump)
+                stuck = self._watchdog is not None and self._watchdog.starved
+                dump = collect(run.world, why, self._attempt, self._assembled, self._step, self._in_step, stuck)
+                over = known is None or has_gone_on(known, dump, error is not None and follows_from_a_peer(error))
+                if known is not None and not over:
+                    if error is None:
+                        return False
+                    dump = known
+                if error is not None:
+                    dump = with_failure(dump, error, self._step, self._in_step, main_is_here=over)
+                write_dump(self._folder, dump)
+                self._dump = dump
             except OSError as problem:
                 log.error("%s: no dump can be written to %s: %s", why, self._folder, problem.strerror or problem)
                 return False
@@ -138,44 +143,6 @@ class FlightRecorder:
                 log.warning("%s: dumped collectives and threads to %s", why, self._folder)
             return True
 
-    def _collect(self, run: RunStart, why: str, error: BaseException | None, before: Dump | None) -> Dump:
-        world = run.world
-        stacks: dict[tuple[Frame, ...], int] = {}
-        if before is not None:
-            stacks.update((tuple(stack), index) for index, stack in enumerate(before.stacks))
-            entries, threads, why = before.entries, before.threads, before.why
-        else:
-            entries = recorded_entries(stacks, self._assembled)
-            threads = [
-                Thread(name, main, stacks.setdefault(tuple(stack), len(stacks))) for name, main, stack in thread_stacks()
-            ]
-        failure = None
-        if error is not None:
-            raised = stack_of_traceback(chain(error)[-1].__traceback__)
-            message = str(error).partition("\n")[0]
-            index = stacks.setdefault(tuple(raised), len(stacks))
-            if before is None:  # the main thread is here, which nobody wants to know
-                threads = [replace(thread, stack=index) if thread.main else thread for thread in threads]
-            failure = Failure(type(error).__name__, message, follows_from_a_peer(error), time.time(), index)
-        return Dump(
-            rank=world.rank,
-            world_size=world.size,
-            attempt=self._attempt,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            time=before.time if before is not None else time.time(),
-            why=why,
-            step=self._step,
-            in_step=self._in_step,
-            coordinates={dim: world.coordinate(dim) for dim in world.mesh.mesh_dim_names or ()},
-            groups=process_groups(world),
-            entries=entries,
-            threads=threads,
-            stacks=[list(stack) for stack in stacks],
-            failure=failure,
-            stuck=before.stuck if before is not None else self._watchdog is not None and self._watchdog.starved,
-        )
-
     def _ask_others(self, why: str) -> None:
         assert self._run is not None and self._requests is not None
         try:
@@ -184,18 +151,31 @@ class FlightRecorder:
             log.error("the other ranks cannot be asked for dumps in %s: %s", self._folder, problem.strerror or problem)
 
     def _tell(self, why: str) -> None:
-        """On rank 0, in the watchdog's thread: say so, and when the others have dumped, what it comes from."""
+        """On rank 0, in the watchdog's thread: say so, and when the others have dumped, what it comes from, each such thing
+        once."""
         run = self._run
         if run is None or run.world.rank != 0 or self._watchdog is None:
             return
         command = f"`titan flight analyse {run.dump_folder}`"
-        log.warning("%s: dumped collectives and threads of each rank to %s; %s reads them", why, self._folder, command)
+        dumped = f"{why}: dumped collectives and threads of each rank to {self._folder}; {command} reads them"
+        first, step = not self._told, self._step
+        if first:
+            log.warning("%s", dumped)  # whatever becomes of the verdict
         verdict = ""
         if run.world.size <= MOST_ANALYSED:
             self._watchdog.pause()
-            verdict = analyse(read_dumps(self._folder)).verdict
+            found = analyse(read_dumps(self._folder))
+            late = found.kind in ("behind", "elsewhere")
+            news = ("late" if late else found.kind, *found.culprits)
+            if news in self._told:
+                return  # such as steps that are slow whenever a loader is
+            self._told.add(news)
+            verdict = found.verdict
+        if not first:
+            log.warning("%s", dumped)
+        if verdict:
             log.warning("%s", verdict)
-        run.tell(Finding("hang", f"{why}: {verdict}" if verdict else why, self._step))
+        run.tell(Finding("hang", f"{why}: {verdict}" if verdict else why, step))
 
 
 def build(facts: JobFacts) -> FlightRecorder:

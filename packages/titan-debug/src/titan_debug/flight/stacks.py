@@ -76,8 +76,16 @@ def own_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def waits_in_torch(stack: Sequence[Frame]) -> bool:
-    """Whether the innermost calls are of ``torch.distributed``: the thread then most likely waits for another rank."""
-    return any("/torch/distributed/" in frame.file for frame in stack[:4])
+    """Whether the innermost calls are of ``torch.distributed``, before any of somebody's own code: the thread then most
+    likely waits for another rank. So it does in a ``wait`` without a Python frame of its own, as a work handle has."""
+    if stack and ".wait(" in stack[0].code:
+        return True
+    for frame in stack[:4]:
+        if "/torch/distributed/" in frame.file:
+            return True
+        if not _LIBRARY.search(frame.file):
+            return False
+    return False
 
 
 def short_path(file: str) -> str:

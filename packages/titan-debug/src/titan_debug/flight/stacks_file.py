@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 class StacksFile:
     """Where Python's faulthandler writes the stacks of all threads. It has to be open beforehand: a process that crashes in
-    an extension, or is stuck in one, cannot open files any more."""
+    an extension, or is stuck in one, cannot open files any more. What earlier attempts have left stays, before it: a rank
+    that died is started again before anybody can look."""
 
     def __init__(self, folder: Path, world: World, attempt: float) -> None:
         self._path = path = folder / STACKS_FILE.format(world.rank)
@@ -26,7 +27,8 @@ class StacksFile:
         self._enabled = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("w", encoding="utf-8")
+            self.file = path.open("a", encoding="utf-8")
+            self._begin = self.file.tell()
             print(_header(world, attempt), file=self.file, flush=True)
         except OSError as error:
             log.warning(
@@ -48,7 +50,7 @@ class StacksFile:
             faulthandler.dump_traceback(file=self.file, all_threads=True)
 
     def close(self) -> None:
-        """Close it, and remove it if it says nothing."""
+        """Close it; without what was written in this attempt, if that says nothing, and removed if nothing is left."""
         if self._enabled:
             faulthandler.disable()
             if self._before:
@@ -56,8 +58,10 @@ class StacksFile:
         if self.file is None:
             return
         empty = os.fstat(self.file.fileno()).st_size == self._empty
-        self.file.close()
         if empty:
+            self.file.truncate(self._begin)
+        self.file.close()
+        if empty and self._begin == 0:
             self._path.unlink(missing_ok=True)
             for folder in (self._path.parent, self._path.parent.parent):
                 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from titan_debug.flight.dump import Dump, Frame, Thread
 
 _HEADER = re.compile(
-    r"rank (\d+) of (\d+), attempt ([\d.]+), process (\d+) on (\S+), main thread (0x[0-9a-f]+)$", re.MULTILINE
+    r"^rank (\d+) of (\d+), attempt ([\d.]+), process (\d+) on (\S+), main thread (0x[0-9a-f]+)$", re.MULTILINE
 )
 _DEATH = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _TIMEOUT = re.compile(r"^Timeout \(.*\)!$", re.MULTILINE)
@@ -17,17 +17,24 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+) .*\(most recent 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
-def read_stacks(path: Path) -> Dump | None:
-    """What ``path`` says of its process: that it died, or was stuck where Python could not run. ``None`` if it says neither.
+def read_stacks(path: Path) -> list[Dump]:
+    """What ``path`` says of the processes of its rank, one in each attempt: that one died, or was stuck where Python could
+    not run. Those of which it says neither are not there.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is no such file.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    header = _HEADER.match(text)
-    if header is None:
+    headers = list(_HEADER.finditer(text))
+    if not headers or headers[0].start() != 0:
         raise ValueError("its first line is none of ours")
+    ends = [*(header.start() for header in headers[1:]), len(text)]
+    found = (_of_one(header, text[header.end() : end], path) for header, end in zip(headers, ends, strict=True))
+    return [dump for dump in found if dump is not None]
+
+
+def _of_one(header: re.Match[str], text: str, path: Path) -> Dump | None:
     death = next(iter(_DEATH.finditer(text)), None)
     timeouts = list(_TIMEOUT.finditer(text))
     found = death or (timeouts[-1] if timeouts else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from typing import TextIO
 
 from titan_debug.flight.request import Request, Requests
 
+log = logging.getLogger(__name__)
+
 POLL_SECONDS = 2.0
 """How often it looks, at most."""
-
 
 PATIENCE_SECONDS = 30.0
 """How long the end of a run waits for a dump to be written."""
@@ -48,6 +50,7 @@ class Watchdog:
         self._poll = min(POLL_SECONDS, min(first_seconds, seconds) / 4)
         self._step: tuple[int, float] | None = None  # the step that goes on, and since when
         self._told: tuple[int, float] | None = None
+        self._problem = ""  # the last one, which is told once
         self._looked = time.monotonic()
         self._stacks: TextIO | None = None
         self._ended = threading.Event()
@@ -89,12 +92,24 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            if self._stacks is not None:
-                faulthandler.dump_traceback_later(self._later_limit + self._poll, file=self._stacks)
+            self._guarded(self._wind_up)
             if self._ended.wait(self._poll):
                 break
-            self._look()
+            self._guarded(self._look)
+            self._looked = time.monotonic()
         faulthandler.cancel_dump_traceback_later()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as problem:  # a plugin's hook, torch's private functions: the next hang is to be told of too
+            if repr(problem) != self._problem:
+                log.exception("the watchdog could not do its work; it goes on")
+            self._problem = repr(problem)
+
+    def _wind_up(self) -> None:
+        if self._stacks is not None:
+            faulthandler.dump_traceback_later(self._later_limit + self._poll, file=self._stacks)
 
     def _look(self) -> None:
         step, limit = self._step, self._limit
@@ -104,4 +119,3 @@ class Watchdog:
         request = self._requests.new()
         if request is not None:
             self._asked(request)
-        self._looked = time.monotonic()

@@ -1,0 +1,69 @@
+"""Putting together what a rank dumps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import replace
+
+from titan_core.train.world import World
+from titan_debug.consequences import chain, follows_from_a_peer
+from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
+from titan_debug.flight.recorded import process_groups, recorded_entries
+from titan_debug.flight.stacks import stack_of_traceback, thread_stacks
+
+log = logging.getLogger(__name__)
+
+
+def collect(world: World, why: str, attempt: float, since: float, step: int, in_step: bool, stuck: bool) -> Dump:
+    """What this rank is doing now. Where torch's records cannot be had, the stacks alone.
+
+    Args:
+        since: in seconds since the epoch; collectives of before are of an earlier job of this process.
+    """
+    stacks: dict[tuple[Frame, ...], int] = {}
+    groups: list[Group] = []
+    entries: list[Entry] = []
+    recorded = True
+    try:
+        groups, entries = process_groups(world), recorded_entries(stacks, since)
+    except Exception:  # private functions of torch, which another version may change: the stacks tell much without them
+        log.exception("torch's record of collectives cannot be read")
+        recorded = False
+    threads = [Thread(name, main, stacks.setdefault(tuple(stack), len(stacks))) for name, main, stack in thread_stacks()]
+    return Dump(
+        rank=world.rank,
+        world_size=world.size,
+        attempt=attempt,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        time=time.time(),
+        why=why,
+        step=step,
+        in_step=in_step,
+        coordinates={dim: world.coordinate(dim) for dim in world.mesh.mesh_dim_names or ()},
+        groups=groups,
+        entries=entries,
+        threads=threads,
+        stacks=[list(stack) for stack in stacks],
+        stuck=stuck,
+        recorded=recorded,
+    )
+
+
+def with_failure(dump: Dump, error: BaseException, step: int, in_step: bool, main_is_here: bool) -> Dump:
+    """``dump`` with what ended the run.
+
+    Args:
+        main_is_here: whether the main thread was dumped while it handled ``error``, which nobody wants to know: where it was
+            raised takes the place of that.
+    """
+    raised = stack_of_traceback(chain(error)[-1].__traceback__)
+    index = len(dump.stacks)
+    threads = [replace(thread, stack=index) if thread.main and main_is_here else thread for thread in dump.threads]
+    message = str(error).partition("\n")[0]
+    failure = Failure(type(error).__name__, message, follows_from_a_peer(error), time.time(), index)
+    stacks = [*dump.stacks, raised]
+    return replace(dump, step=step, in_step=in_step, threads=threads, stacks=stacks, failure=failure)

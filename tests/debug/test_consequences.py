@@ -1,0 +1,57 @@
+"""Which errors only say that another rank is gone or late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from titan_debug.consequences import chain, follows_from_a_peer
+from titan_debug.flight.stacks import stack_of_traceback
+
+
+def lose_a_peer() -> None:
+    raise RuntimeError("[...pair.cc:561] Connection closed by peer [127.0.0.1]:43699")
+
+
+def miss_and_lose() -> None:
+    """A miss in a cache, and in the place that fills it a collective."""
+    try:
+        {}["key"]
+    except KeyError:
+        lose_a_peer()
+
+
+def lose_and_fail() -> None:
+    try:
+        miss_and_lose()
+    except RuntimeError:
+        raise ValueError("cannot clean up")  # noqa: B904 - as it happens by mistake
+
+
+def burn() -> None:
+    try:
+        raise ValueError("the disk is on fire")
+    except ValueError as error:
+        raise RuntimeError("Connection closed by peer") from error
+
+
+def error_of(function: Callable[[], None]) -> BaseException:
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        function()
+    return caught.value
+
+
+def test_an_error_that_was_handled_already_does_not_hide_that_a_peer_is_gone() -> None:
+    error = error_of(miss_and_lose)
+    assert follows_from_a_peer(error)
+    assert chain(error) == [error]
+    assert stack_of_traceback(chain(error)[-1].__traceback__)[0].function == "lose_a_peer"
+
+
+def test_what_fails_while_the_loss_of_a_peer_is_handled_follows_from_it() -> None:
+    assert follows_from_a_peer(error_of(lose_and_fail))
+
+
+def test_a_cause_that_is_named_counts() -> None:
+    assert not follows_from_a_peer(error_of(burn))

@@ -1,0 +1,78 @@
+"""What the Flight Recorder's own troubles leave working."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from titan_debug.flight import collect as collecting
+from titan_debug.flight.collect import collect, with_failure
+from titan_debug.flight.request import Request, Requests, ask
+from titan_debug.flight.stacks_file import StacksFile
+from titan_debug.flight.stacks_text import read_stacks
+from titan_debug.flight.watchdog import Watchdog
+
+WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(mesh_dim_names=()))
+
+
+def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answered: list[str] = []
+
+    def answer(request: Request) -> None:
+        answered.append(request.why)
+        if request.why == "first":
+            raise KeyError("a private table of torch's")
+
+    watchdog = Watchdog(Requests(tmp_path), 0.2, 0.2, lambda step, seconds: None, answer)
+    closed = (tmp_path / "stacks").open("w")
+    closed.close()
+    watchdog.start(closed)  # a file that cannot be used is told of as well
+    for why in ("first", "second"):
+        ask(tmp_path, why)
+        deadline = time.monotonic() + 10
+        while why not in answered and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert not watchdog.starved
+    began = time.monotonic()
+    watchdog.stop()
+    assert time.monotonic() - began < 5
+    assert answered == ["first", "second"]
+    assert "a private table of torch's" in caplog.text and "closed file" in caplog.text
+
+
+def test_without_torch_s_records_a_rank_still_dumps_stacks_and_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(*arguments: object) -> None:
+        raise KeyError("process_group")
+
+    monkeypatch.setattr(collecting, "process_groups", lambda world: [])
+    monkeypatch.setattr(collecting, "recorded_entries", changed)
+    dump = collect(WORLD, "why", attempt=1.0, since=0.0, step=3, in_step=True, stuck=False)
+    assert (dump.recorded, dump.entries, dump.step) == (False, [], 3)
+    assert any(frame.function.startswith("test_without_torch") for frame in dump.main_stack)
+    failed = with_failure(dump, ValueError("on fire"), 3, in_step=True, main_is_here=False)
+    assert failed.failure is not None and failed.failure.message == "on fire" and failed.main_stack == dump.main_stack
+
+
+DEATH = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00000000000000ff (most recent call first):\n"
+
+
+def test_an_attempt_that_begins_keeps_what_a_crashed_one_has_left(tmp_path: Path) -> None:
+    path = tmp_path / "debug" / "flight" / "rank-1.stacks.txt"
+    first = StacksFile(path.parent, WORLD, 1.0)
+    assert first.file is not None
+    print(DEATH, file=first.file, flush=True)
+    first.close()
+    crashed = path.read_text()
+    second = StacksFile(path.parent, WORLD, 2.0)
+    assert [dump.attempt for dump in read_stacks(path)] == [1.0]
+    second.close()
+    assert path.read_text() == crashed  # the second said nothing
+
+
+def test_an_attempt_that_says_nothing_leaves_no_file(tmp_path: Path) -> None:
+    StacksFile(tmp_path / "debug" / "flight", WORLD, 1.0).close()
+    assert not (tmp_path / "debug").exists()
