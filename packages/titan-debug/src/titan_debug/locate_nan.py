@@ -74,6 +74,11 @@ class NanLocator:
         losses = run.world.gather(math.isfinite(loss.item()))
         if not all(losses):
             return f"all modules' outputs are finite, but not the loss of them, on rank {losses.index(False)}"
+        if not math.isfinite(update.loss.item()):
+            return (
+                "a second forward pass is finite throughout, and the first was not: the same numbers gave others, which points "
+                "to hardware, or to code that is not deterministic"
+            )
         first = _first(run.world.gather(_last_gradient(run)), backward=True)
         if first is not None:
             return (
@@ -81,8 +86,8 @@ class NanLocator:
                 f"is that {first}"
             )
         return (
-            "a second forward pass is finite throughout, and so are the gradients' elements: a sum of them overflowed, or "
-            "numbers were different the first time, which points to hardware or to code that is not deterministic"
+            "a second forward pass is finite throughout, and so is each element of the gradients: the sum of their squares "
+            "overflows"
         )
 
     def _first_output(self, calls: list[str], finite: list[Tensor], run: RunStart) -> Bad | None:
