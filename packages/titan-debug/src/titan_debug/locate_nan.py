@@ -76,8 +76,8 @@ class NanLocator:
             return f"all modules' outputs are finite, but not the loss of them, on rank {losses.index(False)}"
         if not math.isfinite(update.loss.item()):
             return (
-                "a second forward pass is finite throughout, and the first was not: the same numbers gave others, which points "
-                "to hardware, or to code that is not deterministic"
+                "a second forward pass is finite throughout, and the first was not: the same numbers gave others, which "
+                "points to hardware, or to code that is not deterministic"
             )
         first = _first(run.world.gather(_last_gradient(run)), backward=True)
         if first is not None:
