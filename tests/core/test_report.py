@@ -11,25 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.browser import Visit, chromium, visit
 from harness.jobs import TINY, run_recipe
-from harness.made_runs import BEGAN, end, start, validation, write_lines, write_run
+from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
-from titan_core.report.names import distinct_names
 from titan_core.report.page import page, write_report
 from titan_core.report.plots import write_plots
-from titan_core.report.summary import summary
 from titan_core.report.table import Table
-from titan_core.report.thinning import POINTS, extremes
-from titan_core.report.timeline import timeline
+from titan_core.report.thinning import POINTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
 
 RUN: dict[str, object] = {
     **TINY,
@@ -39,10 +34,10 @@ RUN: dict[str, object] = {
     "validation.steps": 1,
     "validation.freq": 6,
 }
+
+
 HOSTILE = "<script>document.title = 'owned'<b>"
 """A name that a page must show as it stands. (A slash cannot be in a directory's name.)"""
-CLOSING = "</script><b>owned"
-"""A text of an event's that must not end the script it stands in."""
 
 
 @pytest.fixture(scope="module")
@@ -51,34 +46,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
     run_recipe("llama3_debug", {**RUN, "job.dump_folder": str(folder / "real")})
     return [folder / "real", write_eventful(folder / HOSTILE)]
-
-
-def eventful_loss(step: int) -> float | None:
-    return None if step == 50 else 6 - step / 50 + step % 3 / 10
-
-
-def write_eventful(folder: Path) -> Path:
-    """Killed, started again, ended; with validations, findings, two datasets and a loss that was once no number."""
-    events = [
-        start(),
-        {"event": "checkpoint", "time": BEGAN + 40, "step": 40, "path": "checkpoint/step-40"},
-        {"event": "finding", "time": BEGAN + 45, "step": 45, "kind": "loss spike", "message": CLOSING},
-        start(40, at=60),
-        end(100, at=121, completed=True),
-    ]
-    shares = {"tokens_seen/web": 3.0, "tokens_seen/code": 1.0}
-
-    def more(step: int) -> dict[str, Any]:
-        loss = eventful_loss(step)
-        # The second attempt began 20 s after the checkpoint; what the first one logged after that is gone.
-        moment = BEGAN + (step if step <= 40 else step + 20)
-        highest = None if loss is None else loss + 0.2
-        return {**{k: v * step for k, v in shares.items()}, "loss": loss, "loss_max": highest, "time": moment}
-
-    return write_run(
-        folder, events=events, more=more, validations=[validation(30, 5.5), validation(100, 4.25)], core="9.9.9",
-        config='[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nlr = 0.5\n[job]\ndump_folder = "elsewhere"\n',
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -284,44 +251,6 @@ def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
     assert len(text) < 7_000_000
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=300), st.integers(5, 50))
-def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], points: int) -> None:
-    kept = extremes(values, points)
-    assert kept == sorted(set(kept)) and len(kept) <= max(points, min(len(values), points))
-    known = [value for value in values if value is not None]
-    if known:
-        assert {min(known), max(known)} <= {values[index] for index in kept}
-    if values:
-        assert {0, len(values) - 1} <= set(kept)
-    assert (None in values) == any(values[index] is None for index in kept)
-
-
-def test_runs_of_one_name_are_told_apart() -> None:
-    folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
-    assert distinct_names(folders) == ["a/run", "b/run", "c"]
-    assert distinct_names([Path("/a/x/run"), Path("/b/x/run"), Path("/run")]) == ["a/x/run", "b/x/run", "run"]
-    assert distinct_names([Path("/a"), Path("/a")]) == ["a", "a"]
-
-
-def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
-    one = write_run(
-        tmp_path / "one", config="[a]\nsame = 1\nother = [1]\nmine = true\n[a.b]\ndeep = 1\n[job]\ndump_folder = 'x'\n"
-    )
-    two = write_run(
-        tmp_path / "two", config="[a]\nsame = 1\nother = [2]\n[a.b]\ndeep = 2\n[job]\ndump_folder = 'y'\n", core="0.2"
-    )
-    text = page([RunLog.read(one), RunLog.read(two)])
-    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
-    assert rows == [
-        ("a.other", "[1]", "[2]"),
-        ("a.mine", "true", "–"),
-        ("a.b.deep", "1", "2"),
-        ("titan-core", "0.1.0", "0.2"),
-    ]
-    alike = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
-    assert "All keys are the same." in alike
-
-
 def test_the_page_holds_no_secrets_and_tells_that_they_differ(tmp_path: Path) -> None:
     lines = (
         '[wandb]\napi_keys = ["s3cret-{0}"]\npin_token = 40030020010077{0}\nproject = "p"\n[secrets]\nanything = "s3cret"\n'
@@ -339,73 +268,6 @@ def test_the_page_holds_no_secrets_and_tells_that_they_differ(tmp_path: Path) ->
     rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
     assert [row[0] for row in rows] == ["wandb.api_keys", "wandb.pin_token"]
     assert {cell for row in rows for cell in row[1:]} == {"&quot;(left out)&quot;"}
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "flaw"),
-    [
-        ("events.jsonl", {}, "it has no 'event'"),
-        ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is no text"),
-        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no number"),
-        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no number"),
-        ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is no whole number"),
-        ("events.jsonl", {"event": "finding", "time": 1.0, "step": 1, "kind": "hang"}, "it has no 'message'"),
-        ("metrics.jsonl", {"loss": 1.0}, "it has no 'step'"),
-        ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is no whole number"),
-        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no number"),
-    ],
-)
-def test_a_foreign_line_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, line: dict[str, Any], flaw: str
-) -> None:
-    run = write_run(tmp_path / "a", steps=2)
-    write_lines(run / file, [line], mode="a")
-    assert main(["report", str(run)]) == 2
-    assert f"{run / file}:3: this line is none of a run's: {flaw}; remove it" in capsys.readouterr().err
-
-
-def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", config="[comm]\nsave_traces_folder = 'x'\n")
-    (run / "metrics.jsonl").write_text("no JSON\n")
-    assert RunLog.read_config(run) == {"comm": {"save_traces_folder": "x"}}
-    assert [event["event"] for event in RunLog.read_events(run)] == ["start", "end"]
-    (run / "config.toml").unlink()
-    assert RunLog.read_config(run) == {}
-    for read in (RunLog.read_config, RunLog.read_events):
-        with pytest.raises(UserError, match="there is no such directory"):
-            read(tmp_path / "none")
-
-
-def test_the_summary(tmp_path: Path) -> None:
-    run = RunLog.read(write_eventful(tmp_path / "a"))
-    (row,) = summary([run], ["a"]).rows
-    assert dict(zip(summary([run], ["a"]).headers, row, strict=True)) == {
-        "run": "a", "model": "llama3 8B", "steps": "100 of 100", "last loss": "4.1000", "best validation": "4.2500",
-        "last validation": "4.2500", "tokens/s (median)": "4,096", "MFU (median)": "41.0%", "peak memory": "3.00 GiB",
-        "wall time": "1 min 46 s", "state": "finished (2 attempts)",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ending", "told"),
-    [
-        (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
-        (end(50, at=60, preempted=True), "preempted"),
-        (end(50, at=60, failed=True, error="ValueError: no"), "failed: ValueError: no"),
-        (None, "no end: killed, or stalled"),
-    ],
-)
-def test_how_runs_end(tmp_path: Path, ending: dict[str, Any] | None, told: str) -> None:
-    run = RunLog.read(write_run(tmp_path / "a", steps=50, events=[start(), *([ending] if ending else [])]))
-    assert summary([run], ["a"]).rows[0][-1] == told
-    assert timeline(0, run).moments[-1].time == BEGAN + (60 if ending else 50)
-
-
-def test_a_kill_is_where_the_last_line_before_the_next_start_is(tmp_path: Path) -> None:
-    line = timeline(0, RunLog.read(write_eventful(tmp_path / "a")))
-    assert [(moment.kind, moment.time - BEGAN) for moment in line.moments] == [
-        ("start", 0), ("checkpoint", 40), ("finding", 45), ("kill", 45), ("restart", 60), ("end", 121),
-    ]  # fmt: skip
 
 
 def test_a_table_of_the_callers_comes_first(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,68 +10,12 @@ from typing import Any
 
 import pytest
 
+from harness.made_dumps import ASLEEP, ITEM, dump, entry, of_mesh, raised, verdict
 from titan_core.cli.main import main
 from titan_core.errors import UserError
-from titan_debug.flight.analysis import Analysis, analyse
-from titan_debug.flight.dump import BACKGROUND, Dump, Entry, Failure, Frame, Group, Thread, write_dump
-from titan_debug.flight.progress import has_gone_on
-from titan_debug.flight.read import Dumps, read_dumps
-
-TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-IN_COLLECTIVE = [Frame(TORCH, 4181, "all_reduce"), Frame("/home/me/train.py", 7, "step", "dist.all_reduce(x)")]
-ASLEEP = [Frame("/home/me/hooks.py", 12, "titan_step_start", "time.sleep(60)")]
-
-
-def entry(
-    seq: int,
-    done: bool = True,
-    op: str = "all_reduce",
-    group: str = "0",
-    size: Sequence[int] = (4,),
-    dtype: str = "Float",
-    backend: str = "gloo",
-) -> Entry:
-    sizes, state = [list(size)], "completed" if done and backend == "nccl" else "scheduled"
-    return Entry(group, backend, op, seq, False, done, state, 100.0 + seq, sizes, [dtype], sizes, [dtype], 300.0, 0)
-
-
-def dump(
-    rank: int,
-    entries: list[Entry],
-    *,
-    world_size: int = 2,
-    groups: dict[str, Sequence[int]] | None = None,
-    stack: list[Frame] = IN_COLLECTIVE,
-    failure: Failure | None = None,
-    **more: object,
-) -> Dump:
-    named = {"0": range(world_size), **(groups or {})}
-    made = Dump(
-        rank=rank,
-        world_size=world_size,
-        attempt=1000.0,
-        host="node",
-        pid=1,
-        time=2000.0,
-        why="step 3 takes longer than 2 s",
-        step=3,
-        in_step=True,
-        coordinates={},
-        groups=[Group(name, "all ranks" if name == "0" else name, tuple(ranks)) for name, ranks in named.items()],
-        entries=entries,
-        threads=[Thread("MainThread", True, 1)],
-        stacks=[IN_COLLECTIVE, stack],
-        failure=failure,
-    )
-    return replace(made, **more)  # type: ignore[arg-type]
-
-
-def verdict(*dumps: Dump) -> Analysis:
-    return analyse(Dumps(Path(), list(dumps)))
-
-
-def raised(kind: str, follows: bool, time: float = 2000.0) -> Failure:
-    return Failure(kind, "it went wrong", follows, time, 1)
+from titan_debug.flight.analysis import analyse
+from titan_debug.flight.dump import Entry, write_dump
+from titan_debug.flight.read import read_dumps
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -234,14 +177,6 @@ def test_the_command_tells_it_in_words_and_as_json(tmp_path: Path, capsys: pytes
     assert "there is no such folder" in capsys.readouterr().err
 
 
-MESH: dict[str, Sequence[int]] = {"tp01": (0, 1), "tp23": (2, 3), "dp02": (0, 2), "dp13": (1, 3)}
-
-
-def of_mesh(rank: int, entries: list[Entry], **more: Any) -> Dump:
-    own = {name: ranks for name, ranks in MESH.items() if rank in ranks}
-    return dump(rank, entries, world_size=4, groups=own, **more)
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_a_killed_rank_leaves_waiting_is_not_behind(fails: bool) -> None:
     """Rank 3 is killed: 2 and 1 wait for it, 0 waits for 2. With gloo they fail."""
@@ -286,115 +221,6 @@ def test_all_that_died_by_themselves_are_named() -> None:
     assert any("also: no rank is behind" in line and "look at the network" in line for line in found.details)
 
 
-BESIDE: dict[str, Sequence[int]] = {BACKGROUND: (0, 1)}
-
-
-def test_work_beside_training_does_not_hold_up_the_rank_that_does_it() -> None:
-    """Its side thread waits for rank 0, whose main thread waits for its own."""
-    found = verdict(
-        dump(0, [entry(1), entry(2, done=False)], groups=BESIDE),
-        dump(1, [entry(1), entry(1, done=False, group=BACKGROUND)], groups=BESIDE, stack=ASLEEP),
-    )
-    assert (found.kind, found.culprits) == ("behind", [1])
-    assert "waits for rank 0 in all_reduce, number 1 of background" in found.ranks[1].state
-
-
-def test_a_job_that_writes_a_checkpoint_beside_training_is_well() -> None:
-    found = verdict(
-        dump(0, [entry(1), entry(1, done=False, group=BACKGROUND)], groups=BESIDE, stack=ASLEEP),
-        dump(1, [entry(1), entry(1, group="0")], groups=BESIDE, stack=ASLEEP),
-    )
-    assert (found.kind, found.culprits) == ("background", [])
-    assert found.verdict.startswith("no rank waits for another in training in step 3; beside it rank 0 waits for rank 1 in")
-
-
-def test_the_group_for_work_beside_training_is_known_by_its_name() -> None:
-    from titan_core.train import world  # loads torch
-
-    assert world.BACKGROUND == BACKGROUND
-
-
-def test_what_waits_beside_training_hides_no_wait_in_it() -> None:
-    """After a failure of gloo's: rank 0 waited in number 2."""
-    found = verdict(
-        dump(0, [entry(1, done=False, group=BACKGROUND), entry(1), entry(2)], groups=BESIDE,
-             failure=raised("RuntimeError", follows=True)),
-        dump(1, [entry(1, done=False, group=BACKGROUND), entry(1)], groups=BESIDE, stack=ASLEEP),
-    )  # fmt: skip
-    assert (found.kind, found.culprits) == ("behind", [1])
-    assert "in all_reduce, number 2 of all ranks" in found.verdict
-
-
-def test_a_collective_of_which_the_recorder_has_let_go_may_have_been_joined() -> None:
-    """A group that is seldom used: rank 1 has joined it long ago, and 2000 others since."""
-    found = verdict(
-        dump(0, [entry(1, done=False, group="rare"), entry(9)], groups={"rare": (0, 1)}),
-        dump(1, [entry(8), entry(9)], groups={"rare": (0, 1)}),
-    )
-    assert (found.kind, found.culprits) == ("untold", [])
-    assert "rank 0 waits for rank 1 in all_reduce, number 1 of rare" in found.verdict
-
-
-IN_RECV = [Frame(TORCH, 2500, "recv"), Frame("/home/me/stage.py", 31, "forward", "dist.recv(x, 3)")]
-
-
-def test_a_pipeline_stage_that_waits_for_another_is_not_behind() -> None:
-    """gloo records no receives: 0 waits for 1, which receives from 3, which sleeps; 2 receives from 0."""
-    found = verdict(
-        of_mesh(0, [entry(4, done=False, group="tp01")]),
-        of_mesh(1, [entry(3, group="tp01")], stack=IN_RECV),
-        of_mesh(2, [], stack=IN_RECV),
-        of_mesh(3, [], stack=ASLEEP),
-    )
-    assert (found.kind, found.culprits) == ("elsewhere", [3])
-    assert "rank 3 is elsewhere in step 3: it is in time.sleep(60)" in found.verdict
-    assert "rank 0 waits for rank 1 in all_reduce, number 4 of tp01 (ranks 0-1)" in found.details
-
-
-def test_where_all_wait_and_not_all_of_it_is_recorded_nobody_is_blamed() -> None:
-    found = verdict(dump(0, [entry(4, done=False)]), dump(1, [entry(3)], stack=IN_RECV))
-    assert (found.kind, found.culprits) == ("untold", [])
-    assert "rank 0 waits for rank 1 in all_reduce, number 4" in found.verdict
-
-
-def p2p(op: str, done: bool, group: str = "pp") -> Entry:
-    return replace(entry(1, done, op, group, backend="nccl"), p2p=True)
-
-
-ITEM = [Frame("/home/me/train.py", 80, "step", "loss.item()")]
-"""A GPU is waited for outside torch.distributed."""
-
-
-def test_sends_and_receives_that_nccl_records_are_followed() -> None:
-    groups: dict[str, Sequence[int]] = {"pp": (0, 2), "dp": (2, 1)}
-    found = verdict(
-        dump(0, [], world_size=3, groups=groups, stack=ASLEEP),
-        dump(1, [entry(2, done=False, group="dp", backend="nccl")], world_size=3, groups=groups, stack=ITEM),
-        dump(
-            2, [entry(1, group="dp", backend="nccl"), p2p("recv 1<-0", done=False)], world_size=3, groups=groups, stack=ITEM
-        ),
-    )
-    assert (found.kind, found.culprits) == ("behind", [0])
-    assert "rank 2 has waited" in found.verdict and "for it in recv 1<-0, number 1 of pp (ranks 0, 2)" in found.verdict
-
-
-@pytest.mark.parametrize("done", [True, False])
-def test_of_a_batch_of_sends_and_receives_the_closing_entry_tells_whether_it_is_over(done: bool) -> None:
-    groups: dict[str, Sequence[int]] = {"pp": (0, 1)}
-    batch = [p2p("send 0->1", done=False), p2p("recv 0<-1", done=False), p2p("coalesced", done)]
-    found = verdict(dump(0, batch, groups=groups, stack=ITEM), dump(1, [], groups=groups, stack=ASLEEP))
-    assert (found.kind, found.culprits) == (("nothing", []) if done else ("behind", [1]))
-
-
-def test_sends_and_receives_that_both_sides_have_begun_blame_nobody() -> None:
-    groups: dict[str, Sequence[int]] = {"pp": (0, 1)}
-    found = verdict(
-        dump(0, [p2p("send 0->1", done=False)], groups=groups, stack=ITEM, died="Aborted"),
-        dump(1, [p2p("recv 1<-0", done=False)], groups=groups, stack=ITEM, died="Aborted"),
-    )
-    assert (found.kind, found.culprits) == ("all joined", [])
-
-
 def test_a_rank_within_a_collective_that_all_have_joined_is_not_behind_in_another() -> None:
     """The network between 0 and 1 is down; 2 waits for 0."""
     groups: dict[str, Sequence[int]] = {"a": (0, 1), "b": (0, 2)}
@@ -405,73 +231,3 @@ def test_a_rank_within_a_collective_that_all_have_joined_is_not_behind_in_anothe
         dump(2, [entry(2, done=False, group="b", backend="nccl")], world_size=3, groups=groups, stack=ITEM),
     )
     assert (found.kind, found.culprits) == ("all joined", [])
-
-
-def test_ones_own_code_below_torch_distributed_does_not_wait() -> None:
-    """A pipeline's schedule has called it."""
-    stage = Frame("/env/lib/python3.11/site-packages/torch/distributed/pipelining/stage.py", 700, "forward_one_chunk")
-    found = verdict(dump(0, [entry(1), entry(2, done=False)]), dump(1, [entry(1)], stack=[*ASLEEP, stage]))
-    assert (found.kind, found.culprits) == ("behind", [1])
-
-
-def test_stacks_of_earlier_attempts_stay_readable_until_a_later_one_says_more(tmp_path: Path) -> None:
-    header = "rank 1 of 2, attempt {}, process 7 on node, main thread 0x00000000000000ff\n"
-    death = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00000000000000ff (most recent call first):\n"
-    (tmp_path / "rank-1.stacks.txt").write_text(
-        header.format(900.0) + death + '  File "/home/me/kernels.py", line 5 in launch\n' + header.format(1000.0)
-    )
-    write_dump(tmp_path, dump(0, [entry(2)], attempt=900.0, failure=raised("RuntimeError", follows=True)))
-    found = analyse(read_dumps(tmp_path))
-    assert (found.kind, found.culprits) == ("died", [1])
-    assert "at /home/me/kernels.py:5 in launch" in found.verdict
-    write_dump(tmp_path, dump(0, [entry(2)], failure=raised("RuntimeError", follows=True)))
-    assert analyse(read_dumps(tmp_path)).kind == "missing"  # in the newer attempt it left nothing
-
-
-def test_the_clocks_of_machines_do_not_decide_what_is_of_one_occasion(tmp_path: Path) -> None:
-    """Rank 1 is a step behind, on a machine whose clock is slow."""
-    write_dump(tmp_path, dump(0, [entry(1), entry(2, done=False)]))
-    write_dump(tmp_path, dump(1, [entry(1)], step=2, stack=ASLEEP, time=1800.0))
-    found = analyse(read_dumps(tmp_path))
-    assert (found.kind, found.culprits) == ("behind", [1])
-    earlier = (tmp_path / "rank-0.json").stat().st_mtime - 300
-    os.utime(tmp_path / "rank-1.json", (earlier, earlier))  # it was written on an earlier occasion
-    assert analyse(read_dumps(tmp_path)).culprits == [1] and analyse(read_dumps(tmp_path)).kind == "missing"
-
-
-LATER = entry(3000)
-"""Begun 1100 s after the dumps were written."""
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "lost", "gone_on"),
-    [
-        ([entry(2, done=False)], [entry(2, done=False)], False, False),
-        ([entry(2, done=False)], [entry(2)], True, False),  # gloo lets go of what failed
-        ([entry(2, done=False)], [entry(2)], False, True),  # it got through after all, and is elsewhere now
-        ([entry(2, done=False)], [entry(2), LATER], True, True),  # and failed in the next one
-        ([entry(2)], [entry(2)], False, False),  # late, and still so
-        ([entry(2)], [entry(2), LATER], True, False),  # late, and then the others were gone
-        ([entry(2)], [entry(2), entry(3000, done=False)], False, False),  # late, and there at last
-        ([entry(2)], [entry(2), entry(1901, done=False)], False, True),  # it has waited ever since itself
-        ([entry(2)], [entry(2), entry(1901)], True, True),  # so did this one, until that failed
-        ([entry(2)], [entry(2), LATER], False, True),
-        ([entry(2)], [entry(2), LATER, entry(3001)], True, True),
-        ([entry(2)], [entry(2), entry(3000, group=BACKGROUND), entry(3001, group=BACKGROUND)], False, False),
-    ],
-)
-def test_what_a_slow_step_was_dumped_for_is_kept_until_it_is_over(
-    before: list[Entry], now: list[Entry], lost: bool, gone_on: bool
-) -> None:
-    assert has_gone_on(dump(0, before, groups=BESIDE), dump(0, now, groups=BESIDE, time=3200.0), lost) is gone_on
-
-
-def test_a_rank_that_was_late_and_lost_the_others_by_it_is_still_the_culprit() -> None:
-    late = dump(1, [entry(1)], stack=ASLEEP, failure=replace(raised("RuntimeError", follows=True), stack=0))
-    found = verdict(dump(0, [entry(1), entry(2)], failure=raised("RuntimeError", follows=True)), late)
-    assert (found.kind, found.culprits) == ("behind", [1])
-
-
-def test_a_dump_with_a_failure_is_kept_when_others_ask_afterwards() -> None:
-    failed = dump(0, [entry(2, done=False)], failure=raised("RuntimeError", follows=True))
-    assert not has_gone_on(failed, dump(0, [entry(2)]), lost=False)

@@ -277,8 +277,10 @@ def test_what_counts_as_running_out_of_memory() -> None:
     assert not ran_out_of_memory(circle)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_memory_snapshots_without_a_gpu_say_so(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_snapshots_without_a_gpu_say_so(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run_recipe("llama3_debug", {**RUN, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
     assert "this job trains on CPU: no snapshots" in caplog.text
     assert snapshots(in_tmp) == []

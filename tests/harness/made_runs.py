@@ -74,3 +74,35 @@ def write_lines(file: Path, lines: Sequence[Mapping[str, Any]], mode: str = "w")
     """JSON lines; ``mode`` "a" appends."""
     with file.open(mode) as opened:
         opened.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+CLOSING = "</script><b>owned"
+"""A text of an event's that must not end the script it stands in."""
+
+
+def eventful_loss(step: int) -> float | None:
+    return None if step == 50 else 6 - step / 50 + step % 3 / 10
+
+
+def write_eventful(folder: Path) -> Path:
+    """Killed, started again, ended; with validations, findings, two datasets and a loss that was once no number."""
+    events = [
+        start(),
+        {"event": "checkpoint", "time": BEGAN + 40, "step": 40, "path": "checkpoint/step-40"},
+        {"event": "finding", "time": BEGAN + 45, "step": 45, "kind": "loss spike", "message": CLOSING},
+        start(40, at=60),
+        end(100, at=121, completed=True),
+    ]
+    shares = {"tokens_seen/web": 3.0, "tokens_seen/code": 1.0}
+
+    def more(step: int) -> dict[str, Any]:
+        loss = eventful_loss(step)
+        # The second attempt began 20 s after the checkpoint; what the first one logged after that is gone.
+        moment = BEGAN + (step if step <= 40 else step + 20)
+        highest = None if loss is None else loss + 0.2
+        return {**{k: v * step for k, v in shares.items()}, "loss": loss, "loss_max": highest, "time": moment}
+
+    return write_run(
+        folder, events=events, more=more, validations=[validation(30, 5.5), validation(100, 4.25)], core="9.9.9",
+        config='[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nlr = 0.5\n[job]\ndump_folder = "elsewhere"\n',
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Losses far above those before them (OLMo 2, arXiv 2501.00656, section 3, looks for spikes in the same way)."""
+"""Losses far above those before them, found as OLMo-core's stability monitor does (6 sigma over 128 steps)."""
 
 from __future__ import annotations
 

@@ -79,11 +79,6 @@ class RunLog:
         return _checked(_directory(path) / EVENTS, event_flaw)
 
     @property
-    def name(self) -> str:
-        """What to call it: the directory's own name."""
-        return self.path.resolve().name
-
-    @property
     def times(self) -> list[float]:
         """When its records were written, in seconds since the epoch; steps first, then validations."""
         return [record["time"] for record in (*self.steps, *self.validations) if record.get("time") is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from titan_core.hookspecs import hookimpl
@@ -9,7 +10,7 @@ from titan_core.train.device import HostCopy
 from titan_core.train.events import StepReport
 
 
-class LateReports:
+class LateReports(ABC):
     """An observer that looks at each step's figures: at once on a CPU, where nothing is in flight; on a GPU when the next
     step has been issued, or before a checkpoint keeps what the step did. What is waited for is the end of the step that is
     looked at, not of the one that is under way."""
@@ -17,9 +18,9 @@ class LateReports:
     def __init__(self) -> None:
         self._waiting: tuple[StepReport, HostCopy] | None = None
 
+    @abstractmethod
     def look(self, report: StepReport) -> None:
         """What the observer does about a step, whose tensors are on the host."""
-        raise NotImplementedError
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:

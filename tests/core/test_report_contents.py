@@ -1,0 +1,126 @@
+"""What a report says of runs, whatever draws it: names, differences, summaries, how they ended."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, write_run
+from titan_core.cli.main import main
+from titan_core.errors import UserError
+from titan_core.metrics.run_log import RunLog
+from titan_core.report.names import distinct_names
+from titan_core.report.page import page
+from titan_core.report.summary import summary
+from titan_core.report.thinning import extremes
+from titan_core.report.timeline import timeline
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=300), st.integers(5, 50))
+def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], points: int) -> None:
+    kept = extremes(values, points)
+    assert kept == sorted(set(kept)) and len(kept) <= max(points, min(len(values), points))
+    known = [value for value in values if value is not None]
+    if known:
+        assert {min(known), max(known)} <= {values[index] for index in kept}
+    if values:
+        assert {0, len(values) - 1} <= set(kept)
+    assert (None in values) == any(values[index] is None for index in kept)
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
+    assert distinct_names(folders) == ["a/run", "b/run", "c"]
+    assert distinct_names([Path("/a/x/run"), Path("/b/x/run"), Path("/run")]) == ["a/x/run", "b/x/run", "run"]
+    assert distinct_names([Path("/a"), Path("/a")]) == ["a", "a"]
+
+
+def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
+    one = write_run(
+        tmp_path / "one", config="[a]\nsame = 1\nother = [1]\nmine = true\n[a.b]\ndeep = 1\n[job]\ndump_folder = 'x'\n"
+    )
+    two = write_run(
+        tmp_path / "two", config="[a]\nsame = 1\nother = [2]\n[a.b]\ndeep = 2\n[job]\ndump_folder = 'y'\n", core="0.2"
+    )
+    text = page([RunLog.read(one), RunLog.read(two)])
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
+    assert rows == [
+        ("a.other", "[1]", "[2]"),
+        ("a.mine", "true", "–"),
+        ("a.b.deep", "1", "2"),
+        ("titan-core", "0.1.0", "0.2"),
+    ]
+    alike = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
+    assert "All keys are the same." in alike
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "flaw"),
+    [
+        ("events.jsonl", {}, "it has no 'event'"),
+        ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is no text"),
+        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no number"),
+        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no number"),
+        ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is no whole number"),
+        ("events.jsonl", {"event": "finding", "time": 1.0, "step": 1, "kind": "hang"}, "it has no 'message'"),
+        ("metrics.jsonl", {"loss": 1.0}, "it has no 'step'"),
+        ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is no whole number"),
+        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no number"),
+    ],
+)
+def test_a_foreign_line_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, line: dict[str, Any], flaw: str
+) -> None:
+    run = write_run(tmp_path / "a", steps=2)
+    write_lines(run / file, [line], mode="a")
+    assert main(["report", str(run)]) == 2
+    assert f"{run / file}:3: this line is none of a run's: {flaw}; remove it" in capsys.readouterr().err
+
+
+def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", config="[comm]\nsave_traces_folder = 'x'\n")
+    (run / "metrics.jsonl").write_text("no JSON\n")
+    assert RunLog.read_config(run) == {"comm": {"save_traces_folder": "x"}}
+    assert [event["event"] for event in RunLog.read_events(run)] == ["start", "end"]
+    (run / "config.toml").unlink()
+    assert RunLog.read_config(run) == {}
+    for read in (RunLog.read_config, RunLog.read_events):
+        with pytest.raises(UserError, match="there is no such directory"):
+            read(tmp_path / "none")
+
+
+def test_the_summary(tmp_path: Path) -> None:
+    run = RunLog.read(write_eventful(tmp_path / "a"))
+    (row,) = summary([run], ["a"]).rows
+    assert dict(zip(summary([run], ["a"]).headers, row, strict=True)) == {
+        "run": "a", "model": "llama3 8B", "steps": "100 of 100", "last loss": "4.1000", "best validation": "4.2500",
+        "last validation": "4.2500", "tokens/s (median)": "4,096", "MFU (median)": "41.0%", "peak memory": "3.00 GiB",
+        "wall time": "1 min 46 s", "state": "finished (2 attempts)",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
+        (end(50, at=60, preempted=True), "preempted"),
+        (end(50, at=60, failed=True, error="ValueError: no"), "failed: ValueError: no"),
+        (None, "no end: killed, or stalled"),
+    ],
+)
+def test_how_runs_end(tmp_path: Path, ending: dict[str, Any] | None, told: str) -> None:
+    run = RunLog.read(write_run(tmp_path / "a", steps=50, events=[start(), *([ending] if ending else [])]))
+    assert summary([run], ["a"]).rows[0][-1] == told
+    assert timeline(0, run).moments[-1].time == BEGAN + (60 if ending else 50)
+
+
+def test_a_kill_is_where_the_last_line_before_the_next_start_is(tmp_path: Path) -> None:
+    line = timeline(0, RunLog.read(write_eventful(tmp_path / "a")))
+    assert [(moment.kind, moment.time - BEGAN) for moment in line.moments] == [
+        ("start", 0), ("checkpoint", 40), ("finding", 45), ("kill", 45), ("restart", 60), ("end", 121),
+    ]  # fmt: skip
