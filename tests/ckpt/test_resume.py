@@ -130,6 +130,45 @@ def test_sigusr1_asks_for_a_checkpoint(gloo: GlooPool, tmp_path: Path) -> None:
     assert saved == ["step-2", "step-8"]
 
 
+class Counts:
+    """An observer with a state of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.steps, self.restored = name, 0, False
+
+    @hookimpl
+    def titan_save_state(self) -> dict[str, int]:
+        return {self.name: self.steps}
+
+    @hookimpl
+    def titan_restore_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.restored = state.get(self.name, 0), True
+
+    @hookimpl
+    def titan_step_end(self) -> None:
+        self.steps += 1
+
+
+def counted(folder: str, names: tuple[str, ...], overrides: dict[str, object]) -> list[tuple[int, bool]] | str:
+    observers = tuple(Counts(name) for name in names)
+    try:
+        run_in(folder, overrides, observers)
+    except ValueError as error:
+        return str(error)
+    return [(one.steps, one.restored) for one in observers]
+
+
+def test_what_observers_keep_goes_on_with_the_run_on_another_mesh(gloo: GlooPool, tmp_path: Path) -> None:
+    assert gloo.run(2, counted, str(tmp_path), ("a",), {"training.stop_at_step": 5}) == [[(5, False)]] * 2
+    # One that the first run did not have begins anew.
+    assert gloo.run(4, counted, str(tmp_path), ("a", "b"), {TP: 2}) == [[(8, True), (3, True)]] * 4
+
+
+def test_two_observers_cannot_keep_their_states_under_one_name(gloo: GlooPool, tmp_path: Path) -> None:
+    (told,) = gloo.run(1, counted, str(tmp_path), ("a", "a"), {})
+    assert told == "two observers keep a state under the name 'a': each needs a name of its own"
+
+
 def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_path: Path) -> None:
     kept = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 2, "checkpoint.keep_every_n_steps": 3}
     gloo.run(1, run_in, str(tmp_path), kept)

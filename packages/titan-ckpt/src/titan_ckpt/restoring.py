@@ -129,7 +129,7 @@ def _load(request: CheckpointRequest, found: Entry, excluded: list[str], weights
         return str(reasons[0])
     forget_state(state.parts, state.optimizer, unwanted)
     if not weights_only:
-        plain.apply(dict(manifest.state), state, request.world)
+        plain.apply(dict(manifest.state), request)
         log.info("going on after step %d from %s", manifest.step, found.folder)
     else:
         log.info("beginning with the weights of %s", found.folder)

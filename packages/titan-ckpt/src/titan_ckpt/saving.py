@@ -31,8 +31,8 @@ class Saving:
     """Writes a run's checkpoints into ``folder``. All ranks call the same methods in the same order."""
 
     def __init__(self, request: CheckpointRequest, section: CheckpointSection, folder: Folder) -> None:
+        self._request, self._section, self._folder = request, section, folder
         self._job, self._world, self._state = request.job, request.world, request.state
-        self._saved, self._section, self._folder = request.saved, section, folder
         self._asynchronous = section.async_mode != "disabled"
         # A save beside training must not mix its messages with training's.
         self._group = self._world.new_background_group() if self._asynchronous else None
@@ -59,7 +59,7 @@ class Saving:
             tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
         if not weights_only:
             tensors |= optimizer_tensors(self._state.parts, self._state.optimizer)
-        values = {} if weights_only else plain.collect(self._state, self._world)
+        values = {} if weights_only else plain.collect(self._request)
         folder = step_folder(self._folder, step)
         # What an interrupted save of the same step has left, or a run that was restarted from before it.
         self._clear(step)
@@ -117,7 +117,7 @@ class Saving:
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
-        self._saved(step, str(folder))
+        self._request.lifecycle.checkpoint_saved(step, str(folder))
 
         def prune() -> None:
             try:

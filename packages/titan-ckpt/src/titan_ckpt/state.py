@@ -8,19 +8,19 @@ from typing import Any
 import torch.distributed as dist
 
 from titan_ckpt import rng
-from titan_core.train.checkpoint import TrainState
-from titan_core.train.world import World
+from titan_core.train.checkpoint import CheckpointRequest
 
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
 """What a schedule keeps for each parameter group. Ranks have different groups, and each makes its own from the config."""
 
 
-def collect(state: TrainState, world: World) -> dict[str, Any]:
+def collect(request: CheckpointRequest) -> dict[str, Any]:
     """The state of all ranks; to be called by all.
 
     Raises:
-        TypeError: a schedule or a dataset keeps something that JSON cannot say.
+        TypeError: a schedule, a dataset or an observer keeps something that JSON cannot say.
     """
+    state, world = request.state, request.world
     loader = state.loader.state_dict()
     by_rank: list[Any] = world.gather((loader["shards"], rng.collect(world.device)))
     shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
@@ -33,17 +33,19 @@ def collect(state: TrainState, world: World) -> dict[str, Any]:
         "loader": {"stream_of": loader["stream_of"], "shards": shards},
         "mesh": dict(world.plan.degrees),
         "generators": [generators for _, generators in by_rank],
+        "observers": request.lifecycle.save_state(),
     }
     json.dumps(collected)
     return collected
 
 
-def apply(saved: dict[str, Any], state: TrainState, world: World) -> None:
+def apply(saved: dict[str, Any], request: CheckpointRequest) -> None:
     """Go on from what :func:`collect` gave, on this mesh or on another.
 
     Raises:
         UserError: it is of another stream of data.
     """
+    state, world = request.state, request.world
     state.step = saved["step"]
     state.tokens_seen = saved["tokens_seen"]
     state.tokens_by_dataset = dict(saved["tokens_by_dataset"])
@@ -55,3 +57,4 @@ def apply(saved: dict[str, Any], state: TrainState, world: World) -> None:
     scheduler.step()
     if saved["mesh"] == dict(world.plan.degrees):
         rng.apply(saved["generators"][dist.get_rank()], world.device)
+    request.lifecycle.restore_state(saved.get("observers", {}))  # first checkpoints had none

@@ -36,7 +36,7 @@ class Store:
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or asked or first or step % self._section.interval == 0):
             return
-        self._request.settle(step)
+        self._request.lifecycle.settle(step)
         self._saving.finish_pending()
         self._saving.save(last)
 

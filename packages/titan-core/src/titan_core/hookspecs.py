@@ -18,8 +18,8 @@ arguments in its specification, by name. A misspelt hook, a wrong argument or a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -119,6 +119,12 @@ def titan_job_assembled(job: Job) -> None:
 
 
 @hookspec
+def titan_restore_state(state: Mapping[str, Any]) -> None:
+    """A checkpoint was restored. ``state`` is what the observers of the run that saved it returned from
+    :func:`titan_save_state`; an observer's own is missing where that run did not have it."""
+
+
+@hookspec
 def titan_train_start(run: RunStart) -> None:
     """Everything is built and restored; the next thing is the first step."""
 
@@ -156,6 +162,12 @@ def titan_finding(finding: Finding) -> None:
 def titan_settle(step: int) -> None:
     """The state after ``step`` is about to be relied on: a checkpoint is taken, or the run is done. Who reads a step's
     report late must do so now, and raise if it is bad."""
+
+
+@hookspec
+def titan_save_state() -> Mapping[str, Any] | None:
+    """A checkpoint is taken: what the observer needs to go on as if the run had not stopped, under a name of its own (by
+    habit, its component's). Plain values, as JSON has them, and the same on all ranks: the run may go on on others."""
 
 
 @hookspec

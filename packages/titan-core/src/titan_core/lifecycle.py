@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,23 @@ class Lifecycle:
     def validation_end(self, report: ValidationReport) -> None:
         """See :func:`titan_core.hookspecs.titan_validation_end`."""
         self._manager.hook.titan_validation_end(report=report)
+
+    def save_state(self) -> dict[str, Any]:
+        """See :func:`titan_core.hookspecs.titan_save_state`; of all observers together.
+
+        Raises:
+            ValueError: two of them use one name.
+        """
+        together: dict[str, Any] = {}
+        for state in self._manager.hook.titan_save_state():
+            if clash := together.keys() & state.keys():
+                raise ValueError(f"two observers keep a state under the name {min(clash)!r}: each needs a name of its own")
+            together |= state
+        return together
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """See :func:`titan_core.hookspecs.titan_restore_state`."""
+        self._manager.hook.titan_restore_state(state=state)
 
     def checkpoint_saved(self, step: int, path: str) -> None:
         """See :func:`titan_core.hookspecs.titan_checkpoint_saved`."""

@@ -9,8 +9,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 
+from titan_core.config.redaction import text_without_secrets
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import open_lines
 from titan_core.metrics.pid_namespace import pid_namespace
@@ -41,18 +43,21 @@ class EventLog:
         self._error = ""
         self._writing = threading.Lock()  # findings may come from other threads
 
-    @hookimpl(tryfirst=True)
-    def titan_train_start(self, run: RunStart) -> None:
-        """The attempt begins."""
-        mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
-        self._write(
-            "start",
-            run.step,
-            steps=run.steps,
-            world_size=self._world.size,
-            mesh=mesh,
-            processes=self._processes,
-        )
+    @hookimpl(wrapper=True)
+    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
+        """The attempt begins, once all observers are ready: whoever reads of it may ask them for something at once."""
+        try:
+            return (yield)
+        finally:  # one that failed has begun too
+            mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
+            self._write(
+                "start",
+                run.step,
+                steps=run.steps,
+                world_size=self._world.size,
+                mesh=mesh,
+                processes=self._processes,
+            )
 
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
@@ -62,12 +67,12 @@ class EventLog:
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:
         """Of rank 0."""
-        self._write("finding", finding.step, kind=finding.kind, message=finding.message)
+        self._write("finding", finding.step, kind=finding.kind, message=text_without_secrets(finding.message))
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
         """Remember it for the end."""
-        self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._error = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:

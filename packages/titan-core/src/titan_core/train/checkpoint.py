@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from titan_core.data.loader import DataLoader
 from titan_core.job.job import Job
+from titan_core.lifecycle import Lifecycle
 from titan_core.model.part import ModelPart
 from titan_core.train.world import World
 
@@ -38,10 +38,10 @@ class CheckpointRequest:
     job: Job
     world: World
     state: TrainState
-    settle: Callable[[int], None]
-    """To be called with the step before a checkpoint of it is taken; raises where its numbers are bad."""
-    saved: Callable[[int, str], None]
-    """To be called with (step, path) once a checkpoint is complete."""
+    lifecycle: Lifecycle
+    """What observers are to hear: ``settle`` with the step before a checkpoint of it is taken, which raises where its
+    numbers are bad; ``save_state`` for what they want to be kept in it, ``restore_state`` with that; and
+    ``checkpoint_saved`` once it is complete."""
 
 
 class CheckpointStore(Protocol):

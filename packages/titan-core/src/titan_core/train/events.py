@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from titan_core.data.batch import Batch
     from titan_core.job.job import Job
     from titan_core.model.part import ModelPart
+    from titan_core.train.shared_request import SharedRequest
     from titan_core.train.step import StepRunner
     from titan_core.train.world import World
 
@@ -29,8 +30,14 @@ class RunStart:
     steps: int
     """The step after which training ends."""
     dump_folder: str
+    attempt: float
+    """When it began, on rank 0's clock, in seconds since the epoch: the same on all ranks, and another than that of earlier
+    attempts at the run."""
     tell: Callable[[Finding], None]
     """For an observer that finds something out: fires the hook ``titan_finding``, on this rank."""
+    shared_request: Callable[[], SharedRequest]
+    """For an observer that may be asked for something that all ranks have to do together: a new request. To be called by
+    all ranks alike, in ``titan_train_start``."""
 
 
 @dataclass(frozen=True)

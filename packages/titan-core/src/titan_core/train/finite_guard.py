@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +23,10 @@ MOST_SKIPPED = 10
 """Bad steps in a row after which leaving them out is no way on."""
 
 
+STATE = "finite_guard"
+"""The name of what is kept in checkpoints."""
+
+
 class NonFiniteError(RunStopped):
     """The loss or the gradient norm is NaN or infinite."""
 
@@ -33,7 +38,17 @@ class FiniteGuard(LateReports):
         super().__init__()
         self._action = action
         self._run: RunStart | None = None
-        self._skipped = 0
+        self._skipped = 0  # in a row
+
+    @hookimpl
+    def titan_save_state(self) -> dict[str, int]:
+        """So that being restarted again and again does not hide that nothing is learned."""
+        return {STATE: self._skipped}
+
+    @hookimpl
+    def titan_restore_state(self, state: Mapping[str, Any]) -> None:
+        """As it was."""
+        self._skipped = state.get(STATE, 0)
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:

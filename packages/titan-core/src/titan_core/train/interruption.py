@@ -7,13 +7,15 @@ import threading
 from types import FrameType
 from typing import Any
 
+from titan_core.train.shared_request import SharedRequest
+
 
 class Interruption:
     """What signals have asked for since it was entered. A second SIGTERM ends the process at once."""
 
     def __init__(self) -> None:
-        self.stop = False
-        self.save = False
+        self.stop = SharedRequest()
+        self.save = SharedRequest()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -29,8 +31,8 @@ class Interruption:
         self._before.clear()
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        self.stop = True
+        self.stop.ask()
         signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
-        self.save = True
+        self.save.ask()

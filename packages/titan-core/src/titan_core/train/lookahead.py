@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from titan_core.data.loader import DataLoader, StepData
 from titan_core.errors import UserError
-from titan_core.train.interruption import Interruption
+from titan_core.train.shared_request import SharedRequest
 from titan_core.train.world import World
 
 
@@ -27,10 +28,6 @@ class StepTotals:
     """Corrupt records skipped since the job was started."""
     data_ended: bool
     """Some rank has no data for the step."""
-    stop: bool
-    """Some rank was asked to stop (SIGTERM)."""
-    save: bool
-    """Some rank was asked for a checkpoint (SIGUSR1)."""
     data_seconds: float
     """How long this rank waited for its data."""
 
@@ -39,8 +36,12 @@ class Lookahead:
     """Looks at the next step's data, once: one sum over all ranks a step. The host needs what it tells, so it travels as a
     CPU tensor, without waiting for the device."""
 
-    def __init__(self, loader: DataLoader, world: World, interruption: Interruption, datasets: int) -> None:
-        self._loader, self._world, self._interruption, self._datasets = loader, world, interruption, datasets
+    def __init__(self, loader: DataLoader, world: World, requests: Sequence[SharedRequest], datasets: int) -> None:
+        """
+        Args:
+            requests: what ranks may be asked for; the same ones on all, whenever it looks.
+        """
+        self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
 
     def look(self) -> StepTotals:
         """To be called by all ranks.
@@ -48,7 +49,7 @@ class Lookahead:
         Raises:
             UserError: a rank's data is bad; on every rank.
         """
-        world, asked = self._world, self._interruption
+        world, requests = self._world, self._requests
         data: StepData | None = None
         mistake: UserError | None = None
         started = time.perf_counter()
@@ -61,14 +62,16 @@ class Lookahead:
         counts = data is not None and world.is_first_along("layers", "sequence", "weights")
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
         corrupt = data.corrupt if data is not None and counts else 0
-        flags = (data is None, mistake is not None, asked.stop, asked.save)
+        asked = [request.asked for request in requests]  # a signal may come at any moment
+        flags = (data is None, mistake is not None, *asked)
         totals = world.sum(torch.tensor([*map(int, flags), corrupt, *targets])).tolist()
-        ended, mistakes, stops, saves, all_corrupt, *by_dataset = totals
-        if flags[-1]:
-            asked.save = False  # told to all
+        ended, mistakes, *anywhere = totals[: len(flags)]
+        all_corrupt, *by_dataset = totals[len(flags) :]
+        for request, told, some in zip(requests, asked, anywhere, strict=True):
+            request.agree(told, some > 0)
         copy_targets = sum(by_dataset)
         if world.plan.copies > 1:
             copy_targets = int(world.sum_over_copy(torch.tensor(sum(targets))))
         if mistakes:
             world.raise_together(mistake)
-        return StepTotals(sum(by_dataset), copy_targets, by_dataset, all_corrupt, ended > 0, stops > 0, saves > 0, seconds)
+        return StepTotals(sum(by_dataset), copy_targets, by_dataset, all_corrupt, ended > 0, seconds)

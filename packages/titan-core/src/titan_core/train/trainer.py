@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -26,6 +27,7 @@ from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
+from titan_core.train.shared_request import SharedRequest
 from titan_core.train.step import GradientAccumulation, StepRunner
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.timeouts import CollectiveTimeouts
@@ -112,12 +114,11 @@ class Trainer:
         self.validation: Validation | None = None
         if job.validation is not None:
             self.validation = Validation(
-                job, job.validation, data.validation, world, parts, self.run_step, self.interruption
+                job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
-        self.lookahead = Lookahead(loader, world, self.interruption, len(job.data.datasets))
+        self.requests = [self.interruption.stop, self.interruption.save]
+        self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self._next: StepTotals | None = None  # of the step after this one, once they were looked at
-        self._preempted = False  # some rank was asked to stop
-        self._save_asked = False  # some rank was asked for a checkpoint, which has not been taken yet
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
@@ -127,7 +128,7 @@ class Trainer:
         self.lifecycle.train_start(self.run_start())
         if steps == 0 and self.checkpoints is not None:
             self.checkpoints.after_step(last=True, asked=False)
-        while state.step < steps and self.has_data() and not self._preempted:
+        while state.step < steps and self.has_data() and not self.preempted:
             self.step()
         self.validate(last=state.step > before)
         self.lifecycle.settle(state.step)
@@ -135,8 +136,27 @@ class Trainer:
 
     def run_start(self) -> RunStart:
         """What observers are told before the first step."""
-        state, folder = self.state, self.job.dump_folder
-        return RunStart(self.job, self.world, state.parts, state.step, self.last_step, folder, self.lifecycle.finding)
+        return RunStart(
+            job=self.job,
+            world=self.world,
+            parts=self.state.parts,
+            step=self.state.step,
+            steps=self.last_step,
+            dump_folder=self.job.dump_folder,
+            attempt=self.world.on_first_rank(time.time),
+            tell=self.lifecycle.finding,
+            shared_request=self.shared_request,
+        )
+
+    def shared_request(self) -> SharedRequest:
+        """A new one, that ranks agree on before each step."""
+        self.requests.append(SharedRequest())
+        return self.requests[-1]
+
+    @property
+    def preempted(self) -> bool:
+        """Whether some rank was asked to stop."""
+        return self.interruption.stop.agreed
 
     def step(self) -> None:
         """One optimizer step. Its data must be there (:meth:`has_data`)."""
@@ -149,15 +169,14 @@ class Trainer:
         self.lifecycle.step_end(report)
         if self.checkpoints is not None:
             # The next step's data is read before, since whether this step is the last one depends on it.
-            more = self.state.step < self.last_step and self.has_data() and not self._preempted
+            more = self.state.step < self.last_step and self.has_data() and not self.preempted
             with self.stopwatch.phase("checkpoint", on_host=True):
-                self.checkpoints.after_step(last=not more, asked=self._save_asked)
-            self._save_asked = False
+                self.checkpoints.after_step(last=not more, asked=self.interruption.save.take())
         self.validate()
 
     def validate(self, last: bool = False) -> None:
         """Measure the loss on other data, where that is due. What was trained is safe by then, if it was to be saved."""
-        if self.validation is None or self._preempted or not self.validation.is_due(self.state.step, last):
+        if self.validation is None or self.preempted or not self.validation.is_due(self.state.step, last):
             return
         report = self.validation.measure(self.state.step)
         if report is not None:
@@ -180,8 +199,6 @@ class Trainer:
         """
         if self._next is None:
             self._next = self.lookahead.look()
-            self._preempted = self._next.stop
-            self._save_asked = self._save_asked or self._next.save
             if not self._next.data_ended and self._next.num_targets == 0:
                 why = "its next global batch has no token that another one of its document follows"
                 raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
@@ -193,7 +210,7 @@ class Trainer:
             reason = "all steps are done"
         elif step >= self.last_step:
             reason = "training.stop_at_step was reached"
-        elif self._preempted:
+        elif self.preempted:
             return TrainEnd(
                 step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True
             )
@@ -259,6 +276,4 @@ class Trainer:
     def _checkpoint_store(self, checkpoint: Checkpoint | None) -> CheckpointStore | None:
         if checkpoint is None:
             return None
-        return checkpoint.build.load()(
-            CheckpointRequest(self.job, self.world, self.state, self.lifecycle.settle, self.lifecycle.checkpoint_saved)
-        )
+        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle))

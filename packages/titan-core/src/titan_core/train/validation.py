@@ -17,8 +17,8 @@ from titan_core.job.job import Job
 from titan_core.model.part import ModelPart
 from titan_core.train.device import synchronize
 from titan_core.train.events import ValidationReport
-from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead
+from titan_core.train.shared_request import SharedRequest
 from titan_core.train.step import StepRunner
 from titan_core.train.world import World
 
@@ -35,11 +35,11 @@ class Validation:
         world: World,
         parts: Sequence[ModelPart],
         run: StepRunner,
-        interruption: Interruption,
+        stop: SharedRequest,
     ) -> None:
         self._job, self._spec, self._sources, self._world, self._parts, self._run = job, spec, sources, world, parts, run
         self._section = job.config.section(ValidationSection)
-        self._interruption = interruption
+        self._stop = stop
         self._measured: int | None = None
 
     def is_due(self, step: int, last: bool = False) -> bool:
@@ -85,12 +85,12 @@ class Validation:
         """This rank's share of the loss, summed; the targets of all ranks; and global batches."""
         loss = torch.zeros((), device=self._world.device)
         targets, batches = 0, 0
-        asked = Interruption()  # asking for a checkpoint is not validation's to answer
-        lookahead = Lookahead(loader, self._world, asked, datasets=1)
+        stop = SharedRequest()  # one of its own, since training's next step has to hear of it too
+        lookahead = Lookahead(loader, self._world, [stop], datasets=1)
         while batches != self._section.steps:
-            asked.stop = self._interruption.stop
+            stop.asked = self._stop.asked
             totals = lookahead.look()
-            if totals.stop:
+            if stop.agreed:
                 return None
             data = loader.next_step()
             if not totals.num_targets or data is None:

@@ -1,0 +1,50 @@
+"""What one rank is asked for, all do at the same step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, run_recipe
+from titan_core.hookspecs import hookimpl
+
+
+class Asks:
+    """Has one rank asked in a step, and tells in which steps all ranks were told."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        self.step, self.rank = step, rank
+        self.taken: list[tuple[int, str]] = []
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.mine, self.here = [run.shared_request(), run.shared_request()], run.world.rank
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self.step and self.here == self.rank:
+            self.mine[1].ask()
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> None:
+        self.taken += [(update.step, name) for name, request in zip("ab", self.mine, strict=True) if request.take()]
+
+
+def asked(folder: str, step: int, rank: int) -> list[tuple[int, str]]:
+    os.chdir(folder)
+    asks = Asks(step, rank)
+    assert len(run_recipe("llama3_debug", TINY, observers=[asks]).losses) == 4
+    return asks.taken
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_are_told_before_the_next_step_and_once(gloo: GlooPool, tmp_path: Path, rank: int) -> None:
+    assert gloo.run(2, asked, str(tmp_path), 2, rank) == [[(3, "b")]] * 2
+
+
+def test_what_is_asked_for_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
+    assert gloo.run(2, asked, str(tmp_path), 4, 1) == [[], []]
