@@ -22,12 +22,13 @@ from harness.jobs import run_recipe
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.train.events import RunStart
-from titan_debug import crash_files, crash_report
 from titan_debug.consequences import follows_from_a_peer
-from titan_debug.crash_files import CrashFiles
-from titan_debug.crash_page import Context, RankCrash, first_crashes, page
-from titan_debug.crash_report import CrashReport
-from titan_debug.environment import command_line, relevant_variables
+from titan_debug.crash import rank_files
+from titan_debug.crash import report as crash_report
+from titan_debug.crash.environment import command_line, relevant_variables
+from titan_debug.crash.page import Context, RankCrash, first_crashes, page
+from titan_debug.crash.rank_files import CrashFiles
+from titan_debug.crash.report import CrashReport
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
@@ -207,7 +208,6 @@ class Ranks:
     def __init__(self, folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
         self._size = size
-        monkeypatch.setattr(crash_report, "begin_attempt", lambda run: 1.0)
         config = SimpleNamespace(as_dict=dict, section=lambda cls: SimpleNamespace(save_traces_folder="none"))
         self._job = SimpleNamespace(config=config, plugin_versions=list)
 
@@ -215,7 +215,7 @@ class Ranks:
         """What the trainer of ``rank`` does when it raises ``error``."""
         mesh = SimpleNamespace(mesh_dim_names=())
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
-        run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3)
+        run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
         report = CrashReport()
         report.titan_train_start(cast(RunStart, run))
         report.titan_exception(error)
@@ -277,12 +277,12 @@ def test_of_many_ranks_that_fail_at_once_few_read_what_the_others_wrote(
     ranks = Ranks(tmp_path, size, monkeypatch)
     analysed: list[object] = []
     monkeypatch.setattr(CrashReport, "_verdict", lambda self, run: (analysed.append(run), "a verdict")[1])
-    monkeypatch.setattr(crash_files, "MOST_READ", 20)
-    for module in (crash_files, crash_report):
+    monkeypatch.setattr(rank_files, "MOST_READ", 20)
+    for module in (rank_files, crash_report):
         monkeypatch.setattr(module, "QUIET", 5.0)  # all fail within it, however slow the machine
     read: list[Path] = []
-    parse = crash_files._crash
-    monkeypatch.setattr(crash_files, "_crash", lambda file: (read.append(file), parse(file))[1])
+    parse = rank_files._crash
+    monkeypatch.setattr(rank_files, "_crash", lambda file: (read.append(file), parse(file))[1])
     ranks.fail(cause, ValueError("the cause"))
     others = [rank for rank in range(size) if rank != cause]
     random.Random(0).shuffle(others)

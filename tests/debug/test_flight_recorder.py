@@ -20,7 +20,7 @@ from titan_core.hookspecs import hookimpl
 from titan_core.train.run_directory import EVENTS
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.flight.request import ask
+from titan_debug.request import ask
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",

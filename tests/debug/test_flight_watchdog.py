@@ -11,10 +11,10 @@ import pytest
 
 from titan_debug.flight import collect as collecting
 from titan_debug.flight.collect import collect, with_failure
-from titan_debug.flight.request import Request, Requests, ask
 from titan_debug.flight.stacks_file import StacksFile
 from titan_debug.flight.stacks_text import read_stacks
 from titan_debug.flight.watchdog import Watchdog
+from titan_debug.request import Request, Requests, ask
 
 WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(mesh_dim_names=()))
 

@@ -16,7 +16,7 @@ from harness.jobs import RunRecord, run_recipe
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
-from titan_debug.loss_spike import LossSpikeError, SpikeDetector
+from titan_debug.numerics.loss_spike import LossSpikeError, SpikeDetector
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
@@ -170,6 +170,13 @@ def test_endless_bad_steps_end_the_run(in_tmp: Path) -> None:
         run_recipe("llama3_debug", settings, observers=[Plant(2, "layers.1")])
 
 
+def test_bad_steps_in_a_row_are_counted_over_restarts(in_tmp: Path) -> None:
+    settings = {**TINY, "training.on_nan": "skip", "training.steps": 50, "checkpoint.enable": "true"}
+    run_recipe("llama3_debug", {**settings, "training.stop_at_step": 6}, observers=[Plant(2, "layers.1")])
+    with pytest.raises(NonFiniteError, match=f"step {MOST_SKIPPED + 1}: .* this is the {MOST_SKIPPED}th such step in a row"):
+        run_recipe("llama3_debug", settings, observers=[Plant(2, "layers.1")])
+
+
 def test_warning_goes_on(in_tmp: Path) -> None:
     settings = {**TINY, "training.on_nan": "warn", "numerics.locate_nan": "false"}
     record = run_recipe("llama3_debug", settings, observers=[Plant(3, "layers.1", False, 4)])
@@ -226,6 +233,14 @@ def test_a_planted_spike(gloo: GlooPool, tmp_path: Path, action: str) -> None:
         assert [len(one.losses) for one in told] == [14, 14]
         skipped = [line["skipped_steps"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
         assert skipped == [0] * 10 + [int(action == "skip")] + [0] * 3
+
+
+def test_a_run_that_goes_on_knows_the_losses_before(in_tmp: Path) -> None:
+    settings = {**TINY, **SPIKES, "numerics.spike_action": "skip", "checkpoint.enable": "true"}
+    run_recipe("llama3_debug", {**settings, "training.stop_at_step": 9})
+    run_recipe("llama3_debug", settings, observers=[Spike(11, "output", until=12)])
+    (found,) = findings(in_tmp)
+    assert found.startswith("the loss is") and "the mean of the 8 before it" in found
 
 
 @pytest.mark.parametrize("plant", [(3, "layers.3")])

@@ -23,8 +23,8 @@ from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.train.events import RunStart, StepReport
 from titan_debug.config import ProfilingSection
-from titan_debug.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
-from titan_debug.profiling import Profiler
+from titan_debug.profiling.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
+from titan_debug.profiling.profiler import Profiler
 
 RUN: dict[str, object] = {
     **TINY,

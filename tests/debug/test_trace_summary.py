@@ -18,10 +18,10 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from titan_core.cli.main import main
 from titan_core.errors import UserError
-from titan_debug.intervals import difference, intersection, length, union
-from titan_debug.trace_events import TraceEvents
-from titan_debug.trace_files import trace_files
-from titan_debug.trace_summary import TraceSummary, summarise
+from titan_debug.profiling.intervals import difference, intersection, length, union
+from titan_debug.profiling.trace_events import TraceEvents
+from titan_debug.profiling.trace_files import trace_files
+from titan_debug.profiling.trace_summary import TraceSummary, summarise
 
 RUN: dict[str, object] = {
     **TINY,

@@ -63,7 +63,7 @@ class NumericsSection(Section):
     spike_window: int = Field(default=128, ge=8)
     """Steps that mean and deviation are taken of."""
     statistics_freq: int = Field(default=0, ge=0)
-    """Write statistics of every module's output and every parameter's gradient each so many steps; 0 does not. They take a
-    forward pass of their own."""
+    """Write statistics of every module's output and every parameter's gradient each so many steps; 0: only when `titan
+    statistics RUN --now` asks for them. They take a forward pass of their own."""
     save_statistics_folder: str = "debug/statistics"
     """Where, below the run's directory."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
-from pathlib import Path
-from typing import Any
 
 from titan_core.cli.arguments import json_argument
 from titan_core.cli.output import print_json, print_table
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
+from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE
 from titan_debug.flight.read import dump_folder, read_dumps
-from titan_debug.flight.request import ask
 
 ANSWER_SECONDS = 15.0
 """How long `titan flight dump` waits for ranks to answer."""
@@ -59,38 +54,11 @@ def _print(found: Analysis) -> None:
 
 def run_dump(arguments: argparse.Namespace) -> int:
     """Ask every rank of a running job for a dump; the status is 1 if some do not answer."""
-    size = _world_size(arguments.run)
+    size = world_size(arguments.run, "`titan flight analyse` reads what it has left")
     folder = dump_folder(arguments.run)
-    waiting = {folder / RANK_FILE.format(rank): rank for rank in range(size)}
-    before = {path: _version(path) for path in waiting}
-    try:
-        ask(folder, "asked for by `titan flight dump`")
-    except OSError as error:
-        raise UserError.one(
-            str(folder), f"cannot be written: {error.strerror}", "ask from where the run can write"
-        ) from None
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while waiting and time.monotonic() < deadline:
-        time.sleep(0.2)
-        waiting = {path: rank for path, rank in waiting.items() if _version(path) == before[path]}
+    answers = [folder / RANK_FILE.format(rank) for rank in range(size)]
+    waiting = ask_and_wait(arguments.run, folder, "asked for by `titan flight dump`", answers, ANSWER_SECONDS)
     print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; `titan flight analyse {arguments.run}` reads them")
     if waiting:
-        print(f"not (yet): {', '.join(map(str, waiting.values()))}")
+        print(f"not (yet): {', '.join(map(str, waiting))}")
     return EXIT_UNANSWERED if waiting else 0
-
-
-def _world_size(run: str) -> int:
-    """How many ranks a run has that goes on.
-
-    Raises:
-        UserError: it does not.
-    """
-    states = [event for event in RunLog.read_events(run) if event["event"] in ("start", "end")]
-    if not states or states[-1]["event"] != "start":
-        raise UserError.one(f"run {run!r}", "it is not going on", "`titan flight analyse` reads what it has left")
-    size: int = states[-1]["world_size"]
-    return size
-
-
-def _version(path: Path) -> Any:
-    return (path.stat().st_mtime_ns, path.stat().st_ino) if path.exists() else None

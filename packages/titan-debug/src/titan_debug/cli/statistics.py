@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,23 +12,32 @@ from titan_core.cli.arguments import json_argument
 from titan_core.cli.output import print_json, print_table
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
+from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.moments import Moments
-from titan_debug.statistics.read import read_statistics
+from titan_debug.statistics.read import RANK_FILE, read_statistics
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan statistics``."""
     parser.add_argument("run", metavar="RUN", help="a run's directory")
-    parser.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that there is)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that there is)")
+    which.add_argument("--now", action="store_true", help="ask a run that is going on for those of its next step")
+    parser.add_argument(
+        "--wait", type=float, default=600.0, metavar="SECONDS", help="for how long --now waits for it (default: %(default)g)"
+    )
     json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each module's output and each parameter's gradient."""
     default = NumericsSection.model_fields["save_statistics_folder"].default
-    folder = RunLog.read_config(arguments.run).get("numerics", {}).get("save_statistics_folder", default)
-    steps = read_statistics(Path(arguments.run) / folder)
+    section = RunLog.read_config(arguments.run).get("numerics", {})
+    folder = Path(arguments.run) / section.get("save_statistics_folder", default)
+    if arguments.now:
+        _ask(arguments.run, folder, arguments.wait)
+    steps = read_statistics(folder)
     step = max(steps) if arguments.step is None else arguments.step
     if step not in steps:
         there = ", ".join(map(str, steps))
@@ -43,6 +53,24 @@ def run(arguments: argparse.Namespace) -> int:
     headers = (f"step {step}", "", "mean", "rms", "largest", "not finite", "elements")
     print_table(headers, [(what, name, *_cells(one)) for what, name, one in rows])
     return 0
+
+
+def _ask(run: str, folder: Path, seconds: float) -> None:
+    """Have a run write statistics of its next step.
+
+    Raises:
+        UserError: it is not going on, or does not answer.
+    """
+    size = world_size(run, "without --now, those that it has left are shown")
+    answers = [folder / RANK_FILE.format(rank) for rank in range(size)]
+    print(f"waiting for the next step of {size} ranks", file=sys.stderr)
+    waiting = ask_and_wait(run, folder, "asked for by `titan statistics`", answers, seconds)
+    if waiting:
+        ranks = ", ".join(map(str, waiting[:8])) + " and others" * (len(waiting) > 8)
+        world_size(run, "it ended before its next step was over")
+        why = f"no statistics have come from rank {ranks} within {seconds:g} s"
+        way_out = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where"
+        raise UserError.one(f"run {run!r}", why, way_out)
 
 
 def _figures(one: Moments) -> dict[str, float | int | None]:

@@ -12,7 +12,7 @@ from titan_core.cli.arguments import json_argument, positive
 from titan_core.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from titan_debug.trace_summary import OperatorTime, TraceSummary
+    from titan_debug.profiling.trace_summary import OperatorTime, TraceSummary
 
 _WIDEST = 90
 """Characters of a name that are shown; those of kernels may have thousands."""
@@ -29,9 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print where the time of a step went, by rank, and the operators that took most of the slowest rank's."""
-    from titan_debug.trace_events import TraceEvents
-    from titan_debug.trace_files import trace_files
-    from titan_debug.trace_summary import most_waiting, slowest, summarise
+    from titan_debug.profiling.trace_events import TraceEvents
+    from titan_debug.profiling.trace_files import trace_files
+    from titan_debug.profiling.trace_summary import most_waiting, slowest, summarise
 
     # One after the other, since each takes memory.
     summaries = [summarise(TraceEvents.read(file)) for file in trace_files(Path(arguments.path))]

@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import replace
 
+from titan_core.config.redaction import text_without_secrets
 from titan_core.train.world import World
 from titan_debug.consequences import chain, follows_from_a_peer
 from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
@@ -63,7 +64,7 @@ def with_failure(dump: Dump, error: BaseException, step: int, in_step: bool, mai
     raised = stack_of_traceback(chain(error)[-1].__traceback__)
     index = len(dump.stacks)
     threads = [replace(thread, stack=index) if thread.main and main_is_here else thread for thread in dump.threads]
-    message = str(error).partition("\n")[0]
+    message = text_without_secrets(str(error).partition("\n")[0])
     failure = Failure(type(error).__name__, message, follows_from_a_peer(error), time.time(), index)
     stacks = [*dump.stacks, raised]
     return replace(dump, step=step, in_step=in_step, threads=threads, stacks=stacks, failure=failure)

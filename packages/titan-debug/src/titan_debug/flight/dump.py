@@ -10,7 +10,6 @@ from titan_debug.whole_file import whole_file
 
 RANK_FILE = "rank-{}.json"
 STACKS_FILE = "rank-{}.stacks.txt"
-REQUEST_FILE = "requested"
 BACKGROUND = "background"
 """Label of the groups for work beside training, such as writing checkpoints: ``titan_core.train.world``'s, free of torch."""
 

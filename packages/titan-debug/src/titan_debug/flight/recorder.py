@@ -7,11 +7,11 @@ import threading
 import time
 from pathlib import Path
 
+from titan_core.config.redaction import text_without_secrets
 from titan_core.config.sections import CommSection, JobSection
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd
-from titan_debug.attempt import begin_attempt
 from titan_debug.config import CommTraceSection
 from titan_debug.consequences import follows_from_a_peer
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
@@ -20,9 +20,9 @@ from titan_debug.flight.dump import Dump, write_dump
 from titan_debug.flight.progress import has_gone_on
 from titan_debug.flight.read import read_dumps
 from titan_debug.flight.recorded import prepare_environment
-from titan_debug.flight.request import Request, Requests
 from titan_debug.flight.stacks_file import StacksFile
 from titan_debug.flight.watchdog import Watchdog
+from titan_debug.request import Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class FlightRecorder:
     def titan_train_start(self, run: RunStart) -> None:
         """Begin to watch. An older run's files have been moved away by now."""
         self._step = run.step
-        self._attempt = begin_attempt(run)
+        self._attempt = run.attempt
         self._stacks = StacksFile(self._folder, run.world, self._attempt)
         self._requests = Requests(self._folder)
         self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._late, self._asked)
@@ -86,7 +86,7 @@ class FlightRecorder:
         run = self._run
         if run is None or run.world.size == 1 or isinstance(error, KeyboardInterrupt):
             return
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
         self._write(why, asked=False, error=error)
         self._ask_others(why)
 

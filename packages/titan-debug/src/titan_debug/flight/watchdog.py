@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from titan_debug.flight.request import Request, Requests
+from titan_debug.request import Request, Requests
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from titan_core.errors import UserError
 from titan_core.metrics.json_lines import read_lines
 from titan_debug.statistics.moments import Moments
 
+RANK_FILE = "rank-{}.jsonl"
+
 
 @dataclass(frozen=True)
 class StepStatistics:
@@ -30,10 +32,14 @@ def read_statistics(folder: Path) -> dict[int, StepStatistics]:
     Raises:
         UserError: nothing is there, or a file is damaged.
     """
-    files = sorted(folder.glob("rank-*.jsonl"), key=lambda file: int(file.stem.removeprefix("rank-")))
+    files = sorted(folder.glob(RANK_FILE.format("*")), key=lambda file: int(file.stem.removeprefix("rank-")))
     if not files:
         why = f"no statistics are in {str(folder)!r}"
-        raise UserError.one("statistics", why, "train with numerics.statistics_freq = 1 (or every so many steps)")
+        raise UserError.one(
+            "statistics",
+            why,
+            "train with numerics.statistics_freq = 1 (or every so many steps), or ask a run that is going on, with --now",
+        )
     by_step: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for file in files:
         for record in read_lines(file):

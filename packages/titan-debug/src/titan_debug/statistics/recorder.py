@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,38 +17,56 @@ from torch import Tensor, nn
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.metrics.json_lines import open_lines
-from titan_core.train.events import PendingUpdate, RunStart
-from titan_debug.attempt import begin_attempt
+from titan_core.train.events import Finding, PendingUpdate, RunStart
+from titan_core.train.shared_request import SharedRequest
 from titan_debug.config import NumericsSection
-from titan_debug.replay import named_gradients, place_in_model, replay
+from titan_debug.numerics.replay import named_gradients, place_in_model, replay
+from titan_debug.request import Requests
+from titan_debug.statistics.read import RANK_FILE
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 1.0
+"""How often rank 0 looks for a person's request, at most."""
+
 
 class StatisticsRecorder:
-    """Each rank writes what it holds, without a word to the others; readers put it together (:mod:`.read`)."""
+    """Every so many steps, and when a person asks for it. Each rank writes what it holds, without a word to the others;
+    readers put it together (:mod:`.read`)."""
 
     def __init__(self, section: NumericsSection) -> None:
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
-        self._attempt = 0.0
         self._file: TextIO | None = None
+        self._requests: Requests | None = None  # of people; rank 0 looks, and tells the others
+        self._asked: SharedRequest | None = None
+        self._looked = 0.0
+        self._given_up = False
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember the model's parts, and open the file."""
-        self._run, self._attempt = run, begin_attempt(run)
-        file = Path(run.dump_folder) / self._folder / f"rank-{run.world.rank}.jsonl"
-        with self._going_on():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_lines(file)
+        """Remember the model's parts, and listen to requests."""
+        self._run, self._asked = run, run.shared_request()
+        if run.world.rank == 0:
+            self._requests = Requests(Path(run.dump_folder) / self._folder)
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        """See whether somebody wants statistics; the step after this one has them."""
+        now = time.monotonic()
+        if self._requests is None or self._asked is None or now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._requests.new() is not None:
+            self._asked.ask()
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> None:
         """Write a line, where one is due. The gradients are those of the step itself, before they are clipped."""
         run = self._run
-        assert run is not None
-        if update.step % self._freq:
+        assert run is not None and self._asked is not None
+        asked = self._asked.take()
+        if not asked and (not self._freq or update.step % self._freq):
             return
         sums: defaultdict[str, list[Tensor]] = defaultdict(list)
 
@@ -60,14 +79,15 @@ class StatisticsRecorder:
         places = {name: place_in_model(name, run.parts[0].layout) for name in (*outputs, *gradients)}
         record = {
             "step": update.step,
-            "attempt": self._attempt,
+            "attempt": run.attempt,
             "places": places,
             "outputs": outputs,
             "gradients": gradients,
         }
         with self._going_on():
-            if self._file is not None:
-                self._file.write(json.dumps(record) + "\n")
+            self._write(run, record)
+        if asked and run.world.rank == 0:
+            run.tell(Finding("statistics", f"of modules and gradients, as asked for, in {self._folder}", update.step))
 
     @hookimpl
     def titan_train_end(self) -> None:
@@ -77,13 +97,22 @@ class StatisticsRecorder:
             if file is not None:
                 file.close()
 
+    def _write(self, run: RunStart, record: dict[str, object]) -> None:
+        if self._given_up:
+            return
+        if self._file is None:
+            file = Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_lines(file)
+        self._file.write(json.dumps(record) + "\n")
+
     @contextmanager
     def _going_on(self) -> Iterator[None]:
         """A full disk is not worth a run: what cannot be written is told, and no more is written."""
         try:
             yield
         except OSError as error:
-            self._file = None
+            self._file, self._given_up = None, True
             log.warning("statistics cannot be written: %s; none are kept from here on", error.strerror or error)
 
 
@@ -111,5 +140,5 @@ def _together(several: list[Tensor]) -> list[float | int | None]:
 
 
 def build(facts: JobFacts) -> StatisticsRecorder:
-    """For ``numerics.statistics_freq``."""
+    """For every job."""
     return StatisticsRecorder(facts.section(NumericsSection))

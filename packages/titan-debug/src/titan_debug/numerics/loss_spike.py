@@ -6,7 +6,8 @@ import logging
 import math
 import statistics
 from collections import deque
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from titan_core.errors import RunStopped
 from titan_core.hookspecs import hookimpl
@@ -21,6 +22,10 @@ FEWEST = 32
 """Losses that are wanted before one can be called a spike (or the window, where it is shorter)."""
 
 
+STATE = "loss_spike"
+"""The name of what is kept in checkpoints."""
+
+
 class LossSpikeError(RunStopped):
     """The loss jumped, and the config wants the run to end then."""
 
@@ -30,7 +35,8 @@ class SpikeDetector:
     a few times."""
 
     def __init__(self, window: int, sigma: float) -> None:
-        self._losses: deque[float] = deque(maxlen=window)
+        self.losses: deque[float] = deque(maxlen=window)
+        """The last ones."""
         self._sigma = sigma
 
     def add(self, loss: float) -> str | None:
@@ -38,14 +44,14 @@ class SpikeDetector:
         if not math.isfinite(loss):
             return None  # another guard's business
         told = None
-        if len(self._losses) >= min(FEWEST, self._losses.maxlen or 0):
-            mean = statistics.fmean(self._losses)
+        if len(self.losses) >= min(FEWEST, self.losses.maxlen or 0):
+            mean = statistics.fmean(self.losses)
             # statistics.pstdev computes with fractions, which takes ten times as long.
-            deviation = math.dist(self._losses, [mean] * len(self._losses)) / math.sqrt(len(self._losses))
+            deviation = math.dist(self.losses, [mean] * len(self.losses)) / math.sqrt(len(self.losses))
             if loss > mean + self._sigma * deviation:
                 away = f"{(loss - mean) / deviation:.1f} standard deviations above" if deviation else "above"
-                told = f"the loss is {loss:.4f}, {away} the mean of the {len(self._losses)} before it ({mean:.4f})"
-        self._losses.append(loss)
+                told = f"the loss is {loss:.4f}, {away} the mean of the {len(self.losses)} before it ({mean:.4f})"
+        self.losses.append(loss)
         return told
 
 
@@ -57,6 +63,16 @@ class LossSpikes(LateReports):
         self._action: Literal["warn", "skip", "stop"] = section.spike_action  # type: ignore[assignment]  # there is none for "off"
         self._detector = SpikeDetector(section.spike_window, section.spike_sigma)
         self._run: RunStart | None = None
+
+    @hookimpl
+    def titan_save_state(self) -> dict[str, list[float]]:
+        """The last losses: a run that goes on is to judge the next one as it would have if it had not stopped."""
+        return {STATE: list(self._detector.losses)}
+
+    @hookimpl
+    def titan_restore_state(self, state: Mapping[str, Any]) -> None:
+        """Those that the checkpoint has."""
+        self._detector.losses.extend(state.get(STATE, ()))
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:

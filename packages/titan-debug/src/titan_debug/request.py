@@ -1,4 +1,4 @@
-"""Asking every rank of a running job for a dump, by a file that each of them looks at."""
+"""Asking a running job for something, by a file that it looks at."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from titan_debug.flight.dump import REQUEST_FILE
 from titan_debug.whole_file import whole_file
+
+REQUEST_FILE = "requested"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Request:
 
 
 def ask(folder: Path, why: str, rank: int | None = None) -> float:
-    """Ask for dumps into ``folder``; returns when, in seconds since the epoch.
+    """Ask for what is written into ``folder``; returns when, in seconds since the epoch.
 
     Raises:
         OSError: the file cannot be written.

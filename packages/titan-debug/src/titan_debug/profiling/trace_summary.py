@@ -30,8 +30,8 @@ from pathlib import Path
 import numpy
 from numpy.typing import NDArray
 
-from titan_debug.intervals import Intervals, difference, intersection, length, union
-from titan_debug.trace_events import TraceEvents
+from titan_debug.profiling.intervals import Intervals, difference, intersection, length, union
+from titan_debug.profiling.trace_events import TraceEvents
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")

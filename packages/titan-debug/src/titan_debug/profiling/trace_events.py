@@ -16,7 +16,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.errors import UserError
-from titan_debug.intervals import Intervals
+from titan_debug.profiling.intervals import Intervals
 
 _RANK = re.compile(r"rank-(\d+)\.")
 

@@ -19,7 +19,7 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import Job, JobFacts
 from titan_core.train.events import Finding, RunStart, StepReport
 from titan_debug.config import ProfilingSection
-from titan_debug.profiling_check import require_ranks
+from titan_debug.profiling.check import require_ranks
 from titan_debug.whole_file import whole_file
 
 log = logging.getLogger(__name__)

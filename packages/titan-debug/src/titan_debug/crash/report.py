@@ -16,12 +16,11 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import RunStart
 from titan_core.train.run_directory import DEBUG, METRICS
-from titan_debug.attempt import begin_attempt
 from titan_debug.config import CommTraceSection
 from titan_debug.consequences import follows_from_a_peer
-from titan_debug.crash_files import QUIET, CrashFiles
-from titan_debug.crash_page import Context, RankCrash, first_crashes, page
-from titan_debug.environment import command_line, describe_environment
+from titan_debug.crash.environment import command_line, describe_environment
+from titan_debug.crash.page import Context, RankCrash, first_crashes, page
+from titan_debug.crash.rank_files import QUIET, CrashFiles
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.whole_file import whole_file
@@ -43,7 +42,6 @@ class CrashReport:
     def __init__(self) -> None:
         self._run: RunStart | None = None
         self._folder = Path()
-        self._attempt = 0.0
         self._step = 0
 
     @hookimpl
@@ -51,7 +49,6 @@ class CrashReport:
         """From now on an error is worth a report."""
         self._step = run.step
         self._folder = Path(run.dump_folder).absolute()
-        self._attempt = begin_attempt(run)
         self._run = run
 
     @hookimpl(tryfirst=True)
@@ -68,7 +65,7 @@ class CrashReport:
             return
         folder = self._folder / DEBUG / FOLDER
         own = self._crash(run, error)
-        files = CrashFiles(folder, self._attempt, run.world.size)
+        files = CrashFiles(folder, run.attempt, run.world.size)
         files.add(own)
         if not files.writes_the_page(own):
             return
@@ -113,7 +110,7 @@ class CrashReport:
         return RankCrash(
             rank=run.world.rank,
             world_size=run.world.size,
-            attempt=self._attempt,
+            attempt=run.attempt,
             time=time.time(),
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -147,7 +144,7 @@ class CrashReport:
             dumps = read_dumps(self._folder / run.job.config.section(CommTraceSection).save_traces_folder)
         except UserError:  # there are none
             return ""
-        return text_without_secrets(analyse(dumps).verdict) if dumps.dumps[0].attempt == self._attempt else ""
+        return analyse(dumps).verdict if dumps.dumps[0].attempt == run.attempt else ""
 
 
 def _lines_of(error: BaseException) -> list[str]:

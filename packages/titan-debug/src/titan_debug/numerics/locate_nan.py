@@ -13,7 +13,7 @@ from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
 from titan_core.train.events import Finding, PendingUpdate, RunStart
 from titan_core.train.finite_guard import is_finite
-from titan_debug.replay import local_tensors, named_gradients, place_in_model, replay
+from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from titan_debug.crash_page import RankCrash
+from titan_debug.crash.page import RankCrash
 from titan_debug.whole_file import whole_file
 
 log = logging.getLogger(__name__)
