@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,14 +29,17 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     """
     if not file.exists():
         return []
-    lines = file.read_bytes().split(b"\n")  # a torn line may end within a character
     records = []
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is empty, or torn
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise UserError.one(f"{file}:{number}", "this line is no JSON object", "remove it, or restore the file")
-        records.append(record)
+    with file.open("rb") as lines:  # a torn line may end within a character
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise UserError.one(f"{file}:{number}", "this line is no JSON object", "remove it, or restore the file")
+            # Each line would bring keys of its own, which take more memory than the values.
+            records.append({sys.intern(key): value for key, value in record.items()})
     return records
