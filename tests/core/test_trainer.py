@@ -134,14 +134,15 @@ class Store:
         state.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         state.loader.load_state_dict(kept["data"])
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
+        self.request.lifecycle.restore_state(kept["observers"])
     def before_update(self):
         pass
     def after_step(self, last, asked):
         state = self.request.state
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,
-            tokens_seen=state.tokens_seen), self.section.path)
-        self.request.saved(state.step, self.section.path)
+            tokens_seen=state.tokens_seen, observers=self.request.lifecycle.save_state()), self.section.path)
+        self.request.lifecycle.checkpoint_saved(state.step, self.section.path)
         if state.step == self.section.stop:
             raise RuntimeError("power cut")
     def close(self):
