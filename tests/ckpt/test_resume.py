@@ -166,6 +166,7 @@ def test_what_observers_keep_goes_on_with_the_run_on_another_mesh(gloo: GlooPool
 
 def test_two_observers_cannot_keep_their_states_under_one_name(gloo: GlooPool, tmp_path: Path) -> None:
     (told,) = gloo.run(1, counted, str(tmp_path), ("a", "a"), {})
+    assert not list(tmp_path.glob("outputs/*/checkpoint/step-*"))  # before anything is trained
     assert told == "two observers keep a state under the name 'a': each needs a name of its own"
 
 

@@ -65,6 +65,8 @@ def test_a_third_partys_dimension_has_its_place() -> None:
         ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'llama3' has no such flavor; it has debug, 1B"),
         ({"model.name": "lama3"}, r"no installed plugin provides this model; did you mean 'llama3'"),
         ({"model.args.dim": 130}, r"model\.args: dim 130 must be a multiple of 2 x n_heads 8"),
+        ({"checkpoint.enable_checkpoint": "true"}, r"unknown key; did you mean 'enable'"),
+        ({"checkpoint.exclude_from_loading": "norm"}, r'write a list, such as \["a", "b"\]'),
         ({"model.args.n_layer": 3}, r"model\.args\.n_layer = 3: unknown key; did you mean 'n_layers'"),
         ({"optimizer.name": "SGD"}, r"no installed plugin provides this optimizer"),
         (

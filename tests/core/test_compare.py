@@ -58,6 +58,7 @@ def test_separators_inside_of_brackets_and_quotes_do_not_part() -> None:
         (["optimizer.lr=1"], [], "there is one variant alone"),
         (["optimizer.lr=1,1"], [], "is there twice"),
         ([], ["optimizer.lr"], "a value is needed"),
+        ([], [""], "it changes nothing"),
     ],
 )
 def test_mistakes(vary: list[str], variant: list[str], told: str) -> None:

@@ -64,13 +64,13 @@ def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
     [
         ("events.jsonl", {}, "it has no 'event'"),
         ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is no text"),
-        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no number"),
-        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no number"),
+        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no time"),
+        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no time"),
         ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is no whole number"),
         ("events.jsonl", {"event": "finding", "time": 1.0, "step": 1, "kind": "hang"}, "it has no 'message'"),
         ("metrics.jsonl", {"loss": 1.0}, "it has no 'step'"),
         ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is no whole number"),
-        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no number"),
+        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no time"),
     ],
 )
 def test_a_foreign_line_is_named(

@@ -46,5 +46,44 @@ def test_all_ranks_are_told_before_the_next_step_and_once(gloo: GlooPool, tmp_pa
     assert gloo.run(2, asked, str(tmp_path), 2, rank) == [[(3, "b")]] * 2
 
 
+class Alone:
+    """Makes a request on one rank."""
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        if run.world.rank == 1:
+            run.shared_request()
+
+
+class Late:
+    """Makes one when ranks have begun to agree."""
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.run = run
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.run.shared_request()
+
+
+def mistaken(folder: str, observer: type[Alone | Late]) -> str:
+    os.chdir(folder)
+    try:
+        run_recipe("llama3_debug", TINY, observers=[observer()])
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_do_not_make_the_same_requests_are_told(gloo: GlooPool, tmp_path: Path) -> None:
+    for told in gloo.run(2, mistaken, str(tmp_path), Alone):
+        assert told.startswith(
+            "rank 0 has 3 shared requests and rank 1 4: an observer calls RunStart.shared_request on some"
+        )
+    for told in gloo.run(2, mistaken, str(tmp_path), Late):
+        assert "RunStart.shared_request was called after titan_train_start" in told
+
+
 def test_what_is_asked_for_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, asked, str(tmp_path), 4, 1) == [[], []]

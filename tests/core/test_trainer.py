@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,36 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     assert steps == [1, 2, 4, 6]  # one file for the run, though it was started twice
 
 
+class Keeps:
+    """An observer, or a metric logger, with a state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self.restored = state, None
+
+    @hookimpl
+    def titan_save_state(self) -> Any:
+        return self.state
+
+    @hookimpl
+    def titan_restore_state(self, state: Any) -> None:
+        self.restored = state.get("mine")
+
+
+@pytest.mark.parametrize("state", [{"mine": torch.ones(1)}, ["mine"], {"mine": {1: 2}}, {"mine": (1, 2)}], ids=str)
+def test_a_state_that_cannot_be_kept_is_told_with_its_observer(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a table of plain values"):
+        Lifecycle([Keeps(state)]).save_state()
+
+
+def test_observers_that_come_after_a_restore_get_their_state_too() -> None:
+    lifecycle, early, late = Lifecycle(), Keeps({"mine": [1]}), Keeps(None)
+    lifecycle.register(early)
+    assert lifecycle.save_state() == {"mine": [1]}
+    lifecycle.restore_state({"mine": [2]})
+    lifecycle.register(late)
+    assert (early.restored, late.restored) == ([2], [2])
+
+
 def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
     class Observer:
         @hookimpl
@@ -189,6 +221,46 @@ def test_a_resumed_run_drops_what_was_logged_after_its_checkpoint_and_keeps_a_co
     log.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
     assert (tmp_path / "previous/1/metrics.jsonl").read_text() == torn
+
+
+@pytest.mark.parametrize("line", ['{"a": 1}', '{"step": "x"}', "no JSON", None], ids=str)
+def test_a_run_does_not_go_on_in_damaged_files(tmp_path: Path, line: str | None) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    if line is None:
+        metrics.mkdir()
+    else:
+        metrics.write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(
+        UserError, match="metrics.jsonl: is a folder" if line is None else "metrics.jsonl:2: this line is no"
+    ):
+        RunDirectory(tmp_path).begin(make_job("llama3_debug"), step=2)
+
+
+def test_folders_that_the_config_names_belong_to_the_run(tmp_path: Path) -> None:
+    job = make_job("llama3_debug", {"metrics.save_tb_folder": "tb/mine", "profiling.save_traces_folder": "traces"})
+    for name in ("tb/mine/events", "tb/yours", "traces/step-1", "checkpoint/step-1", "debug/flight/rank-0.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    RunDirectory(tmp_path).begin(job, step=0)
+    moved = {str(one.relative_to(tmp_path / "previous/1")) for one in (tmp_path / "previous/1").rglob("*") if one.is_file()}
+    assert moved == {"tb/mine/events", "traces/step-1", "debug/flight/rank-0.json"}
+
+
+@pytest.mark.parametrize("folder", ["/tmp/mine", "../mine", "a/../../b", "", "."])
+def test_a_folder_outside_of_the_run_is_refused(folder: str) -> None:
+    with pytest.raises(UserError, match="must be a folder below the run's directory"):
+        make_job("llama3_debug", {"metrics.save_tb_folder": repr(folder)})
+
+
+def test_a_checkpoint_that_is_asked_for_in_vain_is_told(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Signals:
+        @hookimpl
+        def titan_step_start(self, step: int) -> None:
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    assert len(run_recipe("llama3_debug", TINY, observers=[Signals()]).losses) == 4
+    assert "a checkpoint was asked for (SIGUSR1), and this job has no way to save one" in caplog.text
 
 
 def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path) -> None:

@@ -251,9 +251,14 @@ def test_foreign_lines_are_counted_and_not_believed(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     write_lines(folder / "events.jsonl", [{}, {"event": "end", "time": "noon", "step": 1}, {"event": "start"}], mode="a")
     write_lines(folder / "metrics.jsonl", [{"loss": 1.0}, {"step": "2", "loss": 1.0}, {"step": 101, "loss": 2.0}], mode="a")
+    write_lines(folder / "metrics.jsonl", [{"step": 6, "loss": 1.0, "time": 1}], mode="a")  # a step goes back
+    write_lines(folder / "events.jsonl", [start(mesh=5), start() | {"time": 1e300}], mode="a")
     run = followed(folder)
-    assert run.damaged == 5 and run.last["step"] == 101
-    assert "finished" in screen(run) and "5 damaged lines" in screen(run)
+    assert run.damaged == 8 and run.last["step"] == 101
+    assert "finished" in screen(run) and "8 damaged lines" in screen(run)
+    (folder / "config.toml").unlink()
+    (folder / "config.toml").mkdir()
+    assert "finished" in screen(followed(folder))
 
 
 def test_the_curve() -> None:

@@ -36,6 +36,22 @@ def test_damaged_metrics_do_not_keep_dumps_traces_and_statistics_from_being_foun
     assert str(run / "c") in told and "metrics.jsonl" not in told
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "comm = 3\nprofiling = 'a'\nnumerics = []\n",
+        "[comm]\nsave_traces_folder = 5\n[profiling]\nsave_traces_folder = 5\n[numerics]\nsave_statistics_folder = 5\n",
+    ],
+)
+@pytest.mark.parametrize("command", ["flight analyse", "trace summary", "statistics"])
+def test_a_config_that_names_no_folder_is_told(
+    run: Path, command: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "config.toml").write_text(config)
+    assert main([*command.split(), str(run)]) == 2
+    assert "in its config.toml names no folder; restore its files" in capsys.readouterr().err
+
+
 def test_a_foreign_event_is_named_when_a_dump_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flight", "dump", str(run)]) == 2
     assert "it is not going on" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,10 @@ from harness.jobs import TINY, run_recipe
 from titan_core.cli.main import main
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.json_lines import read_lines
-from titan_debug.statistics.read import read_statistics
+from titan_core.metrics.pid_namespace import pid_namespace
+from titan_debug.request import ask
+from titan_debug.statistics import recorder
+from titan_debug.statistics.read import AddedStatistics, read_statistics
 
 FOLDER = Path("run/debug/statistics")
 PATIENCE = 60.0
@@ -70,11 +74,99 @@ def test_a_run_that_has_ended_is_not_asked(in_tmp: Path, capsys: pytest.CaptureF
     assert "--now" in capsys.readouterr().err
 
 
+def going_on(run: Path, **more: object) -> Path:
+    """A run of two ranks that has not ended."""
+    folder = run / "debug/statistics"
+    folder.mkdir(parents=True)
+    begun = {"event": "start", "time": time.time(), "step": 0, "steps": 5, "world_size": 2, "mesh": {}, "processes": []}
+    (run / "events.jsonl").write_text(json.dumps({**begun, **more}) + "\n")
+    return folder
+
+
+def line(step: int, attempt: float, elements: int = 1) -> str:
+    outputs = {"tok_embeddings": [elements, 1.0, 1.0, 1.0, 0]}
+    record = {"step": step, "attempt": attempt, "places": {"tok_embeddings": [0, 0]}, "outputs": outputs, "gradients": {}}
+    return json.dumps(record) + "\n"
+
+
+def test_the_answer_is_a_step_that_all_ranks_have_written_since(tmp_path: Path) -> None:
+    """Not a later one of an attempt that was left, and not one that some ranks are still about to write."""
+    folder = going_on(tmp_path / "run")
+    files = [folder / f"rank-{rank}.jsonl" for rank in range(2)]
+    for file in files:
+        file.write_text(line(7, 1.0))
+    added = AddedStatistics(folder, 2)
+    assert added.missing() == [0, 1]
+    files[0].open("a").write(line(5, 2.0))
+    assert added.missing() == [1]
+    files[0].open("a").write(line(6, 2.0) + '{"to')
+    files[1].open("a").write(line(5, 2.0))
+    assert added.missing() == []
+    (answer,) = added.steps().items()
+    assert answer[0] == 5 and answer[1].outputs["tok_embeddings"].count == 2
+
+
+def test_a_run_that_was_killed_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = {"host": socket.gethostname(), "pid": 2**22 + 1, "pid_namespace": pid_namespace()}
+    going_on(tmp_path / "run", processes=[here])
+    for command in ("statistics {} --now", "flight dump {}"):
+        assert main(command.format(tmp_path / "run").split()) == 2
+        assert "it is not going on: its process was killed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("rank-0.jsonl", "", "no statistics are in"),
+        ("rank-0.jsonl", '{"st', "no statistics are in"),
+        ("rank-0-copy.jsonl", line(1, 1.0), "no statistics are in"),
+        ("rank-0.jsonl", '{"a": 1}\n', "rank-0.jsonl:1: this line is none of a run's: it has no step, or no attempt"),
+        ("rank-0.jsonl", line(1, 1.0).replace("[0, 0]", "0").replace("[1, 1", "[true, 1"), "other figures than statistics"),
+        ("rank-0.jsonl", None, "cannot be read"),
+    ],
+)
+def test_files_without_statistics(
+    tmp_path: Path, name: str, text: str | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = going_on(tmp_path / "run") / name
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    assert main(["statistics", str(tmp_path / "run")]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_request_tries_again_where_nothing_could_be_written(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Asks:
+        @hookimpl
+        def titan_step_start(self, step: int) -> None:
+            if step in (2, 4):
+                ask(FOLDER, "me")
+                if step == 4:
+                    (FOLDER / "rank-0.jsonl").rmdir()  # what was in the way
+
+    (in_tmp / "run").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "LOOK_SECONDS", 0.0)
+
+        class Blocks:
+            @hookimpl
+            def titan_train_start(self) -> None:
+                (FOLDER / "rank-0.jsonl").mkdir(parents=True)
+
+        run_recipe("llama3_debug", {**TINY, "training.steps": 6, "job.dump_folder": "run"}, observers=[Asks(), Blocks()])
+    assert "statistics cannot be written" in caplog.text
+    assert list(read_statistics(FOLDER)) == [5]
+    findings = [event for event in read_lines(Path("run/events.jsonl")) if event["event"] == "finding"]
+    assert [(one["kind"], one["step"]) for one in findings] == [("statistics", 5)]
+
+
 def test_one_that_does_not_answer_in_time_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    run.mkdir()
-    start = {"event": "start", "time": time.time(), "step": 0, "steps": 5, "world_size": 2, "mesh": {}, "processes": []}
-    (run / "events.jsonl").write_text(json.dumps(start) + "\n")
+    going_on(run)
+    assert main(["statistics", str(run), "--now", "--wait", "-1"]) == 2
+    assert "is not a number of seconds greater than 0" in capsys.readouterr().err
     assert main(["statistics", str(run), "--now", "--wait", "0.3"]) == 2
     error = capsys.readouterr().err
     assert "no statistics have come from rank 0, 1 within 0.3 s" in error and "titan flight dump" in error

@@ -247,6 +247,8 @@ def bad_files() -> dict[str, bytes]:
         "other.json": b'{"weights": {}}',
         "words.json": b'{"traceEvents": "none"}',
         "times.json": b'{"traceEvents": [{"ph": "X", "name": "a", "ts": "noon", "dur": 1}]}',
+        "endless.json": b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1e400, "dur": 1}]}',
+        "ranks.json": b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}], "distributedInfo": {"rank": "a"}}',
         "empty.json": b'{"traceEvents": [{"ph": "M", "name": "a"}]}',
         "nothing.json": b"",
     }

@@ -159,7 +159,7 @@ def test_a_full_disk_ends_statistics_and_not_the_run(in_tmp: Path, caplog: pytes
         "training.steps": 2,
         "numerics.statistics_freq": 1,
         "job.dump_folder": "run",
-        "numerics.save_statistics_folder": "/proc/nowhere",
+        "numerics.save_statistics_folder": "config.toml",
     }
     assert run_recipe("llama3_debug", settings).reason == "all steps are done"
     assert "statistics cannot be written" in caplog.text

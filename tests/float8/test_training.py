@@ -219,6 +219,15 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
     assert list(linear_layers(part, [], False, 4096)) == []
 
 
+@pytest.mark.parametrize("section", ["float8", "mx"])
+def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Path) -> None:
+    settings = {f"{section}.enable": "true", f"{section}.emulate": "true", f"{section}.filter_fqns": '["wq", "atention"]'}
+    with pytest.raises(
+        UserError, match=rf"{section}.filter_fqns: 'atention': no linear layer .* names are such as 'layers.0"
+    ):
+        run_recipe("llama3_debug", settings)
+
+
 def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
     """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
     from titan_core.metrics import peak_flops

@@ -47,6 +47,10 @@ def nearest(word: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(word, known, n=1)
+    words = set(word.split("_"))
+    shorter = max((one for one in known if set(one.split("_")) < words), key=len, default="")
+    if shorter and not get_close_matches(word, known, n=1, cutoff=0.8):
+        close = [shorter]  # "enable_checkpoint" is an older name of "enable"
     if close:
         return f"did you mean {close[0]!r}?"
     return f"there is {', '.join(sorted(known))}" if known else "there is none"

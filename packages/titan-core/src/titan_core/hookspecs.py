@@ -167,7 +167,8 @@ def titan_settle(step: int) -> None:
 @hookspec
 def titan_save_state() -> Mapping[str, Any] | None:
     """A checkpoint is taken: what the observer needs to go on as if the run had not stopped, under a name of its own (by
-    habit, its component's). Plain values, as JSON has them, and the same on all ranks: the run may go on on others."""
+    habit, its component's). Plain values, as JSON has them (a list, not a tuple), and the same on all ranks:
+    rank 0's are kept, and the run may go on on others."""
 
 
 @hookspec

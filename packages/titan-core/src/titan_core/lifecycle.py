@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pluggy
 
@@ -25,6 +26,7 @@ class Lifecycle:
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._restored: Mapping[str, Any] | None = None  # for observers that come later: metric loggers
         for observer in observers:
             self.register(observer)
 
@@ -45,6 +47,10 @@ class Lifecycle:
                     if implementation.plugin is observer:
                         # ``function`` is public, but declared final.
                         setattr(implementation, "function", _guarded(implementation.function, failed))  # noqa: B010
+
+        if self._restored is not None:
+            others = [one for _, one in self._manager.list_name_plugin() if one is not observer]
+            self._manager.subset_hook_caller("titan_restore_state", others)(state=self._restored)
 
     def unregister(self, observer: object) -> None:
         """Let ``observer`` hear no more."""
@@ -79,10 +85,14 @@ class Lifecycle:
         """See :func:`titan_core.hookspecs.titan_save_state`; of all observers together.
 
         Raises:
-            ValueError: two of them use one name.
+            ValueError: two of them use one name, or one gives what JSON cannot say.
         """
         together: dict[str, Any] = {}
-        for state in self._manager.hook.titan_save_state():
+        for implementation in self._manager.hook.titan_save_state.get_hookimpls():
+            state = implementation.function() or {}
+            if not _is_plain(state):
+                what = "a table of plain values, with texts as keys: it is kept as JSON"
+                raise ValueError(f"titan_save_state of {implementation.plugin!r} must return {what}")
             if clash := together.keys() & state.keys():
                 raise ValueError(f"two observers keep a state under the name {min(clash)!r}: each needs a name of its own")
             together |= state
@@ -90,6 +100,7 @@ class Lifecycle:
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.hookspecs.titan_restore_state`."""
+        self._restored = state
         self._manager.hook.titan_restore_state(state=state)
 
     def checkpoint_saved(self, step: int, path: str) -> None:
@@ -119,6 +130,14 @@ class Lifecycle:
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.hookspecs.titan_train_end`."""
         self._manager.hook.titan_train_end(end=end)
+
+
+def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
+    """Whether it comes back from JSON as it is."""
+    try:
+        return isinstance(state, dict) and json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        return False
 
 
 def _guarded(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from titan_core.config.run_folder import RunFolder
 from titan_core.config.section import Section
 
 
@@ -15,7 +16,7 @@ class ProfilingSection(Section):
     enable_profiling: bool = False
     """Write traces of torch's profiler every profile_freq steps. SIGUSR2 to a rank's process asks for one at any time,
     whether or not this is on."""
-    save_traces_folder: str = "debug/traces"
+    save_traces_folder: RunFolder = "debug/traces"
     """Where, below the run's directory."""
     profile_freq: int = Field(default=100, gt=0)
     """Steps from one trace to the next."""
@@ -31,7 +32,7 @@ class ProfilingSection(Section):
     """The shapes of each operator's inputs."""
     enable_memory_snapshot: bool = False
     """Record the history of CUDA's allocations, written every profile_freq steps and when memory runs out."""
-    save_memory_snapshot_folder: str = "debug/memory"
+    save_memory_snapshot_folder: RunFolder = "debug/memory"
     """Where, below the run's directory."""
 
 
@@ -42,7 +43,7 @@ class CommTraceSection(Section):
     """Keep the last collectives of each rank in memory, and dump them when something goes wrong."""
     trace_buf_size: int = Field(default=2000, gt=0)
     """How many collectives each rank keeps."""
-    save_traces_folder: str = "debug/flight"
+    save_traces_folder: RunFolder = "debug/flight"
     """Where dumps are written, below the run's directory."""
     watchdog_seconds: float = Field(default=0.0, ge=0.0)
     """A step that takes longer than this has every rank dump its threads' stacks and its collectives; training goes on. 0:
@@ -65,5 +66,5 @@ class NumericsSection(Section):
     statistics_freq: int = Field(default=0, ge=0)
     """Write statistics of every module's output and every parameter's gradient each so many steps; 0: only when `titan
     statistics RUN --now` asks for them. They take a forward pass of their own."""
-    save_statistics_folder: str = "debug/statistics"
+    save_statistics_folder: RunFolder = "debug/statistics"
     """Where, below the run's directory."""

@@ -22,7 +22,7 @@ from titan_core.train.events import RunStart, StepReport
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
-from titan_float8.layers import linear_layers, require_some
+from titan_float8.layers import linear_layers, require_matches, require_some
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
+    require_matches(part, filters, "float8")
     require_some(layers, part, "float8")
     config = linear_config(section, gathers_float8(context.facts))
     with warnings.catch_warnings():

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from titan_core.errors import UserError
-from titan_core.model.part import ModelPart
+from titan_core.model.part import Absent, ModelPart
 from titan_core.patterns import matches
 
 
@@ -24,10 +24,29 @@ def linear_layers(
     for name, module in part.named_modules():
         if not isinstance(module, nn.Linear) or any(name == one or name.startswith(f"{one}.") for one in head):
             continue
-        if any(one in name for one in filters) or matches(name, filters):
+        if _is_filtered(name, filters):
             continue
         if all(size % multiple == 0 for size in module.weight.shape):
             yield name, module
+
+
+def _is_filtered(name: str, filters: Sequence[str]) -> bool:
+    return any(one in name for one in filters) or matches(name, filters)
+
+
+def require_matches(part: ModelPart, filters: Sequence[str], section: str) -> None:
+    """A filter that no layer has in its name is a mistake. Told of whole models: in a pipeline, another part may have it.
+
+    Raises:
+        UserError: saying so.
+    """
+    if any(isinstance(module, Absent) for module in part.module.modules()):
+        return
+    names = [name for name, module in part.named_modules() if isinstance(module, nn.Linear)]
+    for one in filters:
+        if not any(_is_filtered(name, [one]) for name in names):
+            why = "no linear layer of the model has such a name, so it would leave out nothing"
+            raise UserError.one(f"{section}.filter_fqns: {one!r}", why, f"names are such as {names[0]!r}; or drop it")
 
 
 def require_some(found: Collection[object], part: ModelPart, section: str) -> None:

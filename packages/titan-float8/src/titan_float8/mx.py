@@ -16,7 +16,7 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 from titan_core.model.part import ModelPart, TransformContext
 from titan_float8.config import MXSection
-from titan_float8.layers import linear_layers, require_some
+from titan_float8.layers import linear_layers, require_matches, require_some
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     # Tensor parallelism divides one side of a weight, and a block lies on one rank.
     multiple = BLOCK * context.facts.mesh.degree("tp")
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
+    require_matches(part, section.filter_fqns, "mx")
     require_some(layers, part, "mx")
     for name, layer in layers.items():
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))

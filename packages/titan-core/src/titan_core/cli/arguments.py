@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from titan_core.config.config import Config
 from titan_core.config.load import load_config
@@ -37,6 +38,17 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time greater than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
+    return value
 
 
 def json_argument(parser: argparse.ArgumentParser) -> None:

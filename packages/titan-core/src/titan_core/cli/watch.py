@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
 
+from titan_core.cli.arguments import seconds
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 
@@ -16,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's directory (job.dump_folder), which may not be there yet")
     parser.add_argument("--once", action="store_true", help="print how it stands, and exit")
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="time between two looks at its files (default: 1)"
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between two looks at its files (default: 1)"
     )
 
 
@@ -51,14 +51,3 @@ def run(arguments: argparse.Namespace) -> int:
                 time.sleep(arguments.interval)
     except KeyboardInterrupt:
         return 0
-
-
-def _seconds(text: str) -> float:
-    """A time greater than 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
-    return seconds

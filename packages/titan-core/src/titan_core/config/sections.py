@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from titan_core.config.run_folder import RunFolder
 from titan_core.config.section import Section
 
 
@@ -220,7 +221,7 @@ class MetricsSection(Section):
     """Log metrics every so many steps (and the first and the last)."""
     enable_tensorboard: bool = False
     """Write TensorBoard event files."""
-    save_tb_folder: str = "logs/tensorboard"
+    save_tb_folder: RunFolder = "logs/tensorboard"
     """Where, below the run's directory."""
     enable_wandb: bool = False
     """Log to Weights & Biases; a resumed run goes on in the same run there."""

@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 from titan_core.config.redaction import text_without_secrets
@@ -43,21 +42,18 @@ class EventLog:
         self._error = ""
         self._writing = threading.Lock()  # findings may come from other threads
 
-    @hookimpl(wrapper=True)
-    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
-        """The attempt begins, once all observers are ready: whoever reads of it may ask them for something at once."""
-        try:
-            return (yield)
-        finally:  # one that failed has begun too
-            mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
-            self._write(
-                "start",
-                run.step,
-                steps=run.steps,
-                world_size=self._world.size,
-                mesh=mesh,
-                processes=self._processes,
-            )
+    @hookimpl(tryfirst=True)
+    def titan_train_start(self, run: RunStart) -> None:
+        """The attempt begins."""
+        mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
+        self._write(
+            "start",
+            run.step,
+            steps=run.steps,
+            world_size=self._world.size,
+            mesh=mesh,
+            processes=self._processes,
+        )
 
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import tomli
 
 from titan_core.errors import UserError
-from titan_core.metrics.json_lines import read_lines
-from titan_core.metrics.record_checks import event_flaw, metrics_flaw
+from titan_core.metrics.record_checks import checked_records, event_flaw, metrics_flaw
 from titan_core.train.run_directory import CONFIG, EVENTS, METRICS, PLUGINS
 
 
@@ -41,7 +39,7 @@ class RunLog:
         path = _directory(path)
         if not (path / METRICS).exists() and not (path / EVENTS).exists():
             raise _no_run(path, f"it has neither {METRICS} nor {EVENTS}")
-        records = _checked(path / METRICS, metrics_flaw)
+        records = checked_records(path / METRICS, metrics_flaw)
         plugins = path / PLUGINS
         try:
             versions = json.loads(plugins.read_text(encoding="utf-8")) if plugins.exists() else []
@@ -69,6 +67,20 @@ class RunLog:
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
 
+    @classmethod
+    def read_folder(cls, path: str | Path, key: str, default: str) -> Path:
+        """The folder below the run's directory ``path`` that its config's ``key`` (``"comm.save_traces_folder"``) names.
+
+        Raises:
+            UserError: there is no such directory, or its config is damaged.
+        """
+        section, _, field = key.partition(".")
+        values = cls.read_config(path).get(section, {})
+        folder = values.get(field, default) if isinstance(values, dict) else None
+        if not isinstance(folder, str):
+            raise _unreadable(path, ValueError(f"{key} in its {CONFIG} names no folder"))
+        return Path(path) / folder
+
     @staticmethod
     def read_events(path: str | Path) -> list[dict[str, Any]]:
         """The events of the run in directory ``path`` alone, in order; none where there is no file.
@@ -76,7 +88,7 @@ class RunLog:
         Raises:
             UserError: there is no such directory, or the file is damaged.
         """
-        return _checked(_directory(path) / EVENTS, event_flaw)
+        return checked_records(_directory(path) / EVENTS, event_flaw)
 
     @property
     def times(self) -> list[float]:
@@ -92,20 +104,6 @@ def _directory(path: str | Path) -> Path:
 
 def _no_run(path: str | Path, why: str) -> UserError:
     return UserError.one(f"run {str(path)!r}", why, "give a run's directory (job.dump_folder)")
-
-
-def _checked(file: Path, flaw_of: Callable[[dict[str, Any]], str | None]) -> list[dict[str, Any]]:
-    try:
-        records = read_lines(file)
-    except OSError as error:
-        raise _unreadable(file.parent, error) from None
-    for number, record in enumerate(records, 1):
-        flaw = flaw_of(record)
-        if flaw is not None:
-            raise UserError.one(
-                f"{file}:{number}", f"this line is none of a run's: {flaw}", "remove it, or restore the file"
-            )
-    return records
 
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:

@@ -82,7 +82,7 @@ def state_of(attempt: Attempt, pace: float | None, quiet: float) -> State:
         if end.get("failed"):
             return "failed"
         return "preempted" if end.get("preempted") else "ended"
-    if attempt.replaced or _processes_are_gone(attempt.start):
+    if attempt.replaced or processes_are_gone(attempt.start):
         return "killed"
     patience = QUIET_AT_FIRST if pace is None else max(QUIET_AT_LEAST, pace)
     return "stalled" if quiet > patience else "running"
@@ -120,7 +120,7 @@ def tell(attempt: Attempt, state: State) -> str:
     return told[state]
 
 
-def _processes_are_gone(start: Mapping[str, Any]) -> bool:
+def processes_are_gone(start: Mapping[str, Any]) -> bool:
     """Whether the first rank, if its process can be asked for from here, is there no longer."""
     processes = start.get("processes") or []
     if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():

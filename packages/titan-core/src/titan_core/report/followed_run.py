@@ -55,6 +55,7 @@ class FollowedRun:
 
     def _forget_metrics(self) -> None:
         self.loss, self.throughput = Series(), Series()
+        self._backwards = 0  # lines of steps that had been logged before
         self.last: Mapping[str, Any] = {}
         """The record of the last logged step."""
         self.validation: Mapping[str, Any] = {}
@@ -71,7 +72,7 @@ class FollowedRun:
     @property
     def damaged(self) -> int:
         """How many lines of its files are none of a run's."""
-        return self._metrics.damaged + self._events.damaged
+        return self._metrics.damaged + self._events.damaged + self._backwards
 
     def poll(self) -> None:
         """Read what its files have more than before."""
@@ -125,6 +126,9 @@ class FollowedRun:
             if value is not None:
                 self.best_validation = value if self.best_validation is None else min(value, self.best_validation)
         elif "loss" in record:
+            if record["step"] <= self.last.get("step", -1):
+                self._backwards += 1
+                return
             self.last = record
             self.loss.add(record["step"], finite(record["loss"]))
             self.throughput.add(record["step"], finite(record.get("tokens_per_second")))
@@ -139,7 +143,7 @@ class FollowedRun:
             if stamp != self._config_stamp:
                 self.config = tomli.loads(file.read_text(encoding="utf-8"))
                 self._config_stamp = stamp
-        except FileNotFoundError:
+        except OSError:
             self.config, self._config_stamp = {}, None
         except ValueError:
             pass  # it is being written: the next look will find it whole

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from titan_core.data.loader import DataLoader, StepData
 from titan_core.errors import UserError
-from titan_core.train.shared_request import SharedRequest
+from titan_core.train.shared_request import SharedRequests
 from titan_core.train.world import World
 
 
@@ -36,7 +35,7 @@ class Lookahead:
     """Looks at the next step's data, once: one sum over all ranks a step. The host needs what it tells, so it travels as a
     CPU tensor, without waiting for the device."""
 
-    def __init__(self, loader: DataLoader, world: World, requests: Sequence[SharedRequest], datasets: int) -> None:
+    def __init__(self, loader: DataLoader, world: World, requests: SharedRequests, datasets: int) -> None:
         """
         Args:
             requests: what ranks may be asked for; the same ones on all, whenever it looks.

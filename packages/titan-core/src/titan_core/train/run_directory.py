@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan_core.config.render import to_toml
+from titan_core.config.run_folder import run_folders
 from titan_core.errors import UserError
 from titan_core.job.job import Job
-from titan_core.metrics.json_lines import read_lines
+from titan_core.metrics.record_checks import checked_records, metrics_flaw
 
 CONFIG = "config.toml"
 PLUGINS = "plugins.json"
@@ -65,11 +66,15 @@ class RunDirectory:
             CONFIG: to_toml(job.config),
             PLUGINS: json.dumps(job.plugin_versions(), indent=2) + "\n",
         }
+        strange = next((name for name in (METRICS, EVENTS) if step > 0 and (self.path / name).is_dir()), None)
+        if strange is not None:
+            raise UserError.one(str(self.path / strange), "is a folder, and should be a file", "move it away")
         if step > 0 and (self.path / METRICS).exists():
             documents[METRICS] = _up_to(step, self.path / METRICS)
         try:
             if step == 0:
-                self._archive([name for name in OWN if (self.path / name).exists()], shutil.move)
+                own = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
+                self._archive([name for name in own if (self.path / name).exists()], shutil.move)
             else:
                 self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
             for name, text in documents.items():
@@ -89,7 +94,10 @@ class RunDirectory:
         archive = previous / str(number)
         archive.mkdir(parents=True)
         for name in names:
-            bring(self.path / name, archive / name)
+            # What lies within another one of them may have been moved with it.
+            if (self.path / name).exists():
+                (archive / name).parent.mkdir(parents=True, exist_ok=True)
+                bring(self.path / name, archive / name)
 
     def _differs(self, name: str, text: str) -> bool:
         file = self.path / name
@@ -98,4 +106,4 @@ class RunDirectory:
 
 def _up_to(step: int, metrics: Path) -> str:
     """The whole lines of steps up to ``step``."""
-    return "".join(json.dumps(record) + "\n" for record in read_lines(metrics) if record["step"] <= step)
+    return "".join(json.dumps(record) + "\n" for record in checked_records(metrics, metrics_flaw) if record["step"] <= step)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from titan_core.train.world import World
+
 
 class SharedRequest:
     """Something that any rank may be asked for at any moment, by a signal, a file or a person, and that all ranks then do at
@@ -32,3 +36,42 @@ class SharedRequest:
         """Whether it is to be done now, once; to be called by all ranks alike."""
         agreed, self.agreed = self.agreed, False
         return agreed
+
+
+class SharedRequests:
+    """Those of a run. All ranks have the same ones, since they tell each other of all together."""
+
+    def __init__(self, requests: Iterable[SharedRequest] = ()) -> None:
+        self._requests = list(requests)
+        self._complete = False
+
+    def __iter__(self) -> Iterator[SharedRequest]:
+        return iter(self._requests)
+
+    def new(self) -> SharedRequest:
+        """One more.
+
+        Raises:
+            RuntimeError: the run has begun.
+        """
+        if self._complete:
+            raise RuntimeError(
+                "RunStart.shared_request was called after titan_train_start; ranks have begun to agree by then"
+            )
+        self._requests.append(SharedRequest())
+        return self._requests[-1]
+
+    def complete(self, world: World) -> None:
+        """There will be no more; to be called by all ranks.
+
+        Raises:
+            RuntimeError: ranks have made different numbers of them.
+        """
+        self._complete = True
+        counts: list[int] = world.gather(len(self._requests))
+        other = next((rank for rank, count in enumerate(counts) if count != counts[0]), None)
+        if other is not None:
+            raise RuntimeError(
+                f"rank 0 has {counts[0]} shared requests and rank {other} {counts[other]}: an observer calls "
+                "RunStart.shared_request on some ranks alone; all have to call it alike"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -27,12 +28,14 @@ from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
-from titan_core.train.shared_request import SharedRequest
+from titan_core.train.shared_request import SharedRequests
 from titan_core.train.step import GradientAccumulation, StepRunner
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
 from titan_core.train.world import World, join_world
+
+log = logging.getLogger(__name__)
 
 
 def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
@@ -116,7 +119,7 @@ class Trainer:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
-        self.requests = [self.interruption.stop, self.interruption.save]
+        self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self.stopwatch = Stopwatch(world.device)
@@ -126,6 +129,8 @@ class Trainer:
         """Train until the last step, or until the data ends."""
         state, steps, before = self.state, self.last_step, self.state.step
         self.lifecycle.train_start(self.run_start())
+        self.requests.complete(self.world)
+        self.lifecycle.save_state()  # what cannot be saved is found out now, and not by the first checkpoint
         if steps == 0 and self.checkpoints is not None:
             self.checkpoints.after_step(last=True, asked=False)
         while state.step < steps and self.has_data() and not self.preempted:
@@ -145,13 +150,8 @@ class Trainer:
             dump_folder=self.job.dump_folder,
             attempt=self.world.on_first_rank(time.time),
             tell=self.lifecycle.finding,
-            shared_request=self.shared_request,
+            shared_request=self.requests.new,
         )
-
-    def shared_request(self) -> SharedRequest:
-        """A new one, that ranks agree on before each step."""
-        self.requests.append(SharedRequest())
-        return self.requests[-1]
 
     @property
     def preempted(self) -> bool:
@@ -172,6 +172,8 @@ class Trainer:
             more = self.state.step < self.last_step and self.has_data() and not self.preempted
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.after_step(last=not more, asked=self.interruption.save.take())
+        elif self.interruption.save.take() and self.world.rank == 0:
+            log.warning("a checkpoint was asked for (SIGUSR1), and this job has no way to save one: set checkpoint.enable")
         self.validate()
 
     def validate(self, last: bool = False) -> None:

@@ -18,7 +18,7 @@ from titan_core.model.part import ModelPart
 from titan_core.train.device import synchronize
 from titan_core.train.events import ValidationReport
 from titan_core.train.lookahead import Lookahead
-from titan_core.train.shared_request import SharedRequest
+from titan_core.train.shared_request import SharedRequest, SharedRequests
 from titan_core.train.step import StepRunner
 from titan_core.train.world import World
 
@@ -86,7 +86,7 @@ class Validation:
         loss = torch.zeros((), device=self._world.device)
         targets, batches = 0, 0
         stop = SharedRequest()  # one of its own, since training's next step has to hear of it too
-        lookahead = Lookahead(loader, self._world, [stop], datasets=1)
+        lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         while batches != self._section.steps:
             stop.asked = self._stop.asked
             totals = lookahead.look()

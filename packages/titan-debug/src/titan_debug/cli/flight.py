@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from titan_core.cli.arguments import json_argument
 from titan_core.cli.output import print_json, print_table
@@ -56,9 +57,22 @@ def run_dump(arguments: argparse.Namespace) -> int:
     """Ask every rank of a running job for a dump; the status is 1 if some do not answer."""
     size = world_size(arguments.run, "`titan flight analyse` reads what it has left")
     folder = dump_folder(arguments.run)
-    answers = [folder / RANK_FILE.format(rank) for rank in range(size)]
-    waiting = ask_and_wait(arguments.run, folder, "asked for by `titan flight dump`", answers, ANSWER_SECONDS)
+    files = [folder / RANK_FILE.format(rank) for rank in range(size)]
+    before = [_version(file) for file in files]
+
+    def missing() -> list[int]:
+        return [rank for rank, file in enumerate(files) if _version(file) == before[rank]]
+
+    waiting = ask_and_wait(arguments.run, folder, "asked for by `titan flight dump`", missing, ANSWER_SECONDS)
     print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; `titan flight analyse {arguments.run}` reads them")
     if waiting:
         print(f"not (yet): {', '.join(map(str, waiting))}")
     return EXIT_UNANSWERED if waiting else 0
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
+from titan_core.report.attempts import processes_are_gone
 from titan_debug.request import ask
 
 POLL_SECONDS = 0.2
@@ -26,13 +27,14 @@ def world_size(run: str, otherwise: str) -> int:
     start = _going_on(run)
     if start is None:
         raise UserError.one(f"run {run!r}", "it is not going on", otherwise)
+    if processes_are_gone(start):
+        raise UserError.one(f"run {run!r}", "it is not going on: its process was killed", otherwise)
     size: int = start["world_size"]
     return size
 
 
-def ask_and_wait(run: str, folder: Path, why: str, answers: Sequence[Path], seconds: float) -> list[int]:
-    """Ask ``run`` for something in ``folder``, and wait until the files ``answers``, by rank, have changed, or the run is
-    over.
+def ask_and_wait(run: str, folder: Path, why: str, missing: Callable[[], list[int]], seconds: float) -> list[int]:
+    """Ask ``run`` for something in ``folder``, and wait until no rank is ``missing``, or the run is over.
 
     Returns:
         The ranks that have not answered in time.
@@ -40,8 +42,6 @@ def ask_and_wait(run: str, folder: Path, why: str, answers: Sequence[Path], seco
     Raises:
         UserError: ``folder`` cannot be written.
     """
-    waiting = dict(enumerate(answers))
-    before = [_version(file) for file in answers]
     try:
         ask(folder, why)
     except OSError as error:
@@ -49,22 +49,14 @@ def ask_and_wait(run: str, folder: Path, why: str, answers: Sequence[Path], seco
         raise UserError.one(str(folder), reason, "ask from where the run can write") from None
     deadline = time.monotonic() + seconds
     ended = False
-    while waiting and not ended and time.monotonic() < deadline:
+    while (waiting := missing()) and not ended and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        ended = _going_on(run) is None  # before the last look
-        waiting = {rank: file for rank, file in waiting.items() if _version(file) == before[rank]}
-    return list(waiting)
+        start = _going_on(run)
+        ended = start is None or processes_are_gone(start)  # before the last look
+    return waiting
 
 
 def _going_on(run: str) -> dict[str, Any] | None:
     """How it was started; ``None`` if it has ended."""
     states = [event for event in RunLog.read_events(run) if event["event"] in ("start", "end")]
     return states[-1] if states and states[-1]["event"] == "start" else None
-
-
-def _version(file: Path) -> Any:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

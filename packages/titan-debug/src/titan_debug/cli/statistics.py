@@ -8,14 +8,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from titan_core.cli.arguments import json_argument
+from titan_core.cli.arguments import json_argument, seconds
 from titan_core.cli.output import print_json, print_table
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.moments import Moments
-from titan_debug.statistics.read import RANK_FILE, read_statistics
+from titan_debug.statistics.read import AddedStatistics, StepStatistics, read_statistics
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that there is)")
     which.add_argument("--now", action="store_true", help="ask a run that is going on for those of its next step")
     parser.add_argument(
-        "--wait", type=float, default=600.0, metavar="SECONDS", help="for how long --now waits for it (default: %(default)g)"
+        "--wait",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="for how long --now waits for it (default: %(default)g)",
     )
     json_argument(parser)
 
@@ -33,11 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each module's output and each parameter's gradient."""
     default = NumericsSection.model_fields["save_statistics_folder"].default
-    section = RunLog.read_config(arguments.run).get("numerics", {})
-    folder = Path(arguments.run) / section.get("save_statistics_folder", default)
-    if arguments.now:
-        _ask(arguments.run, folder, arguments.wait)
-    steps = read_statistics(folder)
+    folder = RunLog.read_folder(arguments.run, "numerics.save_statistics_folder", default)
+    steps = _asked(arguments.run, folder, arguments.wait) if arguments.now else read_statistics(folder)
     step = max(steps) if arguments.step is None else arguments.step
     if step not in steps:
         there = ", ".join(map(str, steps))
@@ -55,22 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(run: str, folder: Path, seconds: float) -> None:
-    """Have a run write statistics of its next step.
+def _asked(run: str, folder: Path, seconds: float) -> dict[int, StepStatistics]:
+    """Those of the next step of a run that goes on.
 
     Raises:
         UserError: it is not going on, or does not answer.
     """
     size = world_size(run, "without --now, those that it has left are shown")
-    answers = [folder / RANK_FILE.format(rank) for rank in range(size)]
+    added = AddedStatistics(folder, size)
     print(f"waiting for the next step of {size} ranks", file=sys.stderr)
-    waiting = ask_and_wait(run, folder, "asked for by `titan statistics`", answers, seconds)
+    waiting = ask_and_wait(run, folder, "asked for by `titan statistics`", added.missing, seconds)
     if waiting:
         ranks = ", ".join(map(str, waiting[:8])) + " and others" * (len(waiting) > 8)
         world_size(run, "it ended before its next step was over")
         why = f"no statistics have come from rank {ranks} within {seconds:g} s"
-        way_out = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where"
+        way_out = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where; or its log "
+        way_out += "says why they cannot be written"
         raise UserError.one(f"run {run!r}", why, way_out)
+    return added.steps()
 
 
 def _figures(one: Moments) -> dict[str, float | int | None]:

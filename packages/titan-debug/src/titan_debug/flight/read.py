@@ -48,7 +48,7 @@ def dump_folder(path: str) -> Path:
     folder = Path(path)
     if (folder / CONFIG).exists() or (folder / EVENTS).exists():
         default = CommTraceSection.model_fields["save_traces_folder"].default
-        return folder / RunLog.read_config(folder).get("comm", {}).get("save_traces_folder", default)
+        return RunLog.read_folder(folder, "comm.save_traces_folder", default)
     return folder
 
 

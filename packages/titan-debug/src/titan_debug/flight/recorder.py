@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from titan_core.config.redaction import text_without_secrets
@@ -55,9 +56,9 @@ class FlightRecorder:
         self._assembled = time.time()
         prepare_environment(self._section.trace_buf_size, self._folder)
 
-    @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
-        """Begin to watch. An older run's files have been moved away by now."""
+    @hookimpl(wrapper=True)
+    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
+        """Begin to watch, before anybody can read of the run, and ask. An older run's files have been moved away by now."""
         self._step = run.step
         self._attempt = run.attempt
         self._stacks = StacksFile(self._folder, run.world, self._attempt)
@@ -65,6 +66,7 @@ class FlightRecorder:
         self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._late, self._asked)
         self._run = run
         self._watchdog.start(self._stacks.file)
+        return (yield)
 
     @hookimpl(tryfirst=True)
     def titan_step_start(self, step: int) -> None:

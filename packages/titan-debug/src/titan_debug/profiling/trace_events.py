@@ -77,14 +77,16 @@ class TraceEvents:
             raise _unusable(path, 'is no trace: it has no list "traceEvents"')
         if not columns.start:
             raise _unusable(path, "is a trace without any event that takes time")
+        if not (numpy.isfinite(columns.start).all() and numpy.isfinite(columns.duration).all()):
+            raise _unusable(path, "is damaged: it has events at no time")
         distributed = document.get("distributedInfo")
         distributed = distributed if isinstance(distributed, dict) else {}
         in_name = _RANK.match(path.name)
-        rank = distributed.get("rank")
+        rank = _whole(path, distributed.get("rank"), int(in_name[1]) if in_name else 0)
         return cls(
             path=path,
-            rank=int(rank if rank is not None else in_name[1] if in_name else 0),
-            world_size=int(distributed.get("world_size", 1)),
+            rank=rank,
+            world_size=_whole(path, distributed.get("world_size"), 1),
             names=list(columns.names),
             categories=list(columns.categories),
             name=numpy.frombuffer(columns.name, dtype=numpy.int64),
@@ -122,6 +124,15 @@ class _Columns:
 
 def _among(indices: NDArray[numpy.int64], of: list[str], wanted: Callable[[str], bool]) -> NDArray[numpy.bool_]:
     return numpy.array([wanted(one) for one in of], dtype=bool)[indices]
+
+
+def _whole(path: Path, value: object, otherwise: int) -> int:
+    """``value``, or ``otherwise`` where there is none."""
+    if value is None:
+        return otherwise
+    if not isinstance(value, int):
+        raise _unusable(path, 'is damaged: its "distributedInfo" has no whole numbers')
+    return value
 
 
 def _unusable(path: Path, why: str) -> UserError:

@@ -29,8 +29,7 @@ def trace_files(path: Path) -> list[Path]:
             str(path), "there is no such file or folder", "name a trace, a folder of them, or a run's directory"
         )
     if (path / CONFIG).exists():
-        folder = RunLog.read_config(path).get("profiling", {}).get("save_traces_folder", _DEFAULT)
-        return _newest(path / folder, f"run {str(path)!r}")
+        return _newest(RunLog.read_folder(path, "profiling.save_traces_folder", _DEFAULT), f"run {str(path)!r}")
     return _in_folder(path) or _newest(path, str(path))
 
 

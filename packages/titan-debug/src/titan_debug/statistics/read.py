@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from titan_core.errors import UserError
-from titan_core.metrics.json_lines import read_lines
+from titan_core.metrics.record_checks import checked_records
 from titan_debug.statistics.moments import Moments
 
 RANK_FILE = "rank-{}.jsonl"
@@ -32,19 +34,70 @@ def read_statistics(folder: Path) -> dict[int, StepStatistics]:
     Raises:
         UserError: nothing is there, or a file is damaged.
     """
-    files = sorted(folder.glob(RANK_FILE.format("*")), key=lambda file: int(file.stem.removeprefix("rank-")))
-    if not files:
+    named = ((re.fullmatch(RANK_FILE.format(r"(\d+)"), file.name), file) for file in folder.glob(RANK_FILE.format("*")))
+    files = sorted((int(found[1]), file) for found, file in named if found)
+    by_step: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for _, file in files:
+        for record in checked_records(file, _flaw):
+            by_step[record["step"]].append(record)
+    if not by_step:
         why = f"no statistics are in {str(folder)!r}"
         raise UserError.one(
             "statistics",
             why,
             "train with numerics.statistics_freq = 1 (or every so many steps), or ask a run that is going on, with --now",
         )
-    by_step: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for file in files:
-        for record in read_lines(file):
-            by_step[record["step"]].append(record)
     return {step: _together(records) for step, records in sorted(by_step.items())}
+
+
+class AddedStatistics:
+    """What the ranks of a run write from now on, until there is a step that all of them have written."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self._files = [folder / RANK_FILE.format(rank) for rank in range(world_size)]
+        self._before = [len(checked_records(file, _flaw)) for file in self._files]
+        self._added: list[list[dict[str, Any]]] = [[] for _ in self._files]
+
+    def missing(self) -> list[int]:
+        """The ranks that have not written yet; of a step that all have, none.
+
+        Raises:
+            UserError: a file is damaged.
+        """
+        self._added = [checked_records(file, _flaw)[done:] for file, done in zip(self._files, self._before, strict=True)]
+        if self._common():
+            return []
+        last = [records[-1]["step"] if records else -1 for records in self._added]
+        return [rank for rank, step in enumerate(last) if step == min(last)]
+
+    def steps(self) -> dict[int, StepStatistics]:
+        """The first step that all ranks have written."""
+        attempt, step = min(self._common())
+        of_step = (one for records in self._added for one in records if (one["attempt"], one["step"]) == (attempt, step))
+        return {step: _together(list(of_step))}
+
+    def _common(self) -> set[tuple[float, int]]:
+        """Attempt and step of what all ranks have written."""
+        return set.intersection(*({(one["attempt"], one["step"]) for one in records} for records in self._added))
+
+
+def _flaw(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a line, in words; ``None`` if nothing is."""
+    if not isinstance(record.get("step"), int) or not isinstance(record.get("attempt"), float):
+        return "it has no step, or no attempt"
+    places = record.get("places")
+    for kind in ("outputs", "gradients"):
+        of_kind = record.get(kind)
+        if not isinstance(places, dict) or not isinstance(of_kind, dict) or not of_kind.keys() <= places.keys():
+            return f"it has no {kind}, or not their places in the model"
+        for figures in of_kind.values():
+            if not isinstance(figures, list) or len(figures) != 5 or not all(_is_figure(one) for one in figures):
+                return f"one of its {kind} has other figures than statistics have"
+    return None
+
+
+def _is_figure(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _together(records: list[dict[str, Any]]) -> StepStatistics:

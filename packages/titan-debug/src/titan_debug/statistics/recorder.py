@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -43,12 +43,13 @@ class StatisticsRecorder:
         self._looked = 0.0
         self._given_up = False
 
-    @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
-        """Remember the model's parts, and listen to requests."""
+    @hookimpl(wrapper=True)
+    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
+        """Remember the model's parts, and listen to requests: before anybody can read of the run, and ask."""
         self._run, self._asked = run, run.shared_request()
         if run.world.rank == 0:
             self._requests = Requests(Path(run.dump_folder) / self._folder)
+        return (yield)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
@@ -85,8 +86,10 @@ class StatisticsRecorder:
             "gradients": gradients,
         }
         with self._going_on():
+            if asked:
+                self._given_up = False  # there may be room by now
             self._write(run, record)
-        if asked and run.world.rank == 0:
+        if asked and run.world.rank == 0 and not self._given_up:
             run.tell(Finding("statistics", f"of modules and gradients, as asked for, in {self._folder}", update.step))
 
     @hookimpl
