@@ -57,7 +57,7 @@ class Tail:
             replaced = self._offset > 0
             self._forget()
         except OSError as error:
-            raise UserError.one(str(self._file), f"cannot be read: {error.strerror}", "see to it, and watch again") from None
+            raise UserError.one(str(self._file), f"cannot be read: {error.strerror}", "see to it, and try again") from None
         return replaced, records
 
     def _forget(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from titan_core.errors import UserError
 from titan_core.metrics.record_checks import checked_records
+from titan_core.report.tail import Tail
 from titan_debug.statistics.moments import Moments
 
 RANK_FILE = "rank-{}.jsonl"
@@ -54,17 +55,19 @@ class AddedStatistics:
     """What the ranks of a run write from now on, until there is a step that all of them have written."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        self._files = [folder / RANK_FILE.format(rank) for rank in range(world_size)]
-        self._before = [len(checked_records(file, _flaw)) for file in self._files]
-        self._added: list[list[dict[str, Any]]] = [[] for _ in self._files]
+        self._tails = [Tail(folder / RANK_FILE.format(rank), _flaw) for rank in range(world_size)]
+        self._added: list[list[dict[str, Any]]] = [[] for _ in self._tails]
+        for tail in self._tails:
+            tail.read()  # what was there before
 
     def missing(self) -> list[int]:
         """The ranks that have not written yet; of a step that all have, none.
 
         Raises:
-            UserError: a file is damaged.
+            UserError: a file cannot be read.
         """
-        self._added = [checked_records(file, _flaw)[done:] for file, done in zip(self._files, self._before, strict=True)]
+        for tail, added in zip(self._tails, self._added, strict=True):
+            added += tail.read()[1]
         if self._common():
             return []
         last = [records[-1]["step"] if records else -1 for records in self._added]
