@@ -39,8 +39,8 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
-    require_matches(part, filters, "float8")
     require_some(layers, part, "float8")
+    require_matches(part, filters, "float8")
     config = linear_config(section, gathers_float8(context.facts))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself

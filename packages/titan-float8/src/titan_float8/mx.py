@@ -35,8 +35,8 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     # Tensor parallelism divides one side of a weight, and a block lies on one rank.
     multiple = BLOCK * context.facts.mesh.degree("tp")
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
-    require_matches(part, section.filter_fqns, "mx")
     require_some(layers, part, "mx")
+    require_matches(part, section.filter_fqns, "mx")
     for name, layer in layers.items():
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))
     if not section.emulate:

@@ -39,7 +39,7 @@ def variants_of(vary: Sequence[str], variant: Sequence[str]) -> list[Variant]:
         raise UserError.one("titan compare", "nothing varies", way_out)
     changes = list(itertools.product(*(_choices(text) for text in vary))) if vary else [()]
     changes += [tuple(parse_overrides([f"--{part}" for part in split(text, " ")])) for text in variant]
-    if not all(split(text, " ") for text in variant):
+    if not vary and not all(changes[1:]):
         raise UserError.one("--variant ''", "it changes nothing", "drop it: the recipe as it is is compared anyway")
     names = [_short(overrides) for overrides in changes]
     if len(set(names)) < len(names) or any(len({one.key.rpartition(".")[2] for one in of}) < len(of) for of in changes):
