@@ -64,6 +64,7 @@ def sleeps(rank: int, step: int) -> None:
 
 
 def sleeps_again(rank: int, step: int) -> None:
+    """In two steps, one after another."""
     sleeps(rank, step)
 
 

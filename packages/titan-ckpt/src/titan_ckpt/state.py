@@ -18,7 +18,8 @@ def collect(request: CheckpointRequest) -> dict[str, Any]:
     """The state of all ranks; to be called by all.
 
     Raises:
-        TypeError: a schedule, a dataset or an observer keeps something that JSON cannot say.
+        TypeError: a schedule or a dataset keeps something that JSON cannot say.
+        ValueError: an observer does.
     """
     state, world = request.state, request.world
     loader = state.loader.state_dict()

@@ -39,14 +39,14 @@ class Requests:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / REQUEST_FILE
-        self._seen = self._version()
+        self._seen = version(self._file)
 
     def new(self) -> Request | None:
         """The request that has come since the last look, if any."""
-        version = self._version()
-        if version is None or version == self._seen:
+        now = version(self._file)
+        if now is None or now == self._seen:
             return None
-        self._seen = version
+        self._seen = now
         try:
             read = json.loads(self._file.read_text(encoding="utf-8"))
             return Request(str(read["why"]), read["rank"], float(read["time"]))
@@ -59,13 +59,15 @@ class Requests:
         Raises:
             OSError: the file cannot be written.
         """
-        if self._version() == self._seen:
+        if version(self._file) == self._seen:
             ask(self._file.parent, why, rank)
-            self._seen = self._version()
+            self._seen = version(self._file)
 
-    def _version(self) -> tuple[int, int] | None:
-        try:
-            status = self._file.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino
+
+def version(file: Path) -> tuple[int, int] | None:
+    """Another one whenever ``file`` is written; ``None`` where there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -10,6 +10,9 @@ from pydantic import AfterValidator
 
 from titan_core.config.section import Section
 
+PREVIOUS = "previous"
+"""The folder of a run's directory that keeps the files of the runs before it."""
+
 
 class _InRun:
     """Marks such fields."""
@@ -19,6 +22,8 @@ def _below(folder: str) -> str:
     path = PurePosixPath(folder)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the run's directory, such as debug/mine")
+    if path.parts[0] == PREVIOUS:
+        raise ValueError(f"must not be in {PREVIOUS!r}, where older runs' files are kept; take one such as debug/mine")
     return folder
 
 

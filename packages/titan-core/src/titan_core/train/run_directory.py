@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan_core.config.render import to_toml
-from titan_core.config.run_folder import run_folders
+from titan_core.config.run_folder import PREVIOUS, run_folders
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.metrics.record_checks import checked_records, metrics_flaw
@@ -55,7 +55,8 @@ class RunDirectory:
     def begin(self, job: Job, step: int) -> None:
         """Write what the run is.
 
-        A fresh start (``step`` 0) first moves an older run's files to ``previous/N``. A resumed run goes on in the same
+        A fresh start (``step`` 0) first moves an older run's files, and the folders that the config names for such, to
+        ``previous/N``. A resumed run goes on in the same
         metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too. A
         process that is killed meanwhile leaves each file as it was or as it is to be.
 
@@ -89,7 +90,7 @@ class RunDirectory:
     def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
         if not names:
             return
-        previous = self.path / "previous"
+        previous = self.path / PREVIOUS
         number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
         archive = previous / str(number)
         archive.mkdir(parents=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from titan_core.cli.arguments import json_argument
 from titan_core.cli.output import print_json, print_table
@@ -11,6 +10,7 @@ from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE
 from titan_debug.flight.read import dump_folder, read_dumps
+from titan_debug.request import version
 
 ANSWER_SECONDS = 15.0
 """How long `titan flight dump` waits for ranks to answer."""
@@ -58,21 +58,13 @@ def run_dump(arguments: argparse.Namespace) -> int:
     size = world_size(arguments.run, "`titan flight analyse` reads what it has left")
     folder = dump_folder(arguments.run)
     files = [folder / RANK_FILE.format(rank) for rank in range(size)]
-    before = [_version(file) for file in files]
+    before = [version(file) for file in files]
 
     def missing() -> list[int]:
-        return [rank for rank, file in enumerate(files) if _version(file) == before[rank]]
+        return [rank for rank, file in enumerate(files) if version(file) == before[rank]]
 
     waiting = ask_and_wait(arguments.run, folder, "asked for by `titan flight dump`", missing, ANSWER_SECONDS)
     print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; `titan flight analyse {arguments.run}` reads them")
     if waiting:
         print(f"not (yet): {', '.join(map(str, waiting))}")
     return EXIT_UNANSWERED if waiting else 0
-
-
-def _version(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino
