@@ -69,6 +69,10 @@ class Lifecycle:
         """See :func:`titan_core.hookspecs.titan_step_start`."""
         self._manager.hook.titan_step_start(step=step)
 
+    def step_cancelled(self, step: int) -> None:
+        """See :func:`titan_core.hookspecs.titan_step_cancelled`."""
+        self._manager.hook.titan_step_cancelled(step=step)
+
     def before_update(self, update: PendingUpdate) -> bool:
         """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out."""
         return any(self._manager.hook.titan_before_update(update=update))
