@@ -66,8 +66,8 @@ class PendingUpdate:
     """What this rank has computed with, on its device."""
     repeat_forward: Callable[[], Tensor]
     """Repeats the step's forward pass with the weights as they still are, in training mode, and returns this rank's share of
-    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators as they
-    were."""
+    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators as
+    they were."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEn
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
+from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.preserved import preserved_state
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
@@ -106,6 +107,7 @@ class Trainer:
                 lifecycle.register(transform.observe.load()(parts, context))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
+        self.missing_gradients = MissingGradients(named, world, lifecycle)
         section = job.config.section(OptimizerSection)
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
@@ -230,6 +232,7 @@ class Trainer:
             loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
+            self.missing_gradients.look(state.step + 1, sum(map(len, gradients.values())))
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
         repeat = partial(self._repeat_forward, microbatches)

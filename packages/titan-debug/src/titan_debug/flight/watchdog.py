@@ -21,8 +21,8 @@ PATIENCE_SECONDS = 30.0
 
 
 class Watchdog:
-    """Watches one rank. Steps are watched, from loading their batch to their update. A validation or a checkpoint may take as
-    long as it does, and the ranks that wait for it in their next step notice.
+    """Watches one rank. Steps are watched, from loading their batch to their update. A validation or a checkpoint may take
+    as long as it does, and the ranks that wait for it in their next step notice.
 
     Python lets one thread run at a time, so a thread that is stuck in an extension without giving that up stops this one
     too. For this case it keeps a timer of ``faulthandler``'s running, which needs no such permission, and winds it up again
