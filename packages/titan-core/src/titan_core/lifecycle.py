@@ -74,8 +74,16 @@ class Lifecycle:
         self._manager.hook.titan_step_cancelled(step=step)
 
     def before_update(self, update: PendingUpdate) -> bool:
-        """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out."""
-        return any(self._manager.hook.titan_before_update(update=update))
+        """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out.
+
+        Raises:
+            TypeError: an observer returns neither a bool nor ``None``.
+        """
+        answers = self._manager.hook.titan_before_update(update=update)  # without those that are None
+        strange = next((answer for answer in answers if not isinstance(answer, bool)), None)
+        if strange is not None:
+            raise TypeError(f"a titan_before_update returned {strange!r}, which is neither a bool nor None")
+        return True in answers
 
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.hookspecs.titan_step_end`."""

@@ -125,6 +125,7 @@ class Trainer:
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
+        self.skipped = False  # whether the last step's update was left out
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
@@ -170,7 +171,7 @@ class Trainer:
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
-        totals = self.lookahead.look()
+        totals = self.lookahead.look(self.skipped)
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
@@ -232,12 +233,13 @@ class Trainer:
             loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
-            self.missing_gradients.look(state.step + 1, sum(map(len, gradients.values())))
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
         repeat = partial(self._repeat_forward, microbatches)
         pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, repeat)
-        skipped = self.lifecycle.before_update(pending)
+        skipped = self.skipped = self.lifecycle.before_update(pending)
+        if not skipped:
+            self.missing_gradients.look(state.step + 1)  # only now: observers may have lost some
         if self.checkpoints is not None and not skipped:
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.before_update()
