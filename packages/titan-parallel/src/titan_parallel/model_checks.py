@@ -30,21 +30,36 @@ def pipeline(model: nn.Module, trial: ModelTrial, context: TransformContext) -> 
     if place is not None:
         yield _ignores_positions(trial, place, "a pipeline")
         return
-    units = trial.units()
-    hidden: Any = trial.tokens
-    for stage in plan_pipeline(context.facts).stages:
-        absent: dict[str, Around] = {name: _absent for name in units if name not in stage}
-        try:
-            hidden = trial.run(hidden, trial.positions, around=absent)
-        except Exception as error:  # noqa: BLE001 - the model works whole, so this is what cutting it does
-            hidden = error
-            break
-    if trial.same(hidden):
-        return
-    said = f" ({type(hidden).__name__}: {hidden})" if isinstance(hidden, Exception) else ""
-    why = f"cut into stages, the model computes something else{said}: {_broken_link(trial)}"
-    way_out = "move what happens there into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
-    yield trial.problem(why, way_out)
+    mistake = _stages_mistake(trial, plan_pipeline(context.facts).stages)
+    if mistake is not None:
+        why = f"cut into stages, the model computes something else{mistake}: {_broken_link(trial)}"
+        way_out = "move what happens there into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
+        yield trial.problem(why, way_out)
+
+
+def _stages_mistake(trial: ModelTrial, stages: tuple[tuple[str, ...], ...]) -> str | None:
+    """``None`` where each stage, given the hidden states that its first module gets in the whole model, gives those that the
+    next stage's first module gets, or the logits; otherwise the error that it raised, if any, in brackets."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str, forward: Callable[..., Any], hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        inputs.setdefault(name, hidden)
+        return forward(hidden, *arguments, **keywords)
+
+    first = [stage[0] for stage in stages]
+    try:
+        trial.run(trial.tokens, trial.positions, around={name: partial(keep, name) for name in first})
+        # What modules have kept of a call is then of another one, as a stage has none of what earlier stages keep.
+        trial.run(trial.tokens.roll(1), trial.positions)
+        expected = trial.logits
+        for stage in reversed(stages):
+            absent: dict[str, Around] = {name: _absent for name in trial.units() if name not in stage}
+            if not trial.same(trial.run(inputs[stage[0]], trial.positions, around=absent), expected):
+                return ""
+            expected = inputs[stage[0]]
+    except Exception as error:  # noqa: BLE001 - the model works whole, so this is what cutting it does
+        return f" ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    return None
 
 
 def _absent(forward: Callable[..., Any], hidden: Tensor, *arguments: Any, **keywords: Any) -> Tensor:

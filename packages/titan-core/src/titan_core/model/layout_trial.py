@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,14 +125,12 @@ def _dependences(trial: ModelTrial, job: Job) -> Iterator[Problem]:
     """What sequences and documents are given must not depend on what they are computed with."""
     facts = job.facts
     if facts.batch.ranks * facts.batch.microbatches > 1 or facts.mesh.world_size > 1:
-
-        def alone() -> Any:
-            return torch.cat([trial.run(one[None]) for one in trial.tokens])
-
-        place = trial.fault(alone)
-        if place is not None:
-            why = f"{place} mixes the sequences of a batch, so that results depend on how the global batch is divided"
-            yield trial.problem(why, "compute each sequence by itself, or train on one rank with one microbatch")
+        for number in range(len(trial.tokens)):
+            place = trial.fault(partial(trial.run, trial.tokens[number : number + 1]), sequence=number)
+            if place is not None:
+                why = f"{place} mixes the sequences of a batch, so that results depend on how the global batch is divided"
+                yield trial.problem(why, "compute each sequence by itself, or train on one rank with one microbatch")
+                return
     if facts.config.section(DataSection).document_mask:
         yield from _documents(trial)
 

@@ -38,12 +38,12 @@ def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.
     real = copy.deepcopy(model, _replaced_blocks(model, layout))
     made: dict[int, nn.Parameter] = {}  # parameters that are shared stay shared
     for path, module in real.named_modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 if id(parameter) not in made:
                     values = _random(parameter, generator).to(device)
                     made[id(parameter)] = nn.Parameter(values, requires_grad=False)
-                module._parameters[name] = made[id(parameter)]
+                setattr(module, name, made[id(parameter)])  # which modules of recurrences want to know of
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = _buffer(f"{path}.{name}".lstrip("."), buffer, layout, generator).to(device)
@@ -59,7 +59,7 @@ class _Addition(nn.Module):
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
         """``hidden``, a little changed."""
-        return hidden * (1.0 + 1e-2 * math.sin(self._number)) + 0.1 * math.cos(self._number)
+        return hidden + torch.sin(hidden + self._number)
 
 
 def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
@@ -67,19 +67,21 @@ def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
     seen: set[Any] = set()
     replaced: dict[int, Any] = {}
     for number, block in enumerate(model.get_submodule(layout.blocks).children()):
-        structure = _structure(block)
+        structure = _structure(block, f"{layout.blocks}.{number}", layout)
         if structure in seen:
             replaced[id(block)] = _Addition(number)
         seen.add(structure)
     return replaced
 
 
-def _structure(block: nn.Module) -> Any:
-    """All that two blocks must have in common to compute the same but for their weights."""
+def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
+    """All that two blocks must have in common to compute the same but for their weights, and to be divided alike."""
+    fields = (layout.column, layout.row, layout.regions, layout.per_position, layout.mixers)
     return tuple(
         (
             name,
             type(module),
+            tuple(matches(f"{path}.{name}", patterns) for patterns in fields),
             tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
             tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._parameters.items()),
             tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._buffers.items()),
@@ -124,33 +126,36 @@ def _buffer(path: str, like: Tensor, layout: ModelLayout, generator: torch.Gener
 class StandInMode(TorchDispatchMode):
     """Around calls of a stand-in: products with large weights are short, random draws are constants."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        large = (one.untyped_storage() for one in model.parameters() if one.numel() > LARGE)
+        self._large = {storage.data_ptr() for storage in large}
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
-        replacement = _OPERATORS.get(operator.overloadpacket)
-        if replacement is not None:
-            return replacement(operator, *arguments, **keywords)
-        return operator(*arguments, **keywords)
+        if operator.overloadpacket in (_aten.mm, _aten.bmm):
+            return self._product(operator, *arguments)
+        if operator.overloadpacket in (_aten.addmm, _aten.baddbmm):
+            return self._sum_and_product(operator, *arguments, **keywords)
+        draw = _DRAWS.get(operator.overloadpacket)
+        return operator(*arguments, **keywords) if draw is None else draw(operator, *arguments, **keywords)
 
+    def _product(self, operator: Any, a: Tensor, b: Tensor) -> Tensor:
+        if self._is_large(b):
+            return _repeated(operator(a, b[..., :_COLUMNS]), b.shape[-1], dim=-1)
+        if self._is_large(a):
+            return _repeated(operator(a[..., :_COLUMNS, :], b), a.shape[-2], dim=-2)
+        return operator(a, b)
 
-def _product(operator: Any, a: Tensor, b: Tensor) -> Tensor:
-    if _overlaps(b):
-        return _repeated(operator(a, b[..., :_COLUMNS]), b.shape[-1], dim=-1)
-    if _overlaps(a):
-        return _repeated(operator(a[..., :_COLUMNS, :], b), a.shape[-2], dim=-2)
-    return operator(a, b)
+    def _sum_and_product(
+        self, operator: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        if not (self._is_large(a) or self._is_large(b)):
+            return operator(c, a, b, beta=beta, alpha=alpha)
+        return beta * c + alpha * self._product(_aten.mm if a.dim() == 2 else _aten.bmm, a, b)
 
-
-def _sum_and_product(operator: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if not (_overlaps(a) or _overlaps(b)):
-        return operator(c, a, b, beta=beta, alpha=alpha)
-    return beta * c + alpha * _product(_aten.mm if a.dim() == 2 else _aten.bmm, a, b)
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    def _is_large(self, tensor: Tensor) -> bool:
+        return bool(self._large) and tensor.untyped_storage().data_ptr() in self._large
 
 
 def _repeated(tensor: Tensor, size: int, dim: int) -> Tensor:
@@ -179,11 +184,7 @@ def _dropout(operator: Any, tensor: Tensor, p: float, train: bool | None) -> tup
     return _KEPT * tensor, torch.ones_like(tensor, dtype=torch.bool)
 
 
-_OPERATORS: dict[Any, Callable[..., Any]] = {
-    _aten.mm: _product,
-    _aten.bmm: _product,
-    _aten.addmm: _sum_and_product,
-    _aten.baddbmm: _sum_and_product,
+_DRAWS: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli_: _bernoulli_,
     _aten.bernoulli: _bernoulli,
     _aten.native_dropout: _dropout,

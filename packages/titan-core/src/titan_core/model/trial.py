@@ -86,6 +86,8 @@ class ModelTrial:
             self._names = {id(module): path for path, module in self._model.named_modules()}
             with self._recording(_shapes) as events:
                 self.logits = self.run(self.tokens)
+            if isinstance(self.logits, Tensor) and self.logits.is_meta:
+                raise RuntimeError("the logits are on the meta device: some tensor is neither a parameter nor a buffer")
         except Exception as error:
             raise CannotTry(_text_of(error)) from error
         self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
@@ -110,7 +112,7 @@ class ModelTrial:
                 module = self._model.get_submodule(path)
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
-            with torch.no_grad(), torch.random.fork_rng(devices), StandInMode():
+            with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
             for module, own in changed:
@@ -126,17 +128,19 @@ class ModelTrial:
         tolerance = max(1e-4, 32 * torch.finfo(expected.dtype).eps) * float(expected.abs().max())
         return torch.allclose(logits, expected, rtol=0.0, atol=tolerance, equal_nan=True)
 
-    def fault(self, run: Callable[[], Any], shares: Shares | None = None) -> str | None:
+    def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
         """``None`` where ``run`` gives the logits of the undivided copy; otherwise where it begins to differ, in words.
 
         Args:
             shares: how ``run`` divides positions, to compare what each rank has with what the undivided copy has there.
+            sequence: the only sequence of the batch that ``run`` computes.
         """
+        rows = slice(None) if sequence is None else slice(sequence, sequence + 1)
         try:
             logits, error = run(), None
         except Exception as raised:  # noqa: BLE001 - the model works undivided, so this is what dividing it does
             logits, error = None, raised
-        if error is None and self.same(logits):
+        if error is None and self.same(logits, self.logits[rows]):
             return None
         with self._recording(_some_features) as whole:
             self.run(self.tokens)
@@ -145,7 +149,7 @@ class ModelTrial:
                 run()
             except Exception as raised:  # noqa: BLE001 - as above
                 error = raised
-        place = _first_difference(whole, divided, shares)
+        place = _first_difference(whole, divided, shares, rows)
         return f"{place} ({_text_of(error)})" if error is not None else place
 
     def positions_fault(self) -> str | None:
@@ -205,18 +209,20 @@ def _shapes(value: Any) -> Any:
 
 
 def _some_features(value: Any) -> Any:
-    """Few enough to keep those of every module."""
-    return value[..., :8].clone() if isinstance(value, Tensor) and value.dim() > 1 else None
+    """Of hidden states, few enough to keep those of every module."""
+    value = value[0] if isinstance(value, tuple) and value else value
+    hidden = isinstance(value, Tensor) and value.dim() > 2 and value.is_floating_point()
+    return value[..., :8].clone() if hidden else None
 
 
-def _first_difference(whole: list[_Event], divided: list[_Event], shares: Shares | None) -> str:
+def _first_difference(whole: list[_Event], divided: list[_Event], shares: Shares | None, rows: slice) -> str:
     """Where two recordings of one model begin to differ: in a module whose input is right and whose output is not, or, where
     an input is the first to be wrong, in the code of the module around it."""
     inside: list[str] = []
     for expected, found in zip(whole, divided, strict=False):
         if expected.name != found.name or expected.exit != found.exit:
             break
-        if not _agree(expected.value, found.value, shares):
+        if (found.exit or found.name) and not _agree(expected.value, found.value, shares, rows):
             if found.exit:
                 return f"module {found.name!r}" if found.name else "the model's forward, behind its last module"
             return f"the forward of {_shown(inside)}, before it calls {found.name!r}"
@@ -231,15 +237,14 @@ def _shown(inside: list[str]) -> str:
     return f"module {inside[-1]!r}" if inside and inside[-1] else "the model"
 
 
-def _agree(whole: Any, found: Any, shares: Shares | None) -> bool:
-    if not isinstance(whole, Tensor) or not isinstance(found, Tensor):
-        return True
+def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, rows: slice) -> bool:
+    if whole is None or found is None or whole.dim() != found.dim():
+        return True  # it cannot be said
+    if whole.shape[0] == _BATCH:
+        whole = whole[rows]
     candidates = [found]
     if shares is not None and found.shape != whole.shape:
-        joined = (shares.join(found, dim) for dim in (1, 2) if dim < found.dim() and _divisible(found, shares, dim))
-        candidates = [one for one in joined if one.shape == whole.shape]
-    if not whole.is_floating_point():
-        return any(one.shape == whole.shape and torch.equal(one, whole) for one in candidates)
+        candidates = [shares.join(found, dim) for dim in (1, 2) if _divisible(found, shares, dim)]
     tolerance = 1e-4 * float(whole.abs().max()) if whole.numel() else 0.0
     return any(
         one.shape == whole.shape and torch.allclose(one, whole, rtol=0.0, atol=tolerance, equal_nan=True)
