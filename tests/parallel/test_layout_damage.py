@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a damage a line reads best
 """A layout that its model contradicts, or a model that a division would train differently, is refused before the first step,
 by the name of the field. Each damage here trained wrong, or ended in a traceback."""
 

@@ -88,8 +88,8 @@ def _broken_link(trial: ModelTrial) -> str:
     if not trial.same(returned[last], logits):
         return f"behind {last!r}, the model's forward changes the logits"
     return (
-        "every module of embedding, blocks and head must be called once, in that order, and depend on nothing but the hidden "
-        "states that it is called with, positions and documents"
+        "every module of embedding, blocks and head must be called once, in that order, and depend on nothing but "
+        "the hidden states that it is called with, positions and documents"
     )
 
 

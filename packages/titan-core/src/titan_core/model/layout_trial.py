@@ -81,9 +81,10 @@ def _mistakes(trial: ModelTrial) -> Iterator[Problem]:
             yield trial.problem(why, "call the module itself, not its weight; or name the modules that are called")
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
     hidden = (batch, seq, layout.dim)
-    for call in trial.calls_of([layout.embedding[-1], *blocks]):
-        if call.output != hidden and call.name in blocks:
-            why = f"{call.name!r} must return hidden states [batch, seq, dim] = {list(hidden)}, and returns {_text(call.output)}"
+    for call in trial.calls_of(blocks):
+        if call.output != hidden:
+            shown = f"[batch, seq, dim] = {list(hidden)}, and returns {_text(call.output)}"
+            why = f"{call.name!r} must return hidden states {shown}"
             yield trial.problem(why, "fix dim, or the module's forward")
             break
     yield from _mixers(trial)
@@ -106,7 +107,8 @@ def _mixers(trial: ModelTrial) -> Iterator[Problem]:
         count = 4 if layout.masks_documents else 3
         way_out = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
         if len(tensors) != 3 or len(call.arguments) > count or any(one[0] != batch or one[2] != seq for one in tensors):
-            why = f"mixers names {call.name!r}, which is called with {', '.join(map(_text, call.arguments)) or 'keywords alone'}"
+            found = ", ".join(map(_text, call.arguments)) or "keywords alone"
+            why = f"mixers names {call.name!r}, which is called with {found}"
             yield trial.problem(why, way_out)
             return
         q, k, v = tensors

@@ -1,6 +1,6 @@
-"""Trying a model on a few tokens before it is divided: what a division is going to do is done to a small copy in one process,
-and must give the logits of the undivided copy. It finds what no look at a layout can: code in a ``forward`` that mixes
-positions, that stands between two stages, that ignores its positions.
+"""Trying a model on a few tokens before it is divided. What a division is going to do is done to a small copy of the model
+in one process, and must give the logits of the undivided copy. This finds what reading a layout cannot: code in a
+``forward`` that mixes positions, that changes hidden states between two stages, that ignores its positions.
 
 Limits: sequences of :data:`LENGTHS` tokens, so what reaches further (a convolution with a dilation of 16, summaries of 64
 tokens) is not seen; nor is what depends on the step, or on values that random weights do not produce.
