@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import small_gpt
 from harness.jobs import make_job
@@ -23,6 +24,10 @@ from titan_core.layout import ModelLayout
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.part import TransformContext
+from titan_models_llama.config import FLAVORS
+from titan_models_llama.layout import layout as llama_layout
+from titan_models_llama.model import Llama
+from titan_parallel.fsdp_check import check as fsdp_check
 
 ONE: dict[str, object] = {"training.global_batch_size": 2}
 DP: dict[str, object] = {}
@@ -415,3 +420,47 @@ def test_the_example_of_a_model_passes(mesh: dict[str, object], monkeypatch: pyt
     from titan_model_tinygpt.layout import define  # type: ignore[import-not-found]
 
     require(small_gpt.job_of(define(TinyGPTArgs()), mesh, 1 if mesh in (ONE, DOCUMENTS) else 2))
+
+
+def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
+    layout = replace(LAYOUT, tied={"blocks.1.mlp.up.weight": "blocks.0.mlp.up.weight"})
+    facts = job_on(DP, Tied, layout).facts
+    (problem,) = fsdp_check(facts)
+    assert "ties 'blocks.1.mlp.up.weight' to 'blocks.0.mlp.up.weight', and FSDP gathers the two apart" in str(problem)
+    for pair in ("output.weight", "embedding.token.weight"), ("blocks.0.mlp.up.weight", "blocks.0.attention.q.weight"):
+        shared = replace(LAYOUT, tied=dict([pair]))
+        assert not list(fsdp_check(job_on(DP, SmallGPT, shared).facts))
+
+
+class ShiftedLlama(Llama):
+    """Hidden states of the last block's input lean on the position before."""
+
+    def __init__(self) -> None:
+        super().__init__(FLAVORS["8B"])
+        last = self.layers[str(len(self.layers) - 1)]
+        last.ffn_norm = Of(shifted)  # type: ignore[assignment]
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor outside of the meta device, in bytes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.device.type != "meta":
+                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        return result
+
+
+def test_a_large_model_is_tried_in_little_memory() -> None:
+    """One layer among 32 that mixes positions is found, and no weight of gigabytes is made for it."""
+    layout = llama_layout(FLAVORS["8B"])
+    with Largest() as largest:
+        require(small_gpt.job_of(small_gpt.definition(lambda: Llama(FLAVORS["8B"]), layout), CP, 2))
+    patterns = tuple(one for one in layout.per_position if "ffn_norm" not in one)
+    damaged = replace(layout, per_position=patterns)
+    with largest, pytest.raises(UserError, match=r"module 'layers\.31\.ffn_norm' depends on other positions"):
+        require(small_gpt.job_of(small_gpt.definition(ShiftedLlama, damaged), CP, 2))
+    assert largest.bytes < 64 << 20
