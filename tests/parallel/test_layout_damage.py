@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import small_gpt
@@ -23,10 +24,13 @@ from titan_core.job.job import Job
 from titan_core.layout import ModelLayout
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
-from titan_core.model.part import TransformContext
+from titan_core.model.part import ModelPart, TransformContext
+from titan_core.train.loss import cross_entropy_sum
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.layout import layout as llama_layout
 from titan_models_llama.model import Llama
+from titan_parallel import tensor_parallel
+from titan_parallel.config import TensorParallelKeys
 from titan_parallel.fsdp_check import check as fsdp_check
 
 ONE: dict[str, object] = {"training.global_batch_size": 2}
@@ -432,11 +436,14 @@ def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
         assert not list(fsdp_check(job_on(DP, SmallGPT, shared).facts))
 
 
+WIDE = FLAVORS["405B"].model_copy(update={"n_layers": 3})
+
+
 class ShiftedLlama(Llama):
     """Hidden states of the last block's input lean on the position before."""
 
     def __init__(self) -> None:
-        super().__init__(FLAVORS["8B"])
+        super().__init__(WIDE)
         last = self.layers[str(len(self.layers) - 1)]
         last.ffn_norm = Of(shifted)  # type: ignore[assignment]
 
@@ -455,12 +462,31 @@ class Largest(TorchDispatchMode):
 
 
 def test_a_large_model_is_tried_in_little_memory() -> None:
-    """One layer among 32 that mixes positions is found, and no weight of gigabytes is made for it."""
-    layout = llama_layout(FLAVORS["8B"])
+    """One layer that mixes positions is found, and no weight of gigabytes is made for it."""
+    layout = llama_layout(WIDE)
     with Largest() as largest:
-        require(small_gpt.job_of(small_gpt.definition(lambda: Llama(FLAVORS["8B"]), layout), CP, 2))
+        require(small_gpt.job_of(small_gpt.definition(lambda: Llama(WIDE), layout), CP, 2))
     patterns = tuple(one for one in layout.per_position if "ffn_norm" not in one)
     damaged = replace(layout, per_position=patterns)
-    with largest, pytest.raises(UserError, match=r"module 'layers\.31\.ffn_norm' depends on other positions"):
+    with largest, pytest.raises(UserError, match=r"module 'layers\.2\.ffn_norm' depends on other positions"):
         require(small_gpt.job_of(small_gpt.definition(ShiftedLlama, damaged), CP, 2))
     assert largest.bytes < 64 << 20
+
+
+class OwnGain(SmallGPT):
+    """Attention has a parameter that is in no layer of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].attention.gain = nn.Parameter(torch.ones(DIM))  # type: ignore[union-attr]
+
+
+def test_parameters_of_a_region_itself_cannot_be_divided() -> None:
+    def plan_of(model: nn.Module) -> None:
+        part, hidden = ModelPart(model, LAYOUT, cross_entropy_sum), Shard(1)
+        plan = tensor_parallel._embedding_plan(part, hidden) | tensor_parallel._block_plan(part, hidden)
+        tensor_parallel._require_whole(part, plan | tensor_parallel._head_plan(part, hidden, TensorParallelKeys()))
+
+    plan_of(SmallGPT())
+    with pytest.raises(UserError, match=r"^module 'blocks\.0\.attention' of the model: it has parameters, and the layout"):
+        plan_of(OwnGain())
