@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from titan_core.config.section import Section
 from titan_core.config.sections import CORE_SECTIONS
 from titan_core.discovery import BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
 from titan_core.errors import Problem, UserError, nearest
+from titan_core.plugin_guard import Origin
 
 C = TypeVar("C", bound=Component)
 
@@ -124,6 +125,10 @@ class Registry:
     def owner(self, component: Component) -> Plugin:
         """The plugin that registered ``component``."""
         return next(plugin for plugin in self.found.plugins if any(component is one for one in plugin.components))
+
+    def origin(self, component: Component) -> Origin:
+        """Whose code a call of ``component``'s is."""
+        return replace(self.owner(component).origin, component=f"{component.kind} {component.name!r}")
 
     def sections(self) -> dict[str, list[type[Section]]]:
         """Every section, with the classes that own keys in it: the core's first."""

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from titan_core.cli.arguments import load, recipe_arguments
+from titan_core.cli.arguments import load, recipe_arguments, whole
 from titan_core.errors import RunStopped, UserError
 from titan_core.job.assemble import assemble
 
@@ -28,7 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--rdzv-backend", default="c10d", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
     )
     launch.add_argument("--rdzv-id", default="titan", metavar="ID", help="the job's name at the rendezvous")
-    launch.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument(
+        "--max-restarts", type=whole(0, 1000), default=0, metavar="N", help="restarts after a failure (default: 0)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -119,11 +119,11 @@ def arguments_without_secrets(arguments: list[str]) -> list[str]:
 def _argument(text: str) -> str:
     """One value: whole, without passwords, or left out if it is a table or an array that holds a secret."""
     if text.startswith(("{", "[")):
-        import tomli
+        from titan_core.config.toml import BadToml, parse_toml
 
         try:
-            value = tomli.loads(f"value = {text}")
-        except tomli.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")
+        except BadToml:
             return text_without_secrets(text)
         return text if without_secrets(value) == value else LEFT_OUT
     return text_without_secrets(text)
