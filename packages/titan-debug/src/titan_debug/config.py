@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from titan_core.config.numbers import Count, Factor, FewSteps, Ranks, Seconds, Steps
 from titan_core.config.run_folder import RunFolder
 from titan_core.config.section import Section
+
+LEAST_WATCHED_SECONDS = 1.0
+"""The watchdog's timer dumps the stacks of threads that may be running, which is safe only once they are stuck: one that
+expires between two looks of the watchdog crashes the process."""
 
 
 class ProfilingSection(Section):
@@ -47,9 +51,16 @@ class CommTraceSection(Section):
     save_traces_folder: RunFolder = "debug/flight"
     """Where dumps are written, below the run's directory."""
     watchdog_seconds: Seconds = Field(default=0.0, ge=0.0)
-    """A step that takes longer than this has every rank dump its threads' stacks and its collectives; training goes on. 0:
-    four fifths of comm.train_timeout_seconds. A job's first step, which compiles, has four fifths of
+    """A step that takes longer than this (at least 1) has every rank dump its threads' stacks and its collectives; training
+    continues. 0: four fifths of comm.train_timeout_seconds. A job's first step, which compiles, has four fifths of
     comm.init_timeout_seconds in any case."""
+
+    @field_validator("watchdog_seconds")
+    @classmethod
+    def _long_enough(cls, value: float) -> float:
+        if 0 < value < LEAST_WATCHED_SECONDS:
+            raise ValueError(f"must be 0, or at least {LEAST_WATCHED_SECONDS:g}")
+        return value
 
 
 class NumericsSection(Section):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.config.numbers import Layers, LocalSequences, Share
+from titan_core.config.numbers import MOST_LAYERS, Layers, LocalSequences, Share
 from titan_core.config.paths import AnyPath
 from titan_core.config.section import Section
 
@@ -80,8 +80,8 @@ class ActivationCheckpointSection(Section):
     @field_validator("selective_ac_option")
     @classmethod
     def _op_or_number(cls, value: str) -> str:
-        if value != "op" and not (value.isdecimal() and int(value) > 0):
-            raise ValueError('must be "op" or a whole number of at least 1, as text')
+        if value != "op" and not (value.isascii() and value.isdigit() and len(value) < 8 and 0 < int(value) <= MOST_LAYERS):
+            raise ValueError(f'must be "op" or a whole number from 1 to {MOST_LAYERS}, as text')
         return value
 
 

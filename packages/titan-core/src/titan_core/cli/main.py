@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from titan_core.components import Command
 from titan_core.config.overrides import parse_overrides
+from titan_core.config.redaction import text_without_secrets
 from titan_core.config.render import describe_options
 from titan_core.discovery import CORE
 from titan_core.errors import UserError, nearest
@@ -63,7 +64,7 @@ def report(error: UserError) -> None:
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     for problem in error.problems:
-        print(f"{prefix}{problem}", file=sys.stderr)
+        print(f"{prefix}{text_without_secrets(str(problem))}", file=sys.stderr)
 
 
 def _run(argv: list[str]) -> int:

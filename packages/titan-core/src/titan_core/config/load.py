@@ -13,7 +13,7 @@ from titan_core.components import Recipe
 from titan_core.config.config import Config
 from titan_core.config.overrides import COMMAND_LINE, Override, value_of
 from titan_core.config.problems import problems_of, shorten, show
-from titan_core.config.redaction import text_without_secrets
+from titan_core.config.redaction import lacks_secret, text_without_secrets
 from titan_core.config.section import Section
 from titan_core.config.sections import JobSection, PluginsSection
 from titan_core.config.toml import LONGEST, BadToml, parse_toml
@@ -124,18 +124,30 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             table.setdefault("dump_folder", f"outputs/{raw.name}")
         known = [key for cls in owners for key in cls.model_fields]
         for key in table:
+            where = config.where(f"{name}.{key}", table[key])
             if key not in known:
-                where = config.where(f"{name}.{key}", table[key])
                 problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
+            elif lacks_secret(table[key]):
+                why = "its secret was left out where this config was written"
+                problems.append(Problem(where, why, f"give it again, such as by --{name}.{key} VALUE"))
         for cls in owners:
             mine = {key: value for key, value in table.items() if key in cls.model_fields}
-            try:
-                sections[cls] = cls.model_validate(mine)
-            except ValidationError as error:
-                problems += problems_of(error, name, cls, mine, config.where)
+            found = registry.origin_of(cls).call(f"section [{name}]", _validate, (cls, mine))
+            if isinstance(found, ValidationError):
+                problems += problems_of(found, name, cls, mine, config.where)
+            else:
+                sections[cls] = found
     if problems:
         raise UserError(*problems)
     return Config(raw.source, sections, overridden)
+
+
+def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
+    """The error is returned: it is the user's mistake, and whatever else a validator raises is its plugin's."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        return error
 
 
 def unknown_section(config: Config, name: str, registry: Registry) -> Problem:

@@ -20,7 +20,7 @@ LARGEST: Final = 2**63 - 1
 
 MOST_STEPS: Final = 10**9
 MOST_RANKS: Final = 2**20
-MOST_PROCESSES: Final = 4096
+MOST_PROCESSES: Final = 512
 """Processes on one machine."""
 MOST_LAYERS: Final = 1024
 """The deepest language models have some 130 blocks."""

@@ -1,4 +1,4 @@
-"""Leaving secrets out of what is shown to others: pages that are mailed, attached to tickets, put on the web."""
+"""Leaving secrets out of what is written or shown: run directories, checkpoints, errors, pages that are passed on."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def _means_a_secret(before: str, word: str, after: str) -> bool:
     if word.endswith("token"):
         return before not in _PLAIN_TOKENS and after not in _OF_TEXT
     return word in _WORDS
+
+
+_MARK = re.escape(LEFT_OUT)
+_LACKING = re.compile(
+    rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
+)
+
+
+def lacks_secret(value: Any) -> bool:
+    """Whether a secret was left out anywhere in ``value``, by the functions of this module."""
+    if isinstance(value, Mapping):
+        return any(map(lacks_secret, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(lacks_secret, value))
+    return isinstance(value, str) and _LACKING.search(value) is not None
 
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
