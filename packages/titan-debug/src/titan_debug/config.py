@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,7 +29,7 @@ class ProfilingSection(Section):
     """Steps that the profiler runs for before each trace, since its first ones are slower."""
     profiler_active: FewSteps = Field(default=1, gt=0)
     """Steps in a trace."""
-    ranks: list[Ranks] | None = None
+    ranks: list[Annotated[Ranks, Field(ge=0)]] | None = None
     """Ranks that write traces and snapshots. Default: all."""
     with_stack: bool = False
     """Where each operator was called from; the trace grows."""
