@@ -1,8 +1,9 @@
-"""Configs that nobody would write: each is read, checked and assembled as ``titan config check`` and ``titan job show`` do."""
+"""Configs that nobody would write: each is read, checked and assembled, as ``titan config check`` and ``job show`` do."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import random
@@ -35,10 +36,12 @@ MEMORY = 2 * 2**30
 LARGEST = 1e13
 """No key but the seed means anything beyond this."""
 TRAINED_EVERY = 250
-"""One of so many cases is a job that is trained for a step, where it is tiny."""
+"""One of so many cases is trained for two steps, where it is valid and tiny."""
 TINY: dict[str, dict[str, Any]] = {
     "model": {
-        "name": "llama3", "flavor": "debug", "args": {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 64},
+        "name": "llama3",
+        "flavor": "debug",
+        "args": {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 64},
     },
     "training": {"seq_len": 16, "local_batch_size": 2, "steps": 2},
     "lr_scheduler": {"warmup_steps": 1},
@@ -67,16 +70,17 @@ class Case:
 
 def run(count: int, seed: int, folder: Path) -> list[str]:
     """``count`` cases of ``seed``; returns the failures, each with its number, from which :func:`case` makes it again."""
-    import titan_core.train.trainer  # before memory is limited: torch takes more than a case may
 
     registry = Registry.from_installed()
     keys = keys_of(registry)
     failures: list[str] = []
     with contextlib.chdir(folder), _limits() as limited:
         for number in range(count):
-            made = case(random.Random(f"{seed}/{number}"), registry, keys)
+            rng = random.Random(f"{seed}/{number}")
+            trained = number % TRAINED_EVERY == 0
+            made = Case(_structured(rng, keys), "fuzz.toml", [], 1) if trained else case(rng, registry, keys)
             try:
-                failure = limited(lambda made=made: check(made, registry, folder, train=number % TRAINED_EVERY == 0))
+                failure = limited(lambda made=made, trained=trained: check(made, registry, folder, trained))
             except TookTooLong:
                 failure = f"took longer than {LONGEST_SECONDS} s"
             if failure:
@@ -106,7 +110,19 @@ def case(rng: random.Random, registry: Registry, keys: dict[tuple[str, str], Any
         return Case(_structured(rng, keys), "fuzz.toml", _overrides(rng, keys, 0.2), world_size)
     if kind < 0.75:
         return Case(_mutated(rng, registry), "fuzz.toml", [], world_size)
-    recipe = rng.choice((*registry.names(Recipe), "llama3_debug", "llama3_debug", "", "no such", "a" * 300 + ".toml", "/dev/zero", ".", "x\0.toml"))
+    recipe = rng.choice(
+        (
+            *registry.names(Recipe),
+            "llama3_debug",
+            "llama3_debug",
+            "",
+            "no such",
+            "a" * 300 + ".toml",
+            "/dev/zero",
+            ".",
+            "x\0.toml",
+        )
+    )
     return Case(None, recipe, _overrides(rng, keys, 1.0), world_size)
 
 
@@ -141,9 +157,13 @@ def _mutated(rng: random.Random, registry: Registry) -> bytes:
         elif what == 3:
             data[place:] = b""
         elif what == 4:
-            data[place:place] = rng.choice((b"[" * 1000, b"{a=" * 1000, b"x=" + b"[" * 5000, b"a." * 2000, b"9" * 5000, b"\0", b"\xff"))
+            data[place:place] = rng.choice(
+                (b"[" * 1000, b"{a=" * 1000, b"x=" + b"[" * 5000, b"a." * 2000, b"9" * 5000, b"\0", b"\xff")
+            )
         elif what == 5:
-            data = bytearray(bytes(data).decode("utf-8", "replace").encode(rng.choice(("utf-16", "latin-1", "utf-8-sig")), "replace"))
+            data = bytearray(
+                bytes(data).decode("utf-8", "replace").encode(rng.choice(("utf-16", "latin-1", "utf-8-sig")), "replace")
+            )
         elif what == 6:
             lines = bytes(data).splitlines(keepends=True)
             rng.shuffle(lines)
@@ -154,7 +174,9 @@ def _mutated(rng: random.Random, registry: Registry) -> bytes:
             digits = [at for at, byte in enumerate(data) if chr(byte).isdigit()]
             if digits:
                 at = rng.choice(digits)
-                data[at : at + 1] = rng.choice((b"-1", b"1e300", b"nan", b"0x" + b"f" * 5000, b"9" * 40, b"9" * 5000, b"inf"))
+                data[at : at + 1] = rng.choice(
+                    (b"-1", b"1e300", b"nan", b"0x" + b"f" * 5000, b"9" * 40, b"9" * 5000, b"inf")
+                )
     return bytes(data)
 
 
@@ -166,7 +188,9 @@ def _overrides(rng: random.Random, keys: dict[tuple[str, str], Any], share: floa
         value = random_value(keys[section, key], rng)
         flag = rng.choice((f"--{section}.{key}", f"--{section}.{key}".replace("_", "-")))
         if rng.random() < 0.05:
-            flag = rng.choice(("--a.b.c.d", "--.", "--training.", "--.steps", "--training.steps.x", "-x", "steps", "--" + "a." * 500 + "b"))
+            flag = rng.choice(
+                ("--a.b.c.d", "--.", "--training.", "--.steps", "--training.steps.x", "-x", "steps", "--" + "a." * 500 + "b")
+            )
         arguments.append(f"{flag}={_toml(value)}")
     return arguments
 
@@ -189,7 +213,9 @@ def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> 
         file.write_bytes(made.text)
     began = time.monotonic()
     try:
-        config, left = load_config(str(file) if made.text is not None else made.recipe, parse_overrides(made.overrides), registry)
+        config, left = load_config(
+            str(file) if made.text is not None else made.recipe, parse_overrides(made.overrides), registry
+        )
         job = assemble(config, left, made.world_size)
         to_toml(config).encode()
         json.dumps(describe(job), allow_nan=False).encode()
@@ -198,7 +224,7 @@ def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> 
     except UserError as error:
         str(error).encode(errors="backslashreplace")
         return ""
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
         return traceback.format_exc(limit=-6).replace("\n", "\n    ")
     if time.monotonic() - began > LONGEST_SECONDS:
         return f"took {time.monotonic() - began:.0f} s"
@@ -233,16 +259,17 @@ def _is_tiny(job: Job) -> bool:
 
 
 def _train(job: Job) -> str:
-    """Train one step."""
+    """Train its few steps, unseen."""
     from titan_core.train.trainer import train
 
     try:
-        train(job)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            train(job)
     except PluginFailure as error:
         return f"a plugin of ours failed in training: {error}"
     except (UserError, RunStopped):
         return ""
-    except Exception:
+    except Exception:  # noqa: BLE001 - likewise
         return "training: " + traceback.format_exc(limit=-6).replace("\n", "\n    ")
     return ""
 

@@ -55,4 +55,6 @@ def _fitting(annotation: Any, rng: random.Random) -> Any:
         return rng.choice((-1, 0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 1000, 4096, 10**5, 10**6, 10**9, rng.randrange(10**4)))
     if annotation is float:
         return rng.choice((0.0, 0.1, 0.5, 1.0, 2.0, 1e-8, 1e-3, 10.0, 100.0, 1e4, 1e6, rng.random()))
-    return rng.choice(("op", "2", "*", "stdlib", "byte", "json", "debug", "layers.1", "tests", "outputs/x", "a/b.csv", "layers.*"))
+    return rng.choice(
+        ("op", "2", "*", "stdlib", "byte", "json", "debug", "layers.1", "tests", "outputs/x", "a/b.csv", "layers.*")
+    )

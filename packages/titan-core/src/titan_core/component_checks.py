@@ -161,7 +161,8 @@ def _section(value: object) -> str:
         first = error.errors(include_url=False)[0]
         return f"{value.__name__} has a default that it refuses: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except Exception as error:  # noqa: BLE001 - whatever a stranger's class raises; it becomes the plugin's reason
-        return f"{value.__name__} cannot be built: {type(error).__name__}: {error}"
+        why = " ".join(str(error).partition("\n\nFor further information")[0].split())
+        return f"{value.__name__} cannot be built: {type(error).__name__}: {why}"
     return ""
 
 
