@@ -260,7 +260,7 @@ SECTIONS = {
     NAMED + "    key: object() = 1": "odd",
     NAMED + "    key: Observer = None": "S cannot be built",
     NAMED + "    key: 'Undefined' = None": "S cannot be built: PydanticUserError: `S` is not fully",
-    NAMED + "    key: str = Field(default='a', gt='x')": "S cannot be built",
+    NAMED + "    key: str = Field(default='a', min_length='x')": "odd",
     NAMED + "    key: list = Field(default_factory=raises)": "S cannot be built",
 }
 

@@ -64,7 +64,8 @@ def report(error: UserError) -> None:
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     for problem in error.problems:
-        print(f"{prefix}{text_without_secrets(str(problem))}", file=sys.stderr)
+        line = f"{prefix}{text_without_secrets(str(problem))}"
+        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)  # arguments may hold bytes that are no text
 
 
 def _run(argv: list[str]) -> int:
