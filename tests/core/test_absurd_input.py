@@ -127,6 +127,15 @@ def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pyte
     refused(command, capsys, "")
 
 
+@pytest.mark.parametrize(
+    "command", [["report"], ["checkpoint", "list"], ["flight", "analyse"], ["statistics"], ["trace", "summary"]]
+)
+def test_a_path_that_no_file_system_takes(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    for path in ("a" * 300, "file/below"):
+        refused([*command, path], capsys, "")
+
+
 def refused(command: list[str], capsys: pytest.CaptureFixture[str], named: str) -> None:
     began = time.monotonic()
     assert main(command) == 2
@@ -193,3 +202,9 @@ def test_waits_for_a_network_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UserError, match="after 20 retries"):
         reader.next(Unreachable())  # type: ignore[arg-type]
     assert waits == [reading.LONGEST_WAIT] * 20
+
+
+def test_what_a_rank_reads_ahead_fits_into_memory(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["--training.global_batch_size", "1048576", "--training.seq_len", "2048"]
+    assert main(["config", "check", "llama3_debug", *large, "--data.prefetch", "2"]) == 2
+    assert "data.prefetch = 2: each rank would hold 4.29e+09 tokens in memory" in capsys.readouterr().err

@@ -351,6 +351,19 @@ def test_what_observers_raise_on_purpose_passes(error: BaseException) -> None:
     assert caught.value is error
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), BrokenPipeError(), OSError(36, "File name too long", "a" * 300)])
+def test_a_command_may_exit_and_its_files_are_the_users(error: BaseException) -> None:
+    def stop() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        ORIGIN.guard("run", stop)()
+    assert caught.value is error
+    if not isinstance(error, BrokenPipeError):
+        with pytest.raises(PluginFailure):
+            ORIGIN.guard("build", stop)()
+
+
 def test_a_definition_is_guarded_too() -> None:
 
     def fails(*_: object) -> Any:

@@ -12,8 +12,9 @@ from titan_core.errors import Problem, RunStopped, UserError
 Take = Callable[["Origin", Any], Any]
 """Looks at what a plugin's function returned, and returns what the core uses. Raises :class:`WrongResult`."""
 
-PASSED_ON = (UserError, RunStopped)
-"""What a plugin raises on purpose. KeyboardInterrupt passes too, since it is no ``Exception``."""
+PASSED_ON = (UserError, RunStopped, BrokenPipeError)
+"""What a plugin raises on purpose, or because nobody reads the output. KeyboardInterrupt passes too, since it is no
+``Exception``."""
 MOST_PROBLEMS = 1000
 """How many problems a check may find: a generator may be endless."""
 
@@ -66,7 +67,11 @@ class Origin:
             raise
         except WrongResult as error:
             raise self.failure(f"{what} {error}") from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again, with the plugin's name
+        except (OSError, SystemExit) as error:
+            if what == "run":  # a command's: it may exit, and the files that it was given are the user's
+                raise
+            self._raised(what, error)
+        except Exception as error:  # noqa: BLE001 - raised again, with the plugin's name
             self._raised(what, error)
 
     def guard(self, what: str, function: Callable[..., Any], take: Take | None = None) -> Callable[..., Any]:
