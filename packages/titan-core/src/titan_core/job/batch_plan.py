@@ -67,7 +67,7 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
         raise UserError(
             config.problem(
                 "data.prefetch",
-                f"each rank would hold {ahead:.3g} tokens in memory ({size // ranks} sequences of {training.seq_len} a step)",
+                f"each rank would hold {ahead:.3g} tokens in memory ({size // ranks} sequences a step)",
                 f"at most {MOST_TOKENS_AHEAD:.3g}: lower it, training.global_batch_size or training.seq_len",
             )
         )
