@@ -63,6 +63,8 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)  # one byte more than is taken: it may be endless, such as a device
+        if len(content) > LONGEST:
+            raise UserError.one(shorten(recipe), f"longer than {LONGEST:,} bytes", "give a recipe")
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError.one(recipe, f"not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8") from None
