@@ -81,7 +81,7 @@ def test_accumulation_does_not_change_the_loss(in_tmp: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = {**TINY, "optimizer.lr": 1e30, "training.max_norm": 0, "training.steps": 50}
+    overrides = {**TINY, "optimizer.lr": 100, "optimizer.weight_decay": 100, "training.max_norm": 0, "training.steps": 50}
     recorder = Recorder(weights=False)
     with pytest.raises(NonFiniteError, match=r"step \d+: .* nan; training stops.*Lower optimizer\.lr"):
         train(make_job("llama3_debug", overrides), [recorder])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import pluggy
 
 from titan_core import hookspecs
+from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
     from titan_core.job.job import Job
@@ -30,23 +31,29 @@ class Lifecycle:
         for observer in observers:
             self.register(observer)
 
-    def register(self, observer: ModuleType | object, failed: Callable[[Exception], None] | None = None) -> None:
+    def register(
+        self,
+        observer: ModuleType | object,
+        failed: Callable[[Exception], None] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
         """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
 
         Args:
             failed: takes what a hook of the observer's raises, which then does not end the run.
+            origin: whose the observer is. What a hook of it raises then names the plugin
+                (:class:`~titan_core.plugin_guard.PluginFailure`).
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
         """
         self._manager.register(observer)
         self._manager.check_pending()
-        if failed is not None:
-            for caller in self._manager.get_hookcallers(observer) or ():
-                for implementation in caller.get_hookimpls():
-                    if implementation.plugin is observer:
-                        # ``function`` is public, but declared final.
-                        setattr(implementation, "function", _guarded(implementation.function, failed))  # noqa: B010
+        for caller in self._manager.get_hookcallers(observer) or ():
+            for implementation in caller.get_hookimpls():
+                if implementation.plugin is observer:
+                    function = _guarded(caller.name, implementation, failed, origin)
+                    setattr(implementation, "function", function)  # noqa: B010 - it is public, but declared final
 
         if self._restored is not None:
             others = [one for _, one in self._manager.list_name_plugin() if one is not observer]
@@ -152,7 +159,19 @@ def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
         return False
 
 
-def _guarded(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
+def _guarded(
+    hook: str,
+    implementation: pluggy.HookImpl,
+    failed: Callable[[Exception], None] | None,
+    origin: Origin | None,
+) -> Callable[..., Any]:
+    function = implementation.function
+    if origin is not None:
+        guard = origin.guard_wrapper if implementation.wrapper or implementation.hookwrapper else origin.guard
+        function = guard(hook, function)
+    if failed is None:
+        return function
+
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)

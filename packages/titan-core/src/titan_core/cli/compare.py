@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import positive, recipe_arguments
+from titan_core.cli.arguments import few, process_count, recipe_arguments, step_count
 from titan_core.cli.output import print_table
 from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
 from titan_core.compare.variants import Variant, folders_of, variants_of
@@ -39,13 +39,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--variant", action="append", default=[], metavar="'SECTION.KEY=A ...'",
         help="a variant beside the recipe as it is (or beside those of --vary); may be given several times",
     )  # fmt: skip
-    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="steps of each run (default: 20)")
+    parser.add_argument("--steps", type=step_count, default=20, metavar="N", help="steps of each run (default: 20)")
     parser.add_argument(
-        "--rounds", type=positive, default=1, metavar="N",
+        "--rounds", type=few, default=1, metavar="N",
         help="run every variant so many times, in turns, the order turned round each time: what else the machine does then "
              "hits all of them (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--nproc-per-node", type=positive, default=1, metavar="N", help="processes of each run (default: 1)")
+    parser.add_argument(
+        "--nproc-per-node", type=process_count, default=1, metavar="N", help="processes of each run (default: 1)"
+    )
     parser.add_argument(
         "--output", metavar="DIR", help="where runs, table and report go (default: outputs/compare/<recipe>)"
     )

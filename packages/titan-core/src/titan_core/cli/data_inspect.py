@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.cli.arguments import json_argument, load, positive, recipe_arguments
+from titan_core.cli.arguments import few, json_argument, load, recipe_arguments
 from titan_core.cli.output import print_json, print_table
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
@@ -29,7 +29,7 @@ class _Sequence:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data inspect``."""
     recipe_arguments(parser)
-    parser.add_argument("--sequences", type=positive, default=4, metavar="N", help="how many sequences (default: 4)")
+    parser.add_argument("--sequences", type=few, default=4, metavar="N", help="how many sequences (default: 4)")
     parser.add_argument("--full", action="store_true", help="every id and the whole text")
     json_argument(parser)
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from titan_core.cli.arguments import load, positive, recipe_arguments
+from titan_core.cli.arguments import few, load, process_count, recipe_arguments
 from titan_core.errors import UserError
 from titan_core.job.assemble import assemble
 
@@ -16,9 +16,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; one that was begun goes on")
     parser.add_argument(
-        "--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
+        "--workers", type=process_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
     )
-    parser.add_argument("--parts", type=positive, default=64, metavar="N", help="parts to divide it into (default: 64)")
+    parser.add_argument("--parts", type=few, default=64, metavar="N", help="parts to divide it into (default: 64)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 
-from titan_core.cli.arguments import load, recipe_arguments
+from titan_core.cli.arguments import load, parse_whole, recipe_arguments, whole
+from titan_core.config.numbers import MOST_RANKS
+from titan_core.config.redaction import text_without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.job.assemble import assemble
 
@@ -28,7 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--rdzv-backend", default="c10d", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
     )
     launch.add_argument("--rdzv-id", default="titan", metavar="ID", help="the job's name at the rendezvous")
-    launch.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument(
+        "--max-restarts", type=whole(0, 1000), default=0, metavar="N", help="restarts after a failure (default: 0)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         return launch(arguments)
     rank, world_size = _place_in_environment()
     job = assemble(config, registry, world_size)
-    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in {plugin.module.__name__.partition(".")[0] for plugin in registry.found.plugins}:
         logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
@@ -60,6 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_PREEMPTED if end is not None and end.preempted else 0
 
 
+class _WithoutSecrets(logging.Formatter):
+    """Logs are kept and passed on: addresses with passwords, such as a checkpoint's, are shown without them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return text_without_secrets(super().format(record))
+
+
 def _place_in_environment() -> tuple[int, int]:
     """Rank and world size as a launcher such as torchrun says; 0 of 1 without one.
 
@@ -69,10 +82,12 @@ def _place_in_environment() -> tuple[int, int]:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
         return 0, 1
-    if rank is None or world_size is None or not (rank.isdecimal() and world_size.isdecimal()):
+    here = parse_whole(rank or "", 0, MOST_RANKS - 1)
+    ranks = parse_whole(world_size or "", 1, MOST_RANKS)
+    if here is None or ranks is None or here >= ranks:
         raise UserError.one(
             f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
-            "a launcher sets both, to whole numbers",
+            "a launcher sets both, to whole numbers, RANK below WORLD_SIZE",
             "start with torchrun or --nproc-per-node, or unset them",
         )
-    return int(rank), int(world_size)
+    return here, ranks

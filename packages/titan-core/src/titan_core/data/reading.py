@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3"}
 _TOLD = 20
+LONGEST_WAIT = 3600.0
+"""Seconds between two tries at most, however often the wait was doubled."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class DocumentReader:
         if attempt > self._policy.retries:
             why = f"cannot be read, after {self._policy.retries} retries: {reason}"
             raise UserError.one(f"dataset {self._name!r}", why, "check the network or the disk, and start again") from error
-        seconds = self._policy.first_wait * 2 ** (attempt - 1)
+        seconds = min(self._policy.first_wait * 2 ** (attempt - 1), LONGEST_WAIT)
         log.warning("dataset %r: %s; trying again in %.0f s (%d)", self._name, reason, seconds, attempt)
         if self.stopped.wait(seconds):
             raise error

@@ -35,6 +35,7 @@ from titan_core.job.mesh_plan import plan_mesh
 from titan_core.known_packages import package_for
 from titan_core.layout import ModelDefinition
 from titan_core.phases import in_order
+from titan_core.plugin_guard import PluginFailure
 from titan_core.registry import Registry
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
@@ -169,6 +170,8 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
         return tokenizer.build.load()(path)
+    except PluginFailure:
+        raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
         raise UserError(*(Problem(where, one.why, one.way_out) for one in error.problems)) from error

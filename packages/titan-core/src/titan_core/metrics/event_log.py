@@ -58,7 +58,7 @@ class EventLog:
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
         """It is complete."""
-        self._write("checkpoint", step, path=path)
+        self._write("checkpoint", step, path=text_without_secrets(path))
 
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:

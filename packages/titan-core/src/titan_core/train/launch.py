@@ -9,6 +9,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from titan_core.cli.arguments import parse_whole
+from titan_core.config.numbers import MOST_PROCESSES
+from titan_core.config.problems import shorten
 from titan_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,6 +91,9 @@ def _processes_per_node(text: str | None) -> int:
 
 
 def _number(option: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError.one(f"{option} {text}", "must be a whole number of at least 1", "for example 2")
-    return int(text)
+    number = parse_whole(text, 1, MOST_PROCESSES)
+    if number is None:
+        raise UserError.one(
+            f"{option} {shorten(text)}", f"must be a whole number from 1 to {MOST_PROCESSES}", "for example 2"
+        )
+    return number

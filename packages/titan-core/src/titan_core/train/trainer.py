@@ -51,9 +51,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
     Raises:
         UserError: a mistake in the config that only the data or the other ranks could show.
     """
-    lifecycle = Lifecycle(plugin.module for plugin in job.registry.found.plugins)
+    lifecycle = Lifecycle()
+    for plugin in job.registry.found.plugins:
+        lifecycle.register(plugin.module, origin=plugin.origin)
     for debugger in job.debuggers:
-        lifecycle.register(debugger.build.load()(job.facts))
+        lifecycle.register(debugger.build.load()(job.facts), origin=job.registry.origin(debugger))
     for observer in observers:
         lifecycle.register(observer)
     with ExitStack() as stack:
@@ -104,7 +106,7 @@ class Trainer:
         self.run_step = self._step_runner(parts, context)
         for transform in job.transforms:
             if transform.observe is not None:
-                lifecycle.register(transform.observe.load()(parts, context))
+                lifecycle.register(transform.observe.load()(parts, context), origin=job.registry.origin(transform))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.missing_gradients = MissingGradients(named, world, lifecycle)

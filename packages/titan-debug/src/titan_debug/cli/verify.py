@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import json_argument, positive, recipe_arguments
+from titan_core.cli.arguments import json_argument, real, recipe_arguments, step_count
 from titan_core.cli.output import print_json, print_table
 from titan_core.config.overrides import Override
 from titan_core.config.sections import JobSection, TrainingSection
@@ -34,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a mesh such as dp_shard=2,tp=2, or 1 for one device; give it several times: the first is the reference "
              "(of one alone, the reference is one device)",
     )  # fmt: skip
-    parser.add_argument("--steps", type=positive, default=5, metavar="N", help="steps to train (default: 5)")
+    parser.add_argument("--steps", type=step_count, default=5, metavar="N", help="steps to train (default: 5)")
     parser.add_argument(
-        "--tolerance", type=_tolerance, metavar="X",
+        "--tolerance", type=real("a relative difference", 0.0, 1e6), metavar="X",
         help="the largest relative difference of losses that is rounding (default: 1e-4; in bfloat16 2e-2)",
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="where the runs go (default: outputs/verify/<recipe>)")
@@ -71,17 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
     tell(meshes, curves, verdicts, tolerance, arguments.json)
     return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
-
-
-def _tolerance(text: str) -> float:
-    """A number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
 
 
 def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -14,6 +14,7 @@ from titan_core.config.redaction import text_without_secrets, without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
+from titan_core.plugin_guard import PluginFailure
 from titan_core.train.events import RunStart
 from titan_core.train.run_directory import DEBUG, METRICS
 from titan_debug.config import CommTraceSection
@@ -106,7 +107,7 @@ class CrashReport:
             log.warning("the crash report cannot be kept up to date: %s", error)
 
     def _crash(self, run: RunStart, error: BaseException) -> RankCrash:
-        told = isinstance(error, UserError | RunStopped)
+        told = isinstance(error, UserError | RunStopped) and not isinstance(error, PluginFailure)
         return RankCrash(
             rank=run.world.rank,
             world_size=run.world.size,
