@@ -23,6 +23,14 @@ class RopeScaling(BaseModel):
     original_max_seq_len: int = Field(default=8192, gt=0)
     """The context, in tokens, before stretching."""
 
+    @model_validator(mode="after")
+    def _ordered(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} must be less than high_freq_factor {self.high_freq_factor}"
+            )
+        return self
+
 
 class LlamaArgs(BaseModel):
     """Arguments of a Llama."""
