@@ -195,8 +195,9 @@ class OptimizerSection(Section):
     implementation: Literal["auto", "for-loop", "foreach", "fused"] = "auto"
     """How the update runs; "auto" is fused, which CPU and CUDA both have."""
     param_groups: list[ParamGroupSpec] | None = None
-    """Settings by parameter name; the first pattern that matches a parameter decides. Default: no weight decay on norms
-    and biases."""
+    """Settings by parameter name; the first pattern that matches a parameter decides, and the rest have the settings of this
+    section. Default: no weight decay on biases and on parameters of fewer than two dimensions (the gains of norms).
+    TorchTitan decays every parameter: `param_groups = []` does so too."""
 
 
 class LRSchedulerSection(Section):
