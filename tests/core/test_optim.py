@@ -69,7 +69,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 @pytest.mark.parametrize("decay_type", DECAYS)
 @pytest.mark.parametrize(("warmup", "decay", "floor"), [(0, 0, 0.0), (3, 4, 0.0), (1, 11, 0.25), (5, 7, 0.5), (12, 0, 0.0)])
 def test_every_step_has_the_rate_of_its_phase(decay_type: Any, warmup: int, decay: int, floor: float) -> None:
-    """The first step of the warmup is a fraction of the peak and its last the peak; the decay's first step is at the peak too,
+    """The warmup's first step is a fraction of the peak and its last the peak; the decay's first step is at the peak too,
     and one step after training the floor would be reached."""
     steps = 12
     section = LRSchedulerSection(warmup_steps=warmup, decay_ratio=decay / steps, decay_type=decay_type, min_lr_factor=floor)

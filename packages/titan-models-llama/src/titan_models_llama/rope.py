@@ -14,8 +14,8 @@ from titan_models_llama.config import LlamaArgs, RopeScaling
 def rope_table(args: LlamaArgs) -> Tensor:
     """Cosines and sines of all positions: fp32 ``[max_seq_len, 2, head_dim / 2]``."""
     exponents = torch.arange(0, args.head_dim, 2, dtype=torch.float32, device="cpu") / args.head_dim
-    # The published models were trained with this fp32 expression. ``theta ** -e`` is the same number in exact arithmetic, but
-    # its rounding differs, and position 131,071 multiplies that difference into angles that are off by 0.01.
+    # The published models were trained with this fp32 expression. ``theta ** -e`` is the same number in exact arithmetic,
+    # but it rounds differently, and position 131,071 multiplies that difference into angles that are off by 0.01.
     frequencies = 1.0 / args.rope_theta**exponents
     if args.rope_scaling is not None:
         frequencies = scale_frequencies(frequencies, args.rope_scaling)
