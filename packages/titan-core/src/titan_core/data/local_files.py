@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import glob
-import gzip
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from titan_core.data.compressed import COMPRESSED
+from titan_core.data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_core.data.records import check_format
 from titan_core.data.source import DatasetRequest
 from titan_core.errors import Problem, UserError
@@ -85,22 +80,36 @@ def _begins_lines(line: bytes) -> bool:
 
 
 def _first_line(file: Path) -> tuple[int, bytes]:
-    """Number and content of the first line that is not blank; 0 where there is none, or none to be seen cheaply."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-    if file.suffix == ".zst":
-        return 0, b""
+    """Number and content of the first line that is not blank; 0 where there is none.
+
+    Raises:
+        UserError: the file is compressed, and damaged before that line's end.
+    """
     try:
-        with openers.get(file.suffix, open)(file, "rb") as stream:
-            return next(((number, line) for number, line in enumerate(stream, 1) if line.strip()), (0, b""))
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise UserError.one(str(file), f"cannot be decompressed: {error}", "mend or rename the file") from None
+        return next(((number, line) for number, line in enumerate(_lines(file), 1) if line.strip()), (0, b""))
+    except Damaged as error:
+        raise damaged(file, error) from None
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Lines of a file, compressed or not."""
+    if file.suffix not in COMPRESSED:
+        with file.open("rb") as stream:
+            yield from stream
+        return
+    rest: list[bytes] = []
+    for piece in decompress(file):
+        *ended, last = piece.split(b"\n")
+        for line in ended:
+            yield b"".join([*rest, line, b"\n"])
+            rest.clear()
+        rest.append(last)
+    yield b"".join(rest)
 
 
 def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
     """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
     for file in files:
-        if file.suffix == ".zst":
-            return  # looked at when it is opened
         number, line = _first_line(file)
         if not line:
             continue
