@@ -52,6 +52,9 @@ class TrainingSection(Section):
     tokenize`), or a plugin's."""
     dataset_path: str | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
+    dataset_split: str | None = None
+    """The split to train on, of a dataset that has several; "all" reads every file, whatever its split. Default: "train"; a
+    folder of several splits where that one is not clear is refused."""
     steps: int = Field(default=1000, gt=0)
     """Optimizer steps."""
     stop_at_step: int | None = Field(default=None, ge=0)
@@ -93,6 +96,8 @@ class MixtureEntry(BaseModel):
     """As training.dataset."""
     dataset_path: str | None = None
     """As training.dataset_path."""
+    dataset_split: str | None = None
+    """As training.dataset_split."""
     weight: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
     """Share of the sequences that come from it, relative to the other weights."""
     name: str = ""
@@ -147,6 +152,8 @@ class ValidationSection(Section):
     """As training.dataset."""
     dataset_path: str | None = None
     """As training.dataset_path."""
+    dataset_split: str | None = None
+    """As training.dataset_split. Default: "validation", or "test" where that is the only split."""
     text_field: str | None = None
     """Instead of data.text_field."""
     format: str | None = None

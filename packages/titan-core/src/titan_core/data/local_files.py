@@ -9,7 +9,8 @@ from pathlib import Path
 
 from titan_core.data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_core.data.records import check_format
-from titan_core.data.source import DatasetRequest
+from titan_core.data.source import ALL_SPLITS, DatasetRequest
+from titan_core.data.splits import files_of_split, without_caches
 from titan_core.errors import Problem, UserError
 
 ENDINGS = {
@@ -22,27 +23,41 @@ ENDINGS = {
 
 def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
     """The files that ``request.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
-    compressed or not.
+    compressed or not; in a folder or a glob that has several splits, those of the requested one.
 
     Raises:
-        UserError: no path, or no file there.
+        UserError: no path, no file there, or no such split.
     """
     if not request.path:
         raise UserError.one(
             request.where, f"dataset {request.name!r} needs the path of its files", "set training.dataset_path"
         )
     path = Path(request.path).expanduser()
-    if path.is_file():
-        return [path]  # also where its name looks like a pattern
+    if path.is_file():  # also where its name looks like a pattern
+        if request.split is not None:
+            why = f"{request.split_key} is {request.split!r}, and the path names one file"
+            raise UserError.one(request.where, why, "drop the key, or name a folder")
+        return [path]
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file() and _plain_suffix(file) in endings]
-        if not files:
-            raise UserError.one(request.where, f"the folder has no file ending in {' or '.join(endings)}", "check the path")
+        root, found = path, (file for file in path.rglob("*") if _plain_suffix(file) in endings)
+        nothing = f"the folder has no file ending in {' or '.join(endings)}", "check the path"
     else:
-        files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
-        if not files:
-            raise UserError.one(request.where, "no such file", "check the path (a file, a folder, or a glob)")
-    return sorted(files)
+        root, found = _fixed_part(path), (Path(name) for name in glob.glob(str(path), recursive=True))
+        nothing = "no such file", "check the path (a file, a folder, or a glob)"
+    files = without_caches(sorted(file for file in found if file.is_file()))
+    if not files:
+        raise UserError.one(request.where, *nothing)
+    return files_of_split(files, root, request)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder that all matches of a glob lie in."""
+    fixed = Path(pattern.anchor)
+    for part in pattern.relative_to(pattern.anchor).parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed /= part
+    return fixed
 
 
 def check_files(request: DatasetRequest) -> list[Problem]:
@@ -67,6 +82,8 @@ def check_hub(request: DatasetRequest) -> list[Problem]:
     """Whether a name was given; the network is not asked."""
     if request.name == "hub" and not request.path:
         return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
+    if request.split == ALL_SPLITS:
+        return [Problem(f"{request.split_key} = {ALL_SPLITS!r}", "a streamed dataset is read by split", "name one")]
     return check_format(request)
 
 

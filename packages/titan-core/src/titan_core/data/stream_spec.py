@@ -46,7 +46,10 @@ class StreamSpec:
         """What a position in this stream means something in alone."""
         return {
             "datasets": [
-                [one.request.name, one.request.path, one.weight, one.request.format or one.request.text_field]
+                [
+                    *(one.request.name, one.request.path, one.weight, one.request.format or one.request.text_field),
+                    *([one.request.split] if one.request.split is not None else []),
+                ]
                 for one in self.datasets
             ],
             "number of documents": [source.num_documents for source in sources],

@@ -126,6 +126,7 @@ class MetricsReporter:
             "tokens_seen": self._state.tokens_seen,
             "epoch": report.epoch,
             "corrupt_records": report.corrupt,
+            "empty_documents": report.empty,
             "skipped_steps": self._skipped,
             **self._tokens_by_dataset(),
         }

@@ -109,7 +109,9 @@ def _figures(run: FollowedRun) -> RenderableType:
         ),
         (
             "a step",
-            f"{figure(last.get('step_seconds'), '.3f')} s" + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False),
+            f"{figure(last.get('step_seconds'), '.3f')} s"
+            + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False)
+            + _more(last, "empty_documents", ", {:.0f} empty", zero=False),
         ),
     ]
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
