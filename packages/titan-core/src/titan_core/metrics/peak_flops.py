@@ -96,8 +96,8 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
         # Several large ones at once: what passes between the host and the device must not count.
         size, products, repeats, seconds = 8192, 10, 8, 0.0
     else:
-        # One takes 1 to 3 ms on a core: so short that the system rarely interrupts it, and that the fastest of many is as fast
-        # as on an idle machine, even where others compete for it.
+        # One takes 1 to 3 ms on a core: so short that the system rarely interrupts it, and the fastest of many is as fast as
+        # on an idle machine even where others compete for it.
         size, products, repeats, seconds = 512, 1, 20, 0.1
     # Not random: a draw on this rank alone would part its generator from those of ranks that see the same tokens.
     left = torch.linspace(-1.0, 1.0, size * size, device=device, dtype=dtype).view(size, size)
