@@ -184,3 +184,12 @@ def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) 
 def test_byte_tokens_have_marks_of_their_own() -> None:
     byte = build_byte(None)
     assert (byte.begin_ids, byte.end_ids) == ([256], [257])
+
+
+def test_a_vocabulary_that_does_not_cover_every_text_is_no_error(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "0": 1}))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert (
+        build_hf(str(tmp_path)).describe_marks()[0] == "documents begin with '<s>' (0): the post-processor of tokenizer.json"
+    )

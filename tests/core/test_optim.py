@@ -20,6 +20,7 @@ from titan_core.job.mesh_plan import MeshPlan
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.optim.param_groups import ParamGroup, param_groups
+from titan_core.plugin import titan_optimizers
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.world import World
 
@@ -202,6 +203,25 @@ def test_a_step_is_that_of_the_papers(build: Any) -> None:
         optimizer.step()
     torch.testing.assert_close(matrix.detach().double(), expected["w"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gain.detach().double(), expected["g"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizers_name_is_torchs() -> None:
+    section = OptimizerSection()
+    made = {
+        one.name: type(one.build.load()(param_groups(module().named_parameters(), section), section))
+        for one in titan_optimizers()
+    }
+    assert made == {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "fused", "foreach"),
+    [("auto", True, False), ("fused", True, False), ("foreach", False, True), ("for-loop", False, False)],
+)
+def test_the_implementation_is_the_one_that_was_set(implementation: Any, fused: bool, foreach: bool) -> None:
+    section = OptimizerSection(implementation=implementation)
+    optimizer = build_adamw(param_groups(module().named_parameters(), section), section)
+    assert (optimizer.defaults["fused"], optimizer.defaults["foreach"]) == (fused, foreach)
 
 
 def test_patterns_set_decay_and_rate_of_their_parameters_alone() -> None:

@@ -26,6 +26,9 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 _CHUNK = 1 << 14
 """Bytes that are decompressed at a time. Small, since a byte may stand for a thousand."""
 
+_ZSTD_WINDOW = 1 << 31
+"""The largest window that ``zstd --long=31`` makes, as large corpora are published. Memory is taken as a file needs it."""
+
 
 class _Stream(Protocol):
     """One compressed stream (a member, a frame), as the libraries' decompressors have it."""
@@ -41,7 +44,7 @@ class _Stream(Protocol):
 
 _STREAMS: dict[str, Callable[[], _Stream]] = {
     ".gz": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
-    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,
 }

@@ -89,7 +89,10 @@ def _by_name(tokenizer: Tokenizer, names: Sequence[str]) -> Marks:
 def _added(tokenizer: Tokenizer) -> tuple[_Ids, _Ids]:
     """What the post-processor puts before and after a text."""
     for text in ("a", "0", "the"):
-        encoding = tokenizer.encode(text, add_special_tokens=True)
+        try:
+            encoding = tokenizer.encode(text, add_special_tokens=True)
+        except Exception:  # noqa: BLE001 - the library raises bare Exception for a text that the vocabulary does not cover
+            continue
         own = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
         if own:
             return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
