@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from rich.console import Console
 from harness.distributions import write_distribution
 from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.cli.main import main
+from titan_core.data import loader
+from titan_core.data.batch import IGNORE, Batch
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.console import ConsoleLog
 from titan_core.metrics.jsonl import JsonLines
 from titan_core.train.finite_guard import NonFiniteError
+from titan_core.train.lookahead import Lookahead
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.trainer import train
 
@@ -322,3 +326,34 @@ class ConsoleRun:
     @hookimpl
     def titan_train_end(self, end: Any) -> None:
         self.log.titan_train_end(end)
+
+
+def test_a_copy_of_the_weights_without_a_target_in_a_step_learns_nothing(
+    monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+) -> None:
+    """Where copies train apart (local SGD), another may have all targets of a global batch: its share is 0, not 0 / 0."""
+    look, batch = Lookahead.look, loader._batch
+
+    def without_targets(rows: Any, lengths: Any, document_mask: bool) -> Batch:
+        made = batch(rows, lengths, document_mask)
+        return replace(made, targets=torch.full_like(made.targets, IGNORE))
+
+    monkeypatch.setattr(loader, "_batch", without_targets)
+    monkeypatch.setattr(Lookahead, "look", lambda self: replace(look(self), num_targets=100, copy_targets=0))
+    record = run_recipe("llama3_debug", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
+    assert record.losses == [0.0]
+    assert record.grad_norms == [0.0]
+    assert all(torch.equal(record.initial[name], final) for name, final in record.final.items())
+
+
+def test_a_dataset_of_empty_texts_is_an_error_and_not_a_loss_of_zero(in_tmp: Path) -> None:
+    texts = {"empty": ["", ""] * 10, "some": ["", "a document that says something"] * 10}
+    for name, lines in texts.items():
+        (in_tmp / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    settings = {**TINY, "training.dataset": "json"}
+    with pytest.raises(UserError, match=r"dataset 'json': all \d+ documents of logical shard \d of 4 are empty"):
+        run_recipe("llama3_debug", {**settings, "training.dataset_path": "empty.jsonl"})
+    run_recipe("llama3_debug", {**settings, "training.dataset_path": "some.jsonl", "job.dump_folder": "some"})
+    last = json.loads((in_tmp / "some/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["empty_documents"] > 0
+    assert last["corrupt_records"] == 0

@@ -142,9 +142,11 @@ class Dataset(Component):
     open: Ref[Callable[[DatasetRequest], DocumentSource]]
     check: Ref[Callable[[DatasetRequest], Iterable[Problem]]] | None = None
     """Cheap look at whether it can be opened (file there, not empty, field present). Free of torch."""
+    splits: bool = False
+    """Whether it reads the split that its request names; a job that names one for another dataset is refused."""
     holds_tokens: bool = False
     """Whether its documents are token ids, which mean something with one tokenizer alone: its request then has the
-    fingerprint of the job's."""
+    fingerprint and the vocabulary's size of the job's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from titan_core.cli.arguments import few, json_argument, load, recipe_arguments
 from titan_core.cli.output import print_json, print_table
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
-from titan_core.tokenizers.tokenizer import TextTokenizer
+from titan_core.tokenizers.tokenizer import DescribesMarks, TextTokenizer
 
 _EDGE = 12
 """Ids and characters that are shown of each end of a long piece."""
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not sequences:
         print("the data ends before a whole global batch")
+    if isinstance(job.text_tokenizer, DescribesMarks):
+        print("\n".join([*job.text_tokenizer.describe_marks(), ""]))
     for one in sequences:
         _print(one, job, arguments.full)
     total = sum(one.weight for one in job.data.datasets)

@@ -72,6 +72,9 @@ class TrainingSection(Section):
     tokenize`), or a plugin's."""
     dataset_path: AnyPath | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
+    dataset_split: str | None = None
+    """The split to train on, of a dataset that has several; "all" reads every file, whatever its split. Default: "train"; a
+    folder of several splits where that one is not clear is refused."""
     steps: Steps = Field(default=1000, gt=0)
     """Optimizer steps."""
     stop_at_step: Steps | None = Field(default=None, ge=0)
@@ -113,6 +116,8 @@ class MixtureEntry(BaseModel):
     """As training.dataset."""
     dataset_path: AnyPath | None = None
     """As training.dataset_path."""
+    dataset_split: str | None = None
+    """As training.dataset_split."""
     weight: Factor = Field(default=1.0, ge=0.0)
     """Share of the sequences that come from it, relative to the other weights."""
     name: str = ""
@@ -167,6 +172,8 @@ class ValidationSection(Section):
     """As training.dataset."""
     dataset_path: AnyPath | None = None
     """As training.dataset_path."""
+    dataset_split: str | None = None
+    """As training.dataset_split. Default: "validation", or "test" where that is the only split."""
     text_field: str | None = None
     """Instead of data.text_field."""
     format: str | None = None
@@ -215,8 +222,9 @@ class OptimizerSection(Section):
     implementation: Literal["auto", "for-loop", "foreach", "fused"] = "auto"
     """How the update runs; "auto" is fused, which CPU and CUDA both have."""
     param_groups: list[ParamGroupSpec] | None = None
-    """Settings by parameter name; the first pattern that matches a parameter decides. Default: no weight decay on norms
-    and biases."""
+    """Settings by parameter name; the first pattern that matches a parameter decides, and the rest have the settings of this
+    section. Default: no weight decay on biases and on parameters of fewer than two dimensions (the gains of norms).
+    TorchTitan decays every parameter: `param_groups = []` does so too."""
 
 
 class LRSchedulerSection(Section):

@@ -36,6 +36,8 @@ class DocumentReader:
         self._policy, self._name = policy, name
         self.corrupt = 0
         """Corrupt records that were skipped."""
+        self.empty = 0
+        """Documents without a token of their own that were left out."""
         self.stopped = threading.Event()
         """Set where nobody waits for the data any more."""
 
@@ -62,6 +64,12 @@ class DocumentReader:
                 attempt += 1
                 self._wait(error, attempt)
                 shard.load_state_dict(before)
+
+    def leave_out_empty(self) -> None:
+        """Count a document that has no tokens, and log the first, the tenth, the hundredth..."""
+        self.empty += 1
+        if self.empty == 10 ** (len(str(self.empty)) - 1):
+            log.warning("dataset %r: documents without text are left out; so far %d", self._name, self.empty)
 
     def _tell(self, error: CorruptRecord) -> None:
         self.corrupt += 1

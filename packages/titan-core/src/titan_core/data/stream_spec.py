@@ -52,6 +52,7 @@ class StreamSpec:
                     one.request.path and text_without_secrets(one.request.path),
                     one.weight,
                     one.request.format or one.request.text_field,
+                    *([one.request.split] if one.request.split is not None else []),
                 ]
                 for one in self.datasets
             ],

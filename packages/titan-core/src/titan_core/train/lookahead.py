@@ -25,6 +25,8 @@ class StepTotals:
     """Target tokens of the global batch, by dataset."""
     corrupt: int
     """Corrupt records skipped since the job was started."""
+    empty: int
+    """Empty documents left out since the job was started."""
     data_ended: bool
     """Some rank has no data for the step."""
     data_seconds: float
@@ -64,12 +66,12 @@ class Lookahead:
         # Counted once for ranks that see the same tokens.
         counts = data is not None and world.is_first_along("layers", "sequence", "weights")
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
-        corrupt = data.corrupt if data is not None and counts else 0
+        left_out = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
         asked = [request.asked for request in requests]  # a signal may come at any moment
         flags = (data is None, mistake is not None, skipped, *asked)
-        totals = world.sum(torch.tensor([*map(int, flags), corrupt, *targets])).tolist()
+        totals = world.sum(torch.tensor([*map(int, flags), *left_out, *targets])).tolist()
         ended, mistakes, skips, *anywhere = totals[: len(flags)]
-        all_corrupt, *by_dataset = totals[len(flags) :]
+        corrupt, empty, *by_dataset = totals[len(flags) :]
         for request, told, some in zip(requests, asked, anywhere, strict=True):
             request.agree(told, some > 0)
         if world.plan.copies == 1 and skips not in (0, world.size):
@@ -82,4 +84,4 @@ class Lookahead:
             copy_targets = int(world.sum_over_copy(torch.tensor(sum(targets))))
         if mistakes:
             world.raise_together(mistake)
-        return StepTotals(sum(by_dataset), copy_targets, by_dataset, all_corrupt, ended > 0, seconds)
+        return StepTotals(sum(by_dataset), copy_targets, by_dataset, corrupt, empty, ended > 0, seconds)

@@ -231,8 +231,10 @@ class Trainer:
         """Forward, backward, clip, update."""
         state, device, training = self.state, self.world.device, self.training
         microbatches = [batch.to(device) for batch in data.microbatches]
+        # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
+        divisor = max(1, totals.copy_targets)
         with self.stopwatch.phase("forward_backward"):
-            loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
+            loss, rank_losses = self._losses(self.run_step(microbatches, divisor), data, totals)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
@@ -266,6 +268,7 @@ class Trainer:
             epoch=data.epoch,
             data_seconds=totals.data_seconds,
             corrupt=totals.corrupt,
+            empty=totals.empty,
             skipped=skipped,
         )
 
