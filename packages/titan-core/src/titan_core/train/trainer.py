@@ -26,7 +26,7 @@ from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEn
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
-from titan_core.train.run_directory import RunDirectory
+from titan_core.train.run_directory import RunDirectory, run_lock
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.shared_request import SharedRequests
 from titan_core.train.step import GradientAccumulation, StepRunner
@@ -60,8 +60,10 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
+            stack.enter_context(run_lock(job.dump_folder))
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
+            lifecycle.register(interruption)
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
@@ -119,7 +121,7 @@ class Trainer:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
-        self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
+        self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self.stopwatch = Stopwatch(world.device)
@@ -155,7 +157,7 @@ class Trainer:
 
     @property
     def preempted(self) -> bool:
-        """Whether some rank was asked to stop."""
+        """Whether some rank was requested to stop, by SIGTERM or by an interrupt."""
         return self.interruption.stop.agreed
 
     def step(self) -> None:
@@ -212,6 +214,8 @@ class Trainer:
             reason = "all steps are done"
         elif step >= self.last_step:
             reason = "training.stop_at_step was reached"
+        elif self.interruption.interrupt.agreed:
+            return TrainEnd(step, completed, reason="interrupted, after a whole step", interrupted=True)
         elif self.preempted:
             return TrainEnd(
                 step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True

@@ -1,0 +1,167 @@
+"""Where the machines of a job meet: the options, checked, and what fails there in one line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from titan_core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+
+DEFAULT_PORT = 29400
+"""Torch's."""
+MOST_SECONDS = 7 * 86400
+MOST_CONNECT_SECONDS = 60
+"""How long a machine tries to reach the meeting point, at most; it waits for others there for as long as --rdzv-timeout says."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The options of one machine."""
+
+    backend: str
+    endpoint: str
+    """Empty where there is one machine."""
+    run_id: str
+    machines: tuple[int, int]
+    node_rank: int
+    timeout: int
+    """Seconds."""
+
+    @property
+    def master(self) -> tuple[str | None, int | None]:
+        """Host and port of rank 0's store, where the options say so."""
+        return _host_and_port(self.endpoint) if self.backend == "static" and self.endpoint else (None, None)
+
+    @property
+    def connect_seconds(self) -> int:
+        """How long to try to reach the meeting point."""
+        return min(self.timeout, MOST_CONNECT_SECONDS)
+
+
+def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvous:
+    """The options, checked before anything is waited for.
+
+    Raises:
+        UserError: they cannot work.
+    """
+    timeout = arguments.rdzv_timeout
+    if timeout > MOST_SECONDS:
+        raise UserError.one(f"--rdzv-timeout {timeout}", f"must be at most {MOST_SECONDS} (a week)", "for example 600")
+    if most == 1:
+        return Rendezvous("c10d", "", "", (1, 1), 0, timeout)
+    endpoint = arguments.rdzv_endpoint
+    if endpoint is None:
+        why = "several machines need a place to meet"
+        raise UserError.one("--nnodes", why, "give --rdzv-endpoint HOST:PORT, the same on each")
+    node_rank = _node_rank(arguments.node_rank, most)
+    if arguments.rdzv_backend == "static" and least != most:
+        raise UserError.one(f"--nnodes {least}:{most}", "the static rendezvous takes no range", "use --rdzv-backend c10d")
+    if arguments.rdzv_backend in ("c10d", "static"):
+        host, port = _host_and_port(endpoint)
+        if arguments.rdzv_backend == "static" and ":" not in endpoint:
+            raise UserError.one(f"--rdzv-endpoint {endpoint}", "the port is missing", f"for example {host}:29500")
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            why = f"the name {host!r} cannot be resolved: {error.strerror or error}"
+            raise UserError.one(f"--rdzv-endpoint {endpoint}", why, "check the name, or give an address") from None
+    return Rendezvous(arguments.rdzv_backend, endpoint, arguments.rdzv_id, (least, most), node_rank, timeout)
+
+
+def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
+    """Torch's, which meets the other machines.
+
+    Args:
+        unique: a name for a job of one machine.
+    """
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    least, most = options.machines
+    more: dict[str, Any] = {"timeout": options.timeout}
+    if options.backend == "static":
+        more["rank"] = options.node_rank
+    elif options.backend == "c10d":
+        more |= {"join_timeout": options.timeout, "read_timeout": options.connect_seconds}
+    endpoint, run_id = (options.endpoint, options.run_id) if options.endpoint else ("localhost:0", unique)
+    parameters = RendezvousParameters(options.backend, endpoint, run_id, least, most, **more)
+    return get_rendezvous_handler(parameters)
+
+
+@contextmanager
+def rendezvous_errors(options: Rendezvous) -> Iterator[None]:
+    """Say in one line what fails where machines meet.
+
+    Raises:
+        UserError: in place of torch's errors.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.rendezvous.api import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousTimeoutError,
+    )
+
+    where = f"--rdzv-endpoint {options.endpoint}" if options.endpoint else "the ranks of this machine"
+    try:
+        yield
+    except RendezvousTimeoutError as error:
+        least, _ = options.machines
+        why = f"fewer than {least} machines came within {options.timeout} s (--rdzv-timeout)"
+        fix = "start titan on every machine, with the same --nnodes, --rdzv-endpoint and --rdzv-id"
+        raise UserError.one(where, why, fix) from error
+    except RendezvousClosedError as error:
+        why = f"the rendezvous {options.run_id!r} is over: that job has ended"
+        raise UserError.one(where, why, "start every machine again, with another --rdzv-id") from error
+    except (RendezvousError, DistError) as error:
+        cause = _root(error)
+        if "address already in use" in cause.lower() or "EADDRINUSE" in cause:
+            fix = "choose another port, or end the process that listens there"
+            if options.backend == "static":
+                fix += "; or another machine has --node-rank 0 too"
+            raise UserError.one(where, "the port is in use on this machine", fix) from error
+        if "clients joined" in cause:
+            why = f"not all of {options.machines[0]} machines came within {options.timeout} s (--rdzv-timeout)"
+            fix = "start titan on every machine, each with a --node-rank of its own"
+            raise UserError.one(where, why, fix) from error
+        if isinstance(error, RendezvousConnectionError | DistError):
+            why = f"nothing that machines can meet at answers there ({cause})"
+            fix = "check that host and port are right and reachable, and that the machine that they name was started too"
+            raise UserError.one(where, why, fix) from error
+        raise UserError.one(where, f"the rendezvous failed ({cause})", "check --rdzv-backend and its options") from error
+
+
+def _root(error: BaseException) -> str:
+    """What it came from, without torch's C++ stack and place."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return re.sub(
+        r"^\[[^\]]*\.cpp:\d+\]\s*", "", str(error).partition("\n")[0].partition(" Exception raised from")[0]
+    ).strip()
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    """
+    Raises:
+        UserError: not a host and a port.
+    """  # noqa: D205, D212
+    host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", str(DEFAULT_PORT))
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError.one(f"--rdzv-endpoint {endpoint}", "must be HOST:PORT", "for example node0:29500")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _node_rank(text: str, most: int) -> int:
+    if not text.isdecimal() or int(text) >= most:
+        why = f"must be a whole number from 0 to {most - 1}, since --nnodes is {most}"
+        raise UserError.one(f"--node-rank {text}", why, "give each machine a number of its own")
+    return int(text)
