@@ -1,8 +1,8 @@
 """One writer a folder. Free of torch.
 
 ``flock`` decides on one machine, and between machines where the file system carries it: the kernel releases it however its
-process ends. Where a network file system does not carry it, the heartbeat decides: the holder touches the lock file every few
-seconds, and a file that nobody touches any more is taken over.
+process ends. Where a network file system does not carry it, the heartbeat decides: the holder touches the lock file every
+few seconds, and a file that nobody touches any more is taken over.
 """
 
 from __future__ import annotations
@@ -72,6 +72,13 @@ class FolderLock:
         self._path, self._where = folder / NAME, where
         self._descriptor = -1
         self._released = threading.Event()
+
+    @classmethod
+    def beside(cls, folder: Path, where: str) -> FolderLock:
+        """Of a folder that is to be empty at first: the file lies beside it."""
+        lock = cls(folder.parent, where)
+        lock._path = folder.with_name(f".{folder.name}{NAME}")
+        return lock
 
     def __enter__(self) -> FolderLock:
         """Take the lock.

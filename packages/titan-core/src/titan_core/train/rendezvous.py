@@ -19,7 +19,7 @@ DEFAULT_PORT = 29400
 """Torch's."""
 MOST_SECONDS = 7 * 86400
 MOST_CONNECT_SECONDS = 60
-"""How long a machine tries to reach the meeting point, at most; it waits for others there for as long as --rdzv-timeout says."""
+"""How long a machine tries to reach the meeting point, at most. There it waits for others as long as --rdzv-timeout says."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
     """
     Raises:
         UserError: not a host and a port.
-    """  # noqa: D205, D212
+    """
     host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", str(DEFAULT_PORT))
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError.one(f"--rdzv-endpoint {endpoint}", "must be HOST:PORT", "for example node0:29500")

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_core.config.render import to_toml
@@ -67,6 +67,16 @@ class RunDirectory:
     """``job.dump_folder``."""
 
     path: Path
+    locks: ExitStack = field(default_factory=ExitStack, compare=False)
+    """Of further folders that the run writes to; to be closed at its end."""
+
+    def hold(self, folder: Path, where: str) -> None:
+        """Hold ``folder`` against other jobs until the run ends.
+
+        Raises:
+            UserError: another one writes there; ``where`` names the folder.
+        """
+        self.locks.enter_context(FolderLock(folder, where))
 
     @classmethod
     def create(cls, folder: str) -> RunDirectory:

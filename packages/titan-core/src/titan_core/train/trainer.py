@@ -61,6 +61,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
             stack.enter_context(run_lock(job.dump_folder))
+            stack.enter_context(directory.locks)
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
@@ -109,7 +110,7 @@ class Trainer:
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
         self.state = TrainState(parts, optimizer, lr_scheduler, loader)
-        self.checkpoints = self._checkpoint_store(job.checkpoint)
+        self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
             self.checkpoints.restore()
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
@@ -279,7 +280,7 @@ class Trainer:
         (part,) = parts
         return GradientAccumulation(part)
 
-    def _checkpoint_store(self, checkpoint: Checkpoint | None) -> CheckpointStore | None:
+    def _checkpoint_store(self, checkpoint: Checkpoint | None, directory: RunDirectory) -> CheckpointStore | None:
         if checkpoint is None:
             return None
-        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle))
+        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle, directory.hold))
