@@ -58,13 +58,13 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
     Raises:
         UserError: the machines do not meet, or another job writes to the run's directory.
     """
-    from titan_core.train.outcome import FOLDER
-    from titan_core.train.rendezvous import handler, options_of, rendezvous_errors
+    from titan_core.train.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
     from titan_core.train.run_directory import lock_for_ranks
 
     per_node = _processes_per_node(arguments.nproc_per_node)
     least, most = machines(arguments.nnodes)
     options = options_of(arguments, least, most)
+    require_meeting_point(options)
     # Threads are shared out; torch's agent would set 1.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
     # Restarted gloo processes find the old ones' keys in a store that outlives them, and cannot connect (torch 2.15).
@@ -77,6 +77,7 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
         from torch.distributed.elastic.agent.server.api import WorkerSpec
 
         from titan_core.train.agent import RankAgent
+        from titan_core.train.outcome import FOLDER
 
         lifecycle = Lifecycle(plugin.module for plugin in job.registry.found.plugins)
         with rendezvous_errors(options):
@@ -138,7 +139,7 @@ def own_command() -> str:
 def _quiet_torch() -> None:
     """Torch's agent and stores write warnings and tracebacks of what is reported in a line here."""
     level = os.environ.get("TORCH_CPP_LOG_LEVEL")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed  # noqa: F401 - reads the level
 
     if level is None:

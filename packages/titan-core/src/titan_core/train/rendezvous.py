@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,15 +66,58 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     if arguments.rdzv_backend == "static" and least != most:
         raise UserError.one(f"--nnodes {least}:{most}", "the static rendezvous takes no range", "use --rdzv-backend c10d")
     if arguments.rdzv_backend in ("c10d", "static"):
-        host, port = _host_and_port(endpoint)
+        host, _ = _host_and_port(endpoint)
         if arguments.rdzv_backend == "static" and ":" not in endpoint:
             raise UserError.one(f"--rdzv-endpoint {endpoint}", "the port is missing", f"for example {host}:29500")
-        try:
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            why = f"the name {host!r} cannot be resolved: {error.strerror or error}"
-            raise UserError.one(f"--rdzv-endpoint {endpoint}", why, "check the name, or give an address") from None
     return Rendezvous(arguments.rdzv_backend, endpoint, arguments.rdzv_id, (least, most), node_rank, timeout)
+
+
+def require_meeting_point(options: Rendezvous) -> None:
+    """Find out whether the machines can meet there, before torch does: it takes longer, and says less.
+
+    Raises:
+        UserError: the name is unknown, nothing answers in time, or the port is in use.
+    """
+    if not options.endpoint or options.backend not in ("c10d", "static"):
+        return
+    host, port = _host_and_port(options.endpoint)
+    where = f"--rdzv-endpoint {options.endpoint}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        why = f"the name {host!r} cannot be resolved: {error.strerror or error}"
+        raise UserError.one(where, why, "check the name, or give an address") from None
+    if options.backend == "static" and options.node_rank == 0:
+        # Torch listens on all addresses.
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            fix = "choose another port, or end what listens there; another machine must not have --node-rank 0 too"
+            raise UserError.one(where, f"this machine cannot listen there: {error.strerror or error}", fix) from None
+        return
+    if options.backend == "c10d" and any(_is_of_this_machine(family, address) for family, _, _, _, address in found):
+        return  # the first process here listens, the others meet it
+    end = time.monotonic() + options.connect_seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                why = f"nothing answered within {options.connect_seconds} s ({error.strerror or error})"
+                fix = "check host and port, and that titan was started on the machine that they name; see --rdzv-timeout"
+                raise UserError.one(where, why, fix) from None
+        time.sleep(min(0.5, max(0.0, end - time.monotonic())))
+
+
+def _is_of_this_machine(family: int, address: tuple[Any, ...]) -> bool:
+    """Whether a socket of this machine can have the address."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError:
+            return False
+    return True
 
 
 def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
