@@ -95,8 +95,10 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
             agent = RankAgent(
                 spec, (least, most), folder, lambda began: lifecycle.diagnose(run=job.dump_folder, since=began)
             )
-            os.environ.update(environment_of_child())
-            os.environ[FOLDER] = str(agent.outcomes_folder)
+            # Torch's agent gives ranks the environment of this process.
+            for name, value in {**environment_of_child(), FOLDER: str(agent.outcomes_folder)}.items():
+                os.environ[name] = value
+                stack.callback(os.environ.pop, name, None)
             return _run(agent, spec)
 
 
