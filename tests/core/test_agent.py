@@ -70,8 +70,16 @@ def last_line(agent: RankAgent) -> str:
     return agent.failure.lines[-1]
 
 
-def test_a_rank_that_does_not_answer_is_named_with_what_observers_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("see `titan flight analyse RUN`", "see `titan flight analyse RUN`"),
+        (None, "the traceback of rank 0, which lost it, is in logs/rank-0.log"),
+    ],
+    ids=["with what observers found", "alone"],
+)
+def test_a_rank_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
 ) -> None:
     monkeypatch.setattr(agent_module, "GRACE_SECONDS", 0.0)
     script = f"""
@@ -80,11 +88,8 @@ def test_a_rank_that_does_not_answer_is_named_with_what_observers_found(
     {LOST}
     sys.exit(1)
     """
-    line = last_line(agent_of(tmp_path, script, found="see `titan flight analyse RUN`"))
-    assert line == (
-        "error: rank 1 has not answered for 20 s in step 15; the traceback of rank 0, which lost it, is in logs/rank-0.log; "
-        "see `titan flight analyse RUN`"
-    )
+    line = last_line(agent_of(tmp_path, script, found=found))
+    assert line == f"error: rank 1 has not answered for 20 s in step 15; {said}"
 
 
 def test_the_first_cause_is_named_even_if_a_victim_ended_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from titan_core.cli.main import main
 from titan_core.errors import UserError
+from titan_core.train import rendezvous
 from titan_core.train.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
 
 
@@ -78,6 +79,15 @@ def test_a_meeting_point_that_will_do(listening: int, free: int) -> None:
     require_meeting_point(options(f"localhost:{listening}", "static", node_rank=1))
     require_meeting_point(options(f"localhost:{free}", "static"))
     require_meeting_point(options(f"localhost:{free}"))  # this machine will listen there itself
+
+
+@pytest.mark.parametrize(("backend", "node_rank"), [("c10d", 0), ("static", 1)])
+def test_something_else_that_listens_at_the_meeting_point(
+    listening: int, monkeypatch: pytest.MonkeyPatch, backend: str, node_rank: int
+) -> None:
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", -1.5)
+    with pytest.raises(UserError, match=rf"localhost:{listening}: what listens there is no rendezvous of torch's"):
+        rendezvous.handler(options(f"localhost:{listening}", backend, node_rank), "x")
 
 
 @pytest.mark.parametrize(

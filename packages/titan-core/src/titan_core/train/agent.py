@@ -200,23 +200,30 @@ def _failure(
         lines.append((f"error: {ranks(those)} ended with status {status}{during}, without a word", status))
     if aborted:
         lines.append((f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}", 128 + signal.SIGABRT))
+    found = diagnose() if not own else None
     if not lines:
-        lines.append((f"error: {_lost(everybody - set(statuses), failed, during)}", 1))
-    if not own and (found := diagnose()):
+        lines.append((f"error: {_lost(everybody - set(statuses), failed, during, found is None)}", 1))
+    if found is not None:
         line, status = lines[0]
         lines[0] = (f"{line}; {found}", status)
     return Failure(lines[0][1], tuple(line for line, _ in reversed(lines)))
 
 
-def _lost(silent: set[int], failed: dict[int, Outcome], during: str) -> str:
-    """Of ranks that failed only since another did not answer."""
+def _lost(silent: set[int], failed: dict[int, Outcome], during: str, shows_log: bool) -> str:
+    """Of ranks that failed only since another did not answer.
+
+    Args:
+        shows_log: whether to name the log of one of them.
+    """
     first = min(failed.values(), key=lambda one: one.time)
     waited = _MILLISECONDS.search(first.problems[0])
     so_long = f" for {int(waited[1]) / 1000:g} s" if waited else ""
     missing = ranks(silent) if silent else "a rank of another machine"
     verb = "have" if len(silent) > 1 else "has"
     gone = f"{missing} {verb} not answered{so_long}{during}"
-    return f"{gone}; the traceback of {ranks([first.rank])}, which lost it, is in {first.log}" if first.log else gone
+    if not first.log or not shows_log:
+        return gone
+    return f"{gone}; the traceback of {ranks([first.rank])}, which lost it, is in {first.log}"
 
 
 def _status_of(own: list[Outcome], statuses: dict[int, int]) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from titan_core.errors import UserError
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 29400
 """Torch's."""
 MOST_SECONDS = 7 * 86400
+PATIENCE_SECONDS = 5.0
+"""How much longer than it should torch may take to reach the meeting point."""
 MOST_CONNECT_SECONDS = 60
 """How long a machine tries to reach the meeting point, at most. There it waits for others as long as --rdzv-timeout says."""
 
@@ -125,7 +130,30 @@ def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
 
     Args:
         unique: a name for a job of one machine.
+
+    Raises:
+        UserError: what listens at the meeting point is something else: torch would wait for its answer without end.
     """
+    made: Future[RendezvousHandler] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(_handler(options, unique))
+        except Exception as error:  # noqa: BLE001 - raised where the result is waited for
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="rendezvous", daemon=True).start()
+    try:
+        return made.result(2 * options.connect_seconds + PATIENCE_SECONDS)  # torch tries twice: to listen, and to connect
+    except TimeoutError as error:
+        if made.done():  # torch's own
+            raise
+        why = "what listens there is no rendezvous of torch's"
+        raise UserError.one(f"--rdzv-endpoint {options.endpoint}", why, "choose another port") from error
+
+
+def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but does not export it to type checkers
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -133,6 +161,9 @@ def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
     more: dict[str, Any] = {"timeout": options.timeout}
     if options.backend == "static":
         more["rank"] = options.node_rank
+        if options.node_rank > 0 and options.endpoint:  # the handler itself connects only later
+            host, port = _host_and_port(options.endpoint)
+            TCPStore(host, port, timeout=timedelta(seconds=options.connect_seconds), wait_for_workers=False)
     elif options.backend == "c10d":
         more |= {"join_timeout": options.timeout, "read_timeout": options.connect_seconds}
     endpoint, run_id = (options.endpoint, options.run_id) if options.endpoint else ("localhost:0", unique)
