@@ -146,6 +146,21 @@ def test_a_second_interrupt_ends_at_once_and_starts_nothing_again(tmp_path: Path
     assert agent.interrupts == 2
 
 
+def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(tmp_path: Path) -> None:
+    script = """
+    def stop(*given):
+        leave(problems=["step-15: cannot be written; make room"])
+        sys.exit(2)
+    signal.signal(signal.SIGINT, stop)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1, restarts=3)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+    assert agent.failure == Failure(2, ("error: step-15: cannot be written; make room",))
+
+
 def test_another_number_of_machines_than_asked_for_is_refused(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, "")
     agent._machines = (2, 3)
@@ -169,7 +184,7 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
         ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7"]),
         ({1: -6}, [outcome(2, "ValueError: no")], 1,
          ["error: rank 1 was killed by SIGABRT in step 7", "error: ValueError: no"]),
-        ({1: 3}, [], 3, ["error: rank 1 ended with status 3, without a word"]),
+        ({1: 3}, [], 3, ["error: rank 1 ended with status 3; it left no reason but what it printed"]),
         ({0: 2, 1: 2}, [outcome(0, "the data: bad; mend it"), outcome(1, "the data: bad; mend it")], 2,
          ["error: the data: bad; mend it"]),
         ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),

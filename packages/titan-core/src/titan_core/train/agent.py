@@ -26,6 +26,8 @@ from titan_core.train.outcome import Outcome, read_outcomes, report_lines
 
 GRACE_SECONDS = 10.0
 """How long the other ranks have to end by themselves, and to write down why, once one has failed."""
+ORDERLY_SECONDS = 30.0
+"""The same, once one has stopped in good order (SIGTERM): others may still be writing."""
 EXIT_PREEMPTED = 75
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
@@ -117,19 +119,27 @@ class RankAgent(LocalElasticAgent):
             now = time.monotonic()
             if self._failed_at is None:
                 self._failed_at = now
-            if now < self._failed_at + GRACE_SECONDS:
+            orderly = set(ended.values()) <= {0, EXIT_PREEMPTED}
+            if now < self._failed_at + (ORDERLY_SECONDS if orderly else GRACE_SECONDS):
                 return RunResult(state=WorkerState.HEALTHY)
             for rank in self._living.keys() - ended.keys():
                 _send(self._living[rank], signal.SIGKILL)
         result = super()._monitor_workers(worker_group)
         if not result.is_failed():
+            if result.state == WorkerState.SUCCEEDED:
+                self._living = {}  # an interrupt ends the wait for other machines
             return result
         statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
         own = {rank: status for rank, status in ended.items() if status} or statuses
         everybody, self._living = set(self._living), {}
+        outcomes = self.outcomes
         if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in own.values()):
+            if any(
+                one.problems and not one.follows for one in outcomes.values()
+            ):  # such as a checkpoint that could not be saved
+                self.failure = _failure(own, everybody, outcomes, lambda: None)
             raise JobInterrupted
-        self.failure = _failure(own, everybody, self.outcomes, lambda: self._diagnose(self._began))
+        self.failure = _failure(own, everybody, outcomes, lambda: self._diagnose(self._began))
         if self._attempt < self._attempts:
             self._attempt += 1
             *others, first = self.failure.lines
@@ -197,7 +207,9 @@ def _failure(
     own = [one for one in failed.values() if not one.follows]
     lines += [(line, _status_of(own, statuses)) for line in report_lines(own)]
     for status, those in exited.items():
-        lines.append((f"error: {ranks(those)} ended with status {status}{during}, without a word", status))
+        lines.append(
+            (f"error: {ranks(those)} ended with status {status}{during}; it left no reason but what it printed", status)
+        )
     if aborted:
         lines.append((f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}", 128 + signal.SIGABRT))
     found = diagnose() if not own else None

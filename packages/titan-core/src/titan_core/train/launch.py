@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from titan_core.train.agent import RankAgent
 
+log = logging.getLogger(__name__)
+
 EXIT_INTERRUPTED = 130
 ROLE = "rank"
 
@@ -105,6 +107,7 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
 def _run(agent: RankAgent, spec: WorkerSpec) -> int:
     """Until the ranks have ended; the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     from titan_core.train.agent import JobInterrupted
     from titan_core.train.outcome import interrupted_line
@@ -117,11 +120,15 @@ def _run(agent: RankAgent, spec: WorkerSpec) -> int:
         print(f"titan: ended by {error.sigval.name}", file=sys.stderr)
         return 128 + int(error.sigval)
     except JobInterrupted:
-        print("titan: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        if agent.failure is None:
+            print("titan: interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
     finally:
         if closes:
-            spec.rdzv_handler.shutdown()
+            try:
+                spec.rdzv_handler.shutdown()
+            except RendezvousError as error:
+                log.warning("the rendezvous cannot be closed: %s", error)
     if agent.failure is not None:
         for line in agent.failure.lines:
             print(f"titan: {line}", file=sys.stderr)
