@@ -63,6 +63,12 @@ class CrashReport:
         run = self._run
         if run is None or isinstance(error, KeyboardInterrupt):
             return
+        try:
+            self._report(run, error)
+        except OSError as problem:  # a full disk must not hide the error itself behind a traceback
+            log.error("the crash report cannot be written: %s", problem)
+
+    def _report(self, run: RunStart, error: BaseException) -> None:
         folder = self._folder / DEBUG / FOLDER
         own = self._crash(run, error)
         files = CrashFiles(folder, run.attempt, run.world.size)
