@@ -80,10 +80,12 @@ class EventLog:
         )
 
     def _write(self, event: str, step: int, **more: object) -> None:
-        if self._file is not None:
-            self._file.append({"event": event, "time": time.time(), "step": step, **more})
+        file = self._file
+        if file is not None:
+            file.append({"event": event, "time": time.time(), "step": step, **more})
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        file, self._file = self._file, None  # an observer's thread may still have a finding
+        if file is not None:
+            file.close()

@@ -25,7 +25,7 @@ EVENTS = "events.jsonl"
 DEBUG = "debug"
 """A folder for what debugging plugins leave: traces, dumps, statistics."""
 LOGS = "logs"
-"""A folder for metric loggers with files of their own."""
+"""A folder for metric loggers with files of their own, and for the log of each rank (:mod:`titan_core.train.outcome`)."""
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
 """What belongs to one run, from a fresh start to its end."""
 LOCKED = "TITAN_LOCKED"
