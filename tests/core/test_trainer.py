@@ -256,6 +256,52 @@ def test_a_folder_outside_of_the_run_is_refused(folder: str) -> None:
         make_job("llama3_debug", {"metrics.save_tb_folder": repr(folder)})
 
 
+class Interrupts:
+    """Presses Ctrl-C in a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self._step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_finishes_the_step_saves_and_resumes_bit_for_bit(in_tmp: Path) -> None:
+    whole = run_recipe("llama3_debug", {**TINY, "job.dump_folder": "whole"})
+    resumable = {**TINY, "checkpoint.enable": "true", "checkpoint.interval": 100, "job.dump_folder": "run"}
+    end = train(make_job("llama3_debug", resumable), [Interrupts(2)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (end.interrupted, end.failed, end.completed, end.preempted) == (True, False, False, False)
+    assert (in_tmp / f"run/checkpoint/step-{end.step}/checkpoint.json").exists()
+    events = [json.loads(line) for line in (in_tmp / "run/events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "checkpoint", "end"]
+    assert events[-1]["interrupted"] and not events[-1]["failed"]
+    assert whole.losses[: end.step] + run_recipe("llama3_debug", resumable).losses == whole.losses
+
+
+def test_an_interrupt_while_a_run_is_built_ends_it_at_once(in_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Building:
+        @hookimpl
+        def titan_train_start(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(make_job("llama3_debug", TINY), [Building()])
+    assert "titan: interrupted" not in capfd.readouterr().err  # the command says that
+
+
+def test_an_application_that_handles_interrupts_keeps_its_handler(in_tmp: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert train(make_job("llama3_debug", TINY), [Interrupts(2)]).completed
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
 def test_a_checkpoint_that_is_asked_for_in_vain_is_told(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Signals:
         @hookimpl

@@ -17,6 +17,7 @@ from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.config.sections import JobSection, TrainingSection
 from titan_core.errors import Problem, UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
 from titan_core.metrics.run_log import RunLog
@@ -72,6 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
+    with FolderLock(folder, f"--output {folder}"):
+        return _compare(arguments, entries, jobs, folder)
+
+
+def _compare(arguments: argparse.Namespace, entries: list[_Entry], jobs: list[Job], folder: Path) -> int:
     for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
         turn = list(zip(entries, jobs, folders, strict=True))
         for entry, job, place in reversed(turn) if number % 2 else turn:

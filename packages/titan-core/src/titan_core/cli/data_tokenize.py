@@ -8,6 +8,7 @@ from pathlib import Path
 
 from titan_core.cli.arguments import few, load, process_count, recipe_arguments
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.assemble import assemble
 
 
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         TimeRemainingColumn(),
     )
     folders = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    lock = FolderLock.beside(Path(arguments.output).resolve(), f"--output {arguments.output}")
+    with lock, Progress(*columns, console=Console(stderr=True)) as progress:
         for dataset in datasets:
             folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
             if len(datasets) > 1 and (folder / INDEX).exists():

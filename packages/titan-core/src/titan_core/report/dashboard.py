@@ -26,6 +26,7 @@ _COLOURS: dict[State, str] = {
     "finished": "blue",
     "ended": "blue",
     "preempted": "yellow",
+    "interrupted": "yellow",
     "stalled": "yellow",
     "killed": "red",
     "failed": "red",

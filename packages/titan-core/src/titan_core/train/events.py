@@ -125,3 +125,5 @@ class TrainEnd:
     """Whether an exception ended it."""
     preempted: bool = False
     """Whether SIGTERM ended it, after a whole step: it wants to be started again."""
+    interrupted: bool = False
+    """Whether a person ended it by an interrupt (Ctrl-C), after a whole step."""

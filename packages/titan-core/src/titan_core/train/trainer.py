@@ -30,7 +30,7 @@ from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.preserved import preserved_state
-from titan_core.train.run_directory import RunDirectory
+from titan_core.train.run_directory import RunDirectory, run_lock
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.shared_request import SharedRequests
 from titan_core.train.step import GradientAccumulation, StepRunner
@@ -66,8 +66,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
+            stack.enter_context(run_lock(job.dump_folder))
+            stack.enter_context(directory.locks)
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
+            lifecycle.register(interruption)
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
@@ -114,7 +117,7 @@ class Trainer:
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
         self.state = TrainState(parts, optimizer, lr_scheduler, loader)
-        self.checkpoints = self._checkpoint_store(job.checkpoint)
+        self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
             self.checkpoints.restore()
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
@@ -126,7 +129,7 @@ class Trainer:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
-        self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
+        self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
         self.skipped = False  # whether the last step's update was left out
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
@@ -162,7 +165,7 @@ class Trainer:
 
     @property
     def preempted(self) -> bool:
-        """Whether some rank was asked to stop."""
+        """Whether some rank was requested to stop, by SIGTERM or by an interrupt."""
         return self.interruption.stop.agreed
 
     def step(self) -> bool:
@@ -219,6 +222,8 @@ class Trainer:
             reason = "all steps are done"
         elif step >= self.last_step:
             reason = "training.stop_at_step was reached"
+        elif self.interruption.interrupt.agreed:
+            return TrainEnd(step, completed, reason="interrupted, after a whole step", interrupted=True)
         elif self.preempted:
             return TrainEnd(
                 step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True
@@ -292,7 +297,7 @@ class Trainer:
         (part,) = parts
         return GradientAccumulation(part)
 
-    def _checkpoint_store(self, checkpoint: Checkpoint | None) -> CheckpointStore | None:
+    def _checkpoint_store(self, checkpoint: Checkpoint | None, directory: RunDirectory) -> CheckpointStore | None:
         if checkpoint is None:
             return None
-        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle))
+        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle, directory.hold))

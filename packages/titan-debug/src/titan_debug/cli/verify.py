@@ -14,6 +14,7 @@ from titan_core.cli.output import print_json, print_table
 from titan_core.config.overrides import Override
 from titan_core.config.sections import JobSection, TrainingSection
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.job import Job
 from titan_core.metrics.run_log import RunLog
 from titan_debug.config import NumericsSection
@@ -62,10 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
         job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is told before anything is trained
         place = folder / str(mesh).replace(" ", "_")
         runs.append(ChildRun(arguments.recipe, [*overrides, *overrides_for(mesh, dims)], mesh.processes, place))
-    for mesh, child in zip(meshes, runs, strict=True):
-        if not arguments.json:
-            print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
-        child.train()
+    with FolderLock(folder, f"--output {folder}"):
+        for mesh, child in zip(meshes, runs, strict=True):
+            if not arguments.json:
+                print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
+            child.train()
     curves = [read_curve(child.folder) for child in runs]
     tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
     verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
