@@ -80,7 +80,7 @@ def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.Capt
         (["config"], "a subcommand is needed; one of show, check, schema"),
         (["config", "chek"], "no such command; did you mean 'check'?"),
         (["train", "--nproc", "2"], "unrecognized arguments: --nproc"),
-        (["train", "--nproc-per-node", "two"], "must be a whole number of at least 1"),
+        (["train", "--nproc-per-node", "two"], "must be a whole number from 1 to 512"),
         (["train", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
         (["plugins", "--training.steps", "3"], "unrecognized arguments"),
         (["train", "--training.steps", "abc"], 'command line: training.steps = "abc": must be a valid integer'),

@@ -385,7 +385,9 @@ def test_a_copy_of_the_weights_without_a_target_in_a_step_learns_nothing(
         return replace(made, targets=torch.full_like(made.targets, IGNORE))
 
     monkeypatch.setattr(loader, "_batch", without_targets)
-    monkeypatch.setattr(Lookahead, "look", lambda self: replace(look(self), num_targets=100, copy_targets=0))
+    monkeypatch.setattr(
+        Lookahead, "look", lambda self, skipped: replace(look(self, skipped), num_targets=100, copy_targets=0)
+    )
     record = run_recipe("llama3_debug", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
     assert record.losses == [0.0]
     assert record.grad_norms == [0.0]

@@ -276,7 +276,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path)]) == 2
     assert "draws on a terminal, and stdout is none; add --once" in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--interval", "0"]) == 2
-    assert "not a number of seconds greater than 0" in capsys.readouterr().err
+    assert "not a number of seconds from 0.01 to 2592000" in capsys.readouterr().err
 
 
 def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def real(what: str, least: float, most: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {what} from {least:g} to {most:g}")
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {what} from {least:.12g} to {most:.12g}")
         return value
 
     return number
