@@ -15,11 +15,12 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from titan_ckpt.chunks import bytes_of, digest, read_chunk
+from titan_ckpt.chunks import bytes_of, read_chunk
 from titan_ckpt.cli import pick, progress
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, read_config, require_tensors, their_rows
-from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor, write_manifest
+from titan_ckpt.manifest import write_manifest
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor, chunk_digest
 from titan_ckpt.tensors import MODEL
 from titan_core.components import Model
 from titan_core.errors import UserError
@@ -131,9 +132,11 @@ def from_foreign(
             whole = whole.to(dtype) if dtype is not None else whole
             data = bytes_of(whole)
             write_all(file, data)
-            shape = tuple(whole.shape)
-            chunk = Chunk((0,) * len(shape), shape, "data-00000.bin", at, len(data), digest(data))
-            stored[f"{MODEL}.{tensor.parameter}"] = StoredTensor(str(whole.dtype).removeprefix("torch."), shape, (chunk,))
+            name, kind, shape = f"{MODEL}.{tensor.parameter}", str(whole.dtype).removeprefix("torch."), tuple(whole.shape)
+            begin = (0,) * len(shape)
+            digest = chunk_digest(name, kind, begin, shape, data)
+            chunk = Chunk(begin, shape, "data-00000.bin", at, len(data), digest)
+            stored[name] = StoredTensor(kind, shape, (chunk,))
             at += len(data)
             advance(1)
     _copy_tokenizer(source, target)

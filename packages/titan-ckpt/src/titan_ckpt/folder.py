@@ -171,6 +171,11 @@ class Folder:
                 finally:
                     os.close(descriptor)
 
+    def rename(self, name: str) -> None:
+        """Give the folder another name in the folder that it is in."""
+        system, path = self._located
+        system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
+
     def remove(self, name: str) -> None:
         """Remove the file ``name``, if it is there."""
         system, path = (self / name)._located
