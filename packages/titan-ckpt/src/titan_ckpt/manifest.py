@@ -25,6 +25,7 @@ from titan_ckpt.stored import (
     chunk_digest,
 )
 
+
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
     """Commit the checkpoint in ``folder``."""
     contents = {

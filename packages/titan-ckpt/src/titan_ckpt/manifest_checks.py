@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from itertools import pairwise, product
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from titan_ckpt.dtypes import ITEM_BYTES
-from titan_ckpt.stored import FORMAT, NAME, BrokenCheckpoint, Chunk, Manifest, StoredTensor
+from titan_ckpt.stored import FORMAT, NAME, BrokenCheckpoint, Chunk, Manifest, StoredTensor, tensors_in
 
 _FILE = re.compile(r"data-[0-9]{5,}\.bin")
 
@@ -74,11 +74,27 @@ class _Loader(_Strict):
     shards: dict[str, dict[str, Any]]
 
 
+class _Group(_Strict):
+    built: dict[str, Any]
+    now: dict[str, Any]
+
+
+class _Own(_Strict):
+    state: dict[str, Any]
+    extra: dict[str, Any]
+
+
 class _Optimizer(_Strict):
     parameters: dict[str, dict[str, Any]]
-    groups: list[dict[str, dict[str, Any]]]
+    groups: list[_Group]
     group_of: dict[str, Count]
-    own: dict[str, Any]
+    own: _Own
+
+    @model_validator(mode="after")
+    def _groups_of_all(self) -> _Optimizer:
+        if self.group_of.keys() != self.parameters.keys() or any(one >= len(self.groups) for one in self.group_of.values()):
+            raise ValueError("a parameter has no group")
+        return self
 
 
 class _State(_Strict):
@@ -126,6 +142,11 @@ def checked_manifest(contents: Any) -> Manifest:
         place = ".".join(map(str, first["loc"]))
         raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
     _require_whole_files(checked.files, tensors)
+    if checked.state:
+        there = {name for name in tensors if name.startswith("optimizer.")}
+        different = there ^ set(tensors_in(checked.state["optimizer"]))
+        if different:
+            raise BrokenCheckpoint(f"{min(different)} is either a tensor or in the optimizer's state, and should be both")
     return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
 
 

@@ -49,9 +49,9 @@ def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> lis
     return [step for step in older if not (keep_every and step % keep_every == 0)]
 
 
-def clear(folder: Folder, step: int) -> str | None:
-    """Make room for the checkpoint of ``step``: remove an older one and what an interrupted save has left; move aside what is
-    neither (a damaged checkpoint, data that lost its manifest).
+def make_room(folder: Folder, step: int) -> str | None:
+    """Make room for the checkpoint of ``step``: remove an older one and what an interrupted save has left; move aside what
+    is neither (a damaged checkpoint, data that lost its manifest).
 
     Returns:
         Where that was moved.

@@ -80,3 +80,11 @@ def chunk_digest(tensor: str, dtype: str, offset: tuple[int, ...], shape: tuple[
     digest = hashlib.sha256(json.dumps([tensor, dtype, offset, shape]).encode())
     digest.update(data)
     return digest.hexdigest()
+
+
+def tensors_in(value: Any) -> list[str]:
+    """The names of the tensors that plain values (:mod:`titan_ckpt.plain_values`) refer to."""
+    if isinstance(value, dict) and "$stored" in value:
+        return [str(value["$stored"])]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [name for one in inside for name in tensors_in(one)]

@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from titan_core.config.run_folder import RunFolder
-from titan_core.config.section import Section
+from titan_core.config.section import ALL_KEYS, Section
 
 
 class ProfilingSection(Section):
     section: ClassVar[str] = "profiling"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable_profiling: bool = False
     """Write traces of torch's profiler every profile_freq steps. SIGUSR2 to a rank's process asks for one at any time,
@@ -38,6 +39,7 @@ class ProfilingSection(Section):
 
 class CommTraceSection(Section):
     section: ClassVar[str] = "comm"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     flight_recorder: bool = True
     """Keep the last collectives of each rank in memory, and dump them when something goes wrong."""
@@ -53,6 +55,7 @@ class CommTraceSection(Section):
 
 class NumericsSection(Section):
     section: ClassVar[str] = "numerics"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     locate_nan: bool = True
     """When the loss or the gradient norm is not finite, repeat the step's forward pass and name the first module whose

@@ -32,7 +32,9 @@ def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:
             rows = order if ours in ("attention.wq", "attention.wk") else ()
             tensors.append(ForeignTensor(f"model.layers.{layer}.{theirs}.weight", f"layers.{layer}.{ours}.weight", rows))
     tensors.append(ForeignTensor("model.norm.weight", "norm.weight"))
-    if not args.tie_embeddings:
+    if args.tie_embeddings:
+        tensors.append(ForeignTensor("lm_head.weight", "tok_embeddings.weight", copy=True))
+    else:
         tensors.append(ForeignTensor("lm_head.weight", "output.weight"))
     return tensors
 
@@ -87,6 +89,9 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
         raise ValueError(f"head_dim is {config['head_dim']}, and this Llama's is hidden_size / heads = {dim // heads}")
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or rope
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor is {partial!r}, and this Llama turns whole heads")
     return LlamaArgs(
         dim=dim,
         n_layers=config["num_hidden_layers"],
@@ -125,7 +130,9 @@ def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
             full = f"layers.{layer}.{name}.weight"
             tensors.append(ForeignTensor(full, full, split=split))  # type: ignore[arg-type]
     tensors.append(ForeignTensor("norm.weight", "norm.weight"))
-    if not args.tie_embeddings:
+    if args.tie_embeddings:
+        tensors.append(ForeignTensor("output.weight", "tok_embeddings.weight", split=0, copy=True))
+    else:
         tensors.append(ForeignTensor("output.weight", "output.weight", split=0))
     return tensors
 
