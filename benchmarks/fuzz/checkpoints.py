@@ -1,9 +1,9 @@
 """Damaged checkpoints: each must be refused in a line, or load what was saved.
 
-A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest with the checksum
-made anew, which only the manifest's own contradictions give away. Then it is verified and a run is restored from it, in this
-process and by the code that a user's command runs. A number that was changed into another of its kind under a new checksum is
-no damage that could be seen, and is left out.
+A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest, with the
+checksum made anew, which only the manifest's own contradictions give away. Then it is verified and a run is restored from it,
+in this process and by the code that a user's command runs. A number that was changed into another of its kind under a new
+checksum is no damage that could be seen, and is left out.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class _Fuzz:
             try:
                 with redirect_stderr(StringIO()):
                     status = main(["checkpoint", "verify", str(place)])
-                if self._restored(request, section, place) and self._state(request) != original:
+                if self._restored(request, section, place) and (different := _differences(self._state(request), original)):
                     said = "whole" if status == 0 else f"broken ({status})"
-                    self.failures.append(f"{case}: loaded as something else; verify says {said}")
-            except Exception as error:
+                    self.failures.append(f"{case}: loaded with another {different}; verify says {said}")
+            except Exception as error:  # noqa: BLE001 - any is what is looked for
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 self.failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
             if time.monotonic() - began > SECONDS:
@@ -162,14 +162,18 @@ class _Fuzz:
         except UserError:
             return False
 
-    def _state(self, request: CheckpointRequest) -> Any:
+    def _state(self, request: CheckpointRequest) -> dict[str, Any]:
         """Everything that a run has, in a form that can be compared."""
         state = request.state
         optimizer = state_of(parameter_names(state.parts), state.optimizer, self.built)
         tensors = {**model_tensors(state.parts), **optimizer.tensors}
         rates = [group["lr"] for group in state.optimizer.param_groups]
-        plainly = json.dumps(plain.collect(request, optimizer), sort_keys=True)
-        return {name: bytes(bytes_of(one)) for name, one in tensors.items()}, plainly, rates
+        values = {name: json.dumps(value) for name, value in plain.collect(request, optimizer).items()}
+        return {"rates": rates, **values, **{name: bytes(bytes_of(one)) for name, one in tensors.items()}}
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return ", ".join(sorted(name for name in {*one, *other} if one.get(name) != other.get(name)))
 
 
 class _Store:
@@ -302,16 +306,22 @@ def _changed_tensor(chance: random.Random, contents: Any) -> str:
     name = chance.choice(sorted(contents["tensors"]))
     tensor = contents["tensors"][name]
     if chance.random() < 0.5:
-        tensor["dtype"] = chance.choice(["int32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "load", "", "float99"])
+        tensor["dtype"] = chance.choice(
+            ["int32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "load", "", "float99"]
+        )
     else:
-        tensor["shape"] = chance.choice([tensor["shape"][::-1] + [1], [0], [], [one + 1 for one in tensor["shape"]], [1 << 62] * 3])
+        tensor["shape"] = chance.choice(
+            [[*tensor["shape"][::-1], 1], [0], [], [one + 1 for one in tensor["shape"]], [1 << 62] * 3]
+        )
     return f"{name}: {tensor['dtype']} {tensor['shape']}"
 
 
 def _changed_numbers(chance: random.Random, contents: Any) -> str:
     key = chance.choice(["step", "format", "files", "state"])
     if key == "files":
-        contents["files"] = chance.choice([{}, {"data-00000.bin": 1}, {**contents["files"], "data-00001.bin": 0}, {"../x": 1}])
+        contents["files"] = chance.choice(
+            [{}, {"data-00000.bin": 1}, {**contents["files"], "data-00001.bin": 0}, {"../x": 1}]
+        )
     elif key == "state":
         contents["state"] = {}
     else:

@@ -92,8 +92,8 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(
 @pytest.mark.parametrize(
     "value",
     [
-        None, True, 3, 2.5, float("-inf"), "text", [1, [2.0]], (1, (2,)), {"a": {"b": (1,)}}, {1: "x", "y": 2}, {"$tuple": 1},
-        Counter({3: 2}), OrderedDict([("z", 1), ("a", 2)]), {4, 5}, frozenset("ab"), torch.bfloat16, {}, (),
+        None, True, 3, 2.5, float("-inf"), "text", [1, [2.0]], (1, (2,)), {"a": {"b": (1,)}}, {1: "x", "y": 2},
+        Counter({3: 2}), OrderedDict([("z", 1), ("a", 2)]), {4, 5}, frozenset("ab"), torch.bfloat16, {}, (), {"$tuple": 1},
     ],
     ids=repr,
 )  # fmt: skip

@@ -14,8 +14,8 @@ from titan_core.optim.param_groups import ParamGroup
 
 
 class Odd(Optimizer):
-    """Gradient descent whose every step depends on all that it keeps: a number and a nested table for each parameter, a tensor
-    that is first there after two steps, a value of each group, one of the whole, and one beside its state."""
+    """Gradient descent whose every step depends on all that it keeps: a number and a nested table for each parameter, a
+    tensor that is first there after two steps, a value of each group, one of the whole, and one beside its state."""
 
     phase = 1.0
 

@@ -133,7 +133,7 @@ def checked_manifest(contents: Any) -> Manifest:
     try:
         checked = _Contents.model_validate(contents)
         if checked.state:
-            _State.model_validate(checked.state)
+            _require_state(checked.state)
             if checked.state["step"] != checked.step:
                 raise BrokenCheckpoint(f"{NAME} says step {checked.step}, and its state says {checked.state['step']}")
         tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
@@ -148,6 +148,15 @@ def checked_manifest(contents: Any) -> Manifest:
         if different:
             raise BrokenCheckpoint(f"{min(different)} is either a tensor or in the optimizer's state, and should be both")
     return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
+
+
+def _require_state(state: dict[str, Any]) -> None:
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, ("state", *first["loc"])))
+        raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
 
 
 def _stored(name: str, tensor: _Tensor) -> StoredTensor:

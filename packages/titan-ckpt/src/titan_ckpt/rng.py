@@ -26,6 +26,8 @@ def apply(states: dict[str, Any], device: torch.device) -> None:
     """
     try:
         version, words, gauss = states["python"]
+        if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
+            raise TypeError("Python's is not made of numbers")
         random.setstate((version, tuple(words), gauss))
         torch.set_rng_state(_tensor(states["cpu"]))
         if device.type == "cuda" and "cuda" in states:

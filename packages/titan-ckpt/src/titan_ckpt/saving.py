@@ -50,8 +50,14 @@ class Saving:
         """Step of the newest whole checkpoint that this run has made or begun from."""
         self.inherited: dict[str, Any] = {}
         """What checkpoints say of where the run's first weights came from."""
-        self.built = group_values(self._state.optimizer)
+        self.built = self._built()
         """The values of parameter groups as the config builds them."""
+
+    def _built(self) -> list[dict[str, Any]]:
+        try:
+            return group_values(self._state.optimizer)
+        except Unsaveable as error:
+            raise unsaveable(error) from None
 
     def save(self, last: bool) -> None:
         """Save the state: beside training if the config says so, unless it is the ``last`` one.
