@@ -1,7 +1,7 @@
 """Damaged checkpoints: each must be refused in a line, or load what was saved.
 
 A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest, with the
-checksum made anew, which only the manifest's own contradictions give away. Then it is verified and a run is restored from it,
+checksum made anew, which only the manifest's own contradictions give away. It is then verified, and a run restored from it,
 in this process and by the code that a user's command runs. A number that was changed into another of its kind under a new
 checksum is no damage that could be seen, and is left out.
 """
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import time
 import traceback
@@ -221,15 +222,19 @@ def _mistype(chance: random.Random, contents: Any) -> str:
         del container[key]
         return f"{path} left out"
     wrong = wrong_type(chance, container[key])
-    if path.startswith(("state.optimizer.groups", "state.lr_scheduler")) and path.count(".") > 1 and wrong is None:
+    free = ("state.optimizer.groups", "state.lr_scheduler", "state.observers.", "state.generators.")
+    if path.startswith(free) and path.count(".") > 1 and wrong is None:
         wrong = "x"  # what is kept may become None
     container[key] = wrong
     return f"{path} = {wrong!r}"
 
 
 def _is_seen(path: str) -> bool:
-    """Whether a value has a type to be held against: one of an observer's own has none."""
-    return not (path.startswith("state.observers.") and path.count(".") > 2)
+    """Whether a value has a type to be held against: one of an observer's own has none. Of a generator's hundreds of words
+    some are enough."""
+    if path.startswith("state.observers."):
+        return path.count(".") < 2
+    return not re.search(r"python\.1\.\d{2}", path)
 
 
 def _chunk(chance: random.Random, contents: Any) -> tuple[str, Any, int]:

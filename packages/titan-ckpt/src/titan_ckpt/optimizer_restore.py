@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_ckpt.plain_values import decode
+from titan_ckpt.plain_values import decode, require_alike
 from titan_ckpt.stored import StoredTensor, tensors_in
 from titan_ckpt.tensors import OPTIMIZER
 from titan_core.model.part import ModelPart
@@ -163,6 +163,7 @@ def saved_rates(
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    require_alike(value, group.get(key), f"{OPTIMIZER}.groups.{key}")
     if isinstance(group.get(key), Tensor):
         group[key].copy_(value)  # a compiled step has this very tensor
     else:

@@ -115,6 +115,21 @@ def decode(value: Any, tensor: Callable[[Any], Tensor] | None = None) -> Any:
     raise ValueError(f"{tag!r} is not known")
 
 
+def require_alike(value: Any, present: Any, name: str) -> None:
+    """``value``, which was read, must be of the kind of ``present``, which it is to replace. Numbers are of one kind, and
+    ``None`` may become anything, and anything ``None``.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value is not None and present is not None and _kind(value) is not _kind(present):
+        raise ValueError(f"{name} is {value!r}, in the place of {present!r}")
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int or (isinstance(value, Tensor) and value.dim() == 0) else type(value)
+
+
 def _elements(value: Tensor, name: str) -> Any:
     if type(value) not in (Tensor, torch.nn.Parameter) or value.numel() > _SMALL:
         raise Unsaveable(name, f"is a tensor of {value.numel()} elements, in a place that holds small ones")

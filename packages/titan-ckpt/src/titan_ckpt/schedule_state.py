@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from titan_ckpt.plain_values import Unsaveable, decode, encode
+from titan_ckpt.plain_values import Unsaveable, decode, encode, require_alike
 from titan_core.train.world import World
 
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
@@ -39,7 +39,10 @@ def restore_schedule(scheduler: LRScheduler, saved: Mapping[str, Any], recompute
     Raises:
         ValueError: ``saved`` is nothing that :func:`schedule_state` returns.
     """
-    scheduler.load_state_dict(_merged(scheduler.state_dict(), decode(dict(saved))))
+    present, kept = scheduler.state_dict(), decode(dict(saved))
+    for key in present.keys() & kept.keys():
+        require_alike(kept[key], present[key], f"{NAME}.{key}")
+    scheduler.load_state_dict(_merged(present, kept))
     if recompute and isinstance(scheduler, LambdaLR):
         scheduler.last_epoch -= 1
         scheduler.step()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from titan_ckpt import rng
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
-from titan_ckpt.plain_values import Unsaveable, damaged
+from titan_ckpt.plain_values import Unsaveable, damaged, require_alike
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
 from titan_core.train.checkpoint import CheckpointRequest
 
@@ -69,14 +69,8 @@ def apply(saved: dict[str, Any], request: CheckpointRequest, allowed: Sequence[s
             raise ValueError(f"it has random generators of {len(saved['generators'])} ranks, not of {world.size}")
         rng.apply(saved["generators"][dist.get_rank()], world.device)
     for name, present in request.lifecycle.save_state().items():
-        kept = saved["observers"].get(name)
-        if kept is not None and _kind(kept) is not _kind(present):
-            raise ValueError(f"the observer {name!r} keeps a {_kind(present).__name__}, and not a {_kind(kept).__name__}")
+        require_alike(saved["observers"].get(name), present, f"the state of the observer {name!r}")
     request.lifecycle.restore_state(saved["observers"])
-
-
-def _kind(value: Any) -> type:
-    return float if type(value) is int else type(value)
 
 
 def _survives(value: Any) -> bool:

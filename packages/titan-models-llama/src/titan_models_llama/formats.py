@@ -87,6 +87,11 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
     heads, dim = config["num_attention_heads"], config["hidden_size"]
     if config.get("head_dim") not in (None, dim // heads):
         raise ValueError(f"head_dim is {config['head_dim']}, and this Llama's is hidden_size / heads = {dim // heads}")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key), Mapping | None):
+            raise ValueError(f"{key} is {config[key]!r}, and should be a table")
+    if not isinstance(config.get("tie_word_embeddings", False), bool):
+        raise ValueError(f"tie_word_embeddings is {config['tie_word_embeddings']!r}")
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or rope
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -100,9 +105,9 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
         ffn_dim=config["intermediate_size"],
         vocab_size=config["vocab_size"],
         max_seq_len=config["max_position_embeddings"],
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+        rope_theta=_real(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         rope_scaling=_scaling(scaling),
-        norm_eps=float(config["rms_norm_eps"]),
+        norm_eps=_real(config["rms_norm_eps"]),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
     )
 
@@ -114,11 +119,18 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
     if kind != "llama3":
         raise ValueError(f"rope_type is {kind!r}, and this Llama knows 'llama3' alone")
     return RopeScaling(
-        factor=float(config["factor"]),
-        low_freq_factor=float(config["low_freq_factor"]),
-        high_freq_factor=float(config["high_freq_factor"]),
-        original_max_seq_len=int(config["original_max_position_embeddings"]),
+        factor=_real(config["factor"]),
+        low_freq_factor=_real(config["low_freq_factor"]),
+        high_freq_factor=_real(config["high_freq_factor"]),
+        original_max_seq_len=config["original_max_position_embeddings"],
     )
+
+
+def _real(value: Any) -> float:
+    """A number, and neither a text nor a truth value that would pass for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} should be a number")
+    return float(value)
 
 
 def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
