@@ -76,7 +76,10 @@ class Saving:
         if not weights_only:
             optimizer = self._optimizer_state()
             tensors |= optimizer.tensors
-            values = plain.collect(self._request, optimizer)
+            try:
+                values = plain.collect(self._request, optimizer)
+            except Unsaveable as error:  # all ranks know of it
+                raise unsaveable(error) from None
         folder = step_folder(self._folder, step)
         # What an interrupted save of the same step has left, or a run that was restarted from before it.
         self._clear(step)

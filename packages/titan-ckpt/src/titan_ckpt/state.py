@@ -28,11 +28,11 @@ def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, 
     """
     state, world = request.state, request.world
     loader = state.loader.state_dict()
-    for key, value in loader.items():
-        if not _survives(value):
-            raise Unsaveable(f"data.{key}", "is not made of JSON's values, with texts as keys")
     by_rank: list[Any] = world.gather((loader["shards"], rng.collect(world.device)))
     shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
+    for key, value in (("stream_of", loader["stream_of"]), ("position", shards)):
+        if not _survives(value):
+            raise Unsaveable(f"the data's {key}", "is not made of JSON's values, with texts as keys")
     return {
         "step": state.step,
         "tokens_seen": state.tokens_seen,

@@ -176,14 +176,16 @@ def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataL
     )
 
 
-def _like(position: Any, first: Any) -> bool:
-    """Whether ``position`` is made as ``first``, that of a beginning, is: ``None`` there may become anything."""
+def _like(position: Any, first: Any, of_source: bool = False) -> bool:
+    """Whether ``position`` is made as ``first``, that of a beginning, is: ``None`` there may become anything. What a source
+    says of a position of its own (``of_source``) may have other keys and longer lists later."""
     if isinstance(first, dict):
-        same = isinstance(position, dict) and position.keys() == first.keys()
-        return same and all(_like(position[key], one) for key, one in first.items())
+        same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
+        common = (key for key in first if same and key in position)
+        return same and all(_like(position[key], first[key], of_source or key == "document") for key in common)
     if isinstance(first, list):
-        same = isinstance(position, list) and len(position) == len(first)
-        return same and all(map(_like, position, first))
+        same = isinstance(position, list) and (of_source or len(position) == len(first))
+        return same and (of_source or all(map(_like, position, first)))
     if isinstance(first, int):
         return type(position) is type(first) and position >= 0
     return first is None or isinstance(position, type(first))
