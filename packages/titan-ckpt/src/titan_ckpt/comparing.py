@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from titan_core.config.changes import ConfigChange, config_changes
+from titan_core.config.problems import show
 from titan_core.errors import Problem, UserError
 from titan_core.job.assemble import model_args
 from titan_core.job.job import Job
@@ -108,8 +109,6 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
-    why = (
-        f"the run whose checkpoint of step {step} this job resumes from has {change.before!r}: it would train something else"
-    )
+    why = f"the checkpoint of step {step} was saved with {show(change.before)}; another value trains something else"
     way_out = f'set it back; or, to continue with the new value, checkpoint.allow_changed = ["{change.key}"]'
     return Problem(job.config.where(change.key, change.now), why, way_out)
