@@ -24,8 +24,10 @@ import torch
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
+from titan_ckpt.optimizer_restore import begin_optimizer
+from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.saving import Saving
-from titan_ckpt.tensors import begin_optimizer, model_tensors, optimizer_tensors
+from titan_ckpt.tensors import model_tensors
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.data.batch import Batch
@@ -101,7 +103,8 @@ def main() -> None:
         trainer = Trainer(job, world, OpenedData.of(job), Lifecycle([]), RunDirectory.create(root))
         state = trainer.state
         begin_optimizer(state.optimizer)
-        tensors = {**model_tensors(state.parts), **optimizer_tensors(state.parts, state.optimizer)}
+        kept = state_of(parameter_names(state.parts), state.optimizer, group_values(state.optimizer))
+        tensors = {**model_tensors(state.parts), **kept.tensors}
         num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
         request = CheckpointRequest(job, world, state, trainer.lifecycle, lambda folder, where: None)
         saving = Saving(request, config.section(CheckpointSection), Folder(root))

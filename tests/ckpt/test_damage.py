@@ -16,7 +16,8 @@ import torch
 from harness.jobs import RunRecord, run_recipe
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import BrokenCheckpoint, read_manifest, verify_data
+from titan_ckpt.manifest import read_manifest, verify_data
+from titan_ckpt.stored import UNFINISHED, BrokenCheckpoint
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 
@@ -44,6 +45,14 @@ def saved(in_tmp: Path) -> RunRecord:
     whole = run({"job.dump_folder": "whole"})
     run({"training.stop_at_step": 4})
     return whole
+
+
+def interrupted(step: int) -> None:
+    """What is left of a save that was killed."""
+    folder = CHECKPOINTS / f"step-{step}"
+    folder.mkdir(parents=True)
+    (folder / UNFINISHED).touch()
+    (folder / "data-00000.bin").write_bytes(b"half of it")
 
 
 def flip(file: Path, place: float) -> None:
@@ -98,7 +107,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_loudly(
         record = run()
     assert record.losses == saved.losses[2:]
     assert "step-4 cannot be used: " in caplog.text
-    assert "going on from step 2" in caplog.text
+    assert "resuming from step 2" in caplog.text
 
 
 def test_when_none_is_whole_the_job_does_not_silently_start_anew(saved: RunRecord) -> None:
@@ -111,14 +120,29 @@ def test_when_none_is_whole_the_job_does_not_silently_start_anew(saved: RunRecor
 
 
 def test_what_was_never_complete_is_no_reason_not_to_start(in_tmp: Path) -> None:
-    (CHECKPOINTS / "step-2").mkdir(parents=True)
-    (CHECKPOINTS / "step-2" / "data-00000.bin").write_bytes(b"half of it")
+    interrupted(2)
     assert len(run().losses) == 6
 
 
+def test_data_that_lost_its_manifest_is_not_overwritten_by_a_new_start(in_tmp: Path) -> None:
+    (CHECKPOINTS / "step-2").mkdir(parents=True)
+    (CHECKPOINTS / "step-2" / "data-00000.bin").write_bytes(b"precious")
+    with pytest.raises(UserError, match=r"step-2: it is not complete: there is no checkpoint.json\n.*set checkpoint.folder"):
+        run()
+    assert (CHECKPOINTS / "step-2" / "data-00000.bin").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["no manifest", "a flipped byte of the manifest"])
+def test_what_is_no_whole_checkpoint_is_moved_aside_by_one_of_the_same_step(saved: RunRecord, kind: str) -> None:
+    damage(kind, CHECKPOINTS / "step-4")
+    data = (CHECKPOINTS / "step-4" / "data-00000.bin").read_bytes()
+    run()
+    assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4", "step-4.aside-1", "step-6"}
+    assert (CHECKPOINTS / "step-4.aside-1" / "data-00000.bin").read_bytes() == data
+
+
 def test_what_interrupted_saves_left_is_cleared_away_and_what_is_damaged_is_not(saved: RunRecord) -> None:
-    (CHECKPOINTS / "step-1").mkdir()
-    (CHECKPOINTS / "step-1" / "data-00000.bin").write_bytes(b"half of it")
+    interrupted(1)
     damage("a flipped byte of the manifest", CHECKPOINTS / "step-2")
     run()
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4", "step-6"}

@@ -134,6 +134,7 @@ def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: 
 @pytest.mark.parametrize("recipe", ["tensorwise, float8 all-gather", "mxfp8_rceil"])
 def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooPool, tmp_path: Path, recipe: str) -> None:
     saved = {**FAST, "checkpoint.enable": "true", "checkpoint.interval": 4, "job.dump_folder": "run", "training.steps": 12}
+    saved["checkpoint.allow_changed"] = '["float8.*", "mx.*", "training.mixed_precision_param"]'
     whole = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "job.dump_folder": "whole"})[0]
     first = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "training.stop_at_step": 4})[0]
     assert first.losses == whole.losses[:4]

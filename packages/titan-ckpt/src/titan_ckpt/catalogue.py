@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import BrokenCheckpoint, Manifest, read_manifest
+from titan_ckpt.manifest import read_manifest
+from titan_ckpt.stored import UNFINISHED, BrokenCheckpoint, IncompleteCheckpoint, Manifest
 
-_STEP = re.compile(r"step-(\d+)")
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Entry:
     manifest: Manifest | None
     problem: str = ""
     """Why it cannot be used, where there is no manifest."""
+    unfinished: bool = False
+    """Whether it is what an interrupted save, or an interrupted removal, has left: nothing is lost with it."""
 
 
 def step_folder(folder: Folder, step: int) -> Folder:
@@ -43,6 +46,14 @@ def entries(folder: Folder) -> Iterator[Entry]:
 def entry(folder: Folder, step: int) -> Entry:
     """The checkpoint in ``folder``."""
     try:
-        return Entry(step, folder, read_manifest(folder))
+        manifest = read_manifest(folder)
+        named = _STEP.fullmatch(folder.name)
+        if named and int(named[1]) != manifest.step:
+            why = f"it is the checkpoint of step {manifest.step}, in a folder named {folder.name}: was it renamed?"
+            raise BrokenCheckpoint(why)
+        return Entry(step, folder, manifest)
+    except IncompleteCheckpoint as error:
+        names = folder.list()
+        return Entry(step, folder, None, str(error), unfinished=UNFINISHED in names or not names)
     except BrokenCheckpoint as error:
         return Entry(step, folder, None, str(error))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
 
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import Chunk, check_chunk
+from titan_ckpt.manifest import check_chunk
+from titan_ckpt.stored import Chunk, StoredTensor
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -17,13 +16,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def digest(data: memoryview) -> str:
-    """What a chunk's bytes are held against when they are read."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def read_chunk(folder: Folder, tensor: str, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """The chunk of ``tensor``, in memory of its own.
+def read_chunk(folder: Folder, name: str, tensor: StoredTensor, chunk: Chunk) -> Tensor:
+    """The chunk of ``tensor``, which is called ``name``, in memory of its own.
 
     Raises:
         BrokenCheckpoint: its bytes are not those that were written.
@@ -31,5 +25,6 @@ def read_chunk(folder: Folder, tensor: str, chunk: Chunk, dtype: torch.dtype) ->
     with folder.open(chunk.file) as file:
         file.seek(chunk.start)
         data = bytearray(file.read(chunk.num_bytes))
-    check_chunk(tensor, chunk, memoryview(data))
+    check_chunk(name, tensor.dtype, chunk, memoryview(data))
+    dtype = getattr(torch, tensor.dtype)
     return torch.frombuffer(data, dtype=dtype).view(chunk.shape) if data else torch.empty(chunk.shape, dtype=dtype)

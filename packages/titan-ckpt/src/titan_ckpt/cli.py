@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import NAME, BrokenCheckpoint, Manifest, verify_data
+from titan_ckpt.manifest import verify_data
 from titan_ckpt.retention import remove
+from titan_ckpt.stored import NAME, BrokenCheckpoint, Manifest
 from titan_core.cli.arguments import json_argument, whole
 from titan_core.cli.output import print_json, print_table
 from titan_core.config.numbers import MOST_STEPS

@@ -8,11 +8,12 @@ from pydantic import Field
 
 from titan_core.config.numbers import Count, Steps
 from titan_core.config.paths import AnyPath
-from titan_core.config.section import Section
+from titan_core.config.section import ALL_KEYS, Section
 
 
 class CheckpointSection(Section):
     section: ClassVar[str] = "checkpoint"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
     """Save checkpoints, and go on from the newest one at the start."""
@@ -38,6 +39,10 @@ class CheckpointSection(Section):
     exclude_from_loading: list[str] = Field(default_factory=list)
     """Patterns of what not to load from initial_load_path or load_step, e.g. ["optimizer.*"] or ["model.output.*"]; it keeps
     its first values."""
+    allow_changed: list[str] = Field(default_factory=list)
+    """Patterns of keys that a resumed run may have other values of, although they decide what is trained, e.g.
+    ["optimizer.lr", "model.args.rope_theta"], and of data that may have changed: ["dataset.NAME.content"]. A resumed run
+    with another value of any other such key is refused; the error names the key."""
     last_save_model_only: bool = False
     """Save only the weights after the last step, in export_dtype: for use, not to go on from."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,25 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from titan_ckpt.chunks import bytes_of, digest, read_chunk
+from titan_ckpt.catalogue import Entry
+from titan_ckpt.chunks import bytes_of, read_chunk
 from titan_ckpt.cli import pick, progress
+from titan_ckpt.dtypes import FLOATS
 from titan_ckpt.folder import Folder, write_all
-from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, read_config, require_tensors, their_rows
-from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor, write_manifest
-from titan_ckpt.tensors import MODEL
+from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
+from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
+from titan_ckpt.foreign_start import hf_about
+from titan_ckpt.hf_export import (
+    complete_tokenizer,
+    copy_tokenizer,
+    export_config,
+    export_generation_config,
+    warn_of_no_end,
+    write_json,
+)
+from titan_ckpt.manifest import write_manifest
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.tensors import MODEL, dtype_name
 from titan_core.components import Model
 from titan_core.errors import UserError
 from titan_core.folder_lock import FolderLock
@@ -29,13 +42,6 @@ from titan_core.weights import ForeignTensor, WeightFormat
 
 FILE_BYTES = 5 * 10**9
 """Size that a file of an export stays below, where a single tensor lets it."""
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "generation_config.json",
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,9 +86,10 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
     assert manifest is not None
     model, args = _model_of(manifest, registry)
     form = next((one for one in model.formats if one.name == "hf" and one.from_args is not None), None)
-    if form is None or form.from_args is None:
+    if form is None:
         raise UserError.one(f"model {model.name!r}", "its plugin declares no way to Hugging Face's format", "ask its author")
-    tensors = form.tensors.load()(args)
+    tensors = [one for one in declared_tensors(form, args, model.name) if not one.copy]
+    _require_all_exported(manifest, tensors, model.name)
     files = _plan_files(tensors, manifest, dtype)
     weight_map: dict[str, str] = {}
     total = 0
@@ -98,14 +105,53 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
             weight_map |= dict.fromkeys(shard, name)
             total += sum(one.numel() * one.element_size() for one in shard.values())
     if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (target / HF_INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    stored = dtype or getattr(torch, manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype)
-    config = {**form.from_args.load()(args), "torch_dtype": str(stored).removeprefix("torch.")}
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    given = tokenizer or manifest.about.get("config", {}).get("model", {}).get("tokenizer_path")
-    if given:
-        _copy_tokenizer(Path(given), target)
+        write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    stored = str(dtype).removeprefix("torch.") if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
+    config = export_config(form, args, manifest.about, stored)
+    write_json(target / "config.json", config)
+    generation = export_generation_config(manifest.about)
+    if generation:
+        write_json(target / "generation_config.json", generation)
+    warn_of_no_end({**config, **generation})
+    _export_tokenizer(found, tokenizer, target)
+
+
+def _require_all_exported(manifest: Manifest, tensors: Sequence[ForeignTensor], model: str) -> None:
+    """Nothing of the model may be left out.
+
+    Raises:
+        UserError: the plugin does not say what some of it is called there, or it is stored as what is no weight.
+    """
+    exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
+    left_out = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
+    if left_out:
+        why = f"its plugin does not say what {', '.join(left_out[:3])} is called there: the export would lack it"
+        raise UserError.one(f"model {model!r}", why, "ask its author")
+    for name in sorted(exported & manifest.tensors.keys()):
+        if manifest.tensors[name].dtype not in FLOATS:
+            why = f"is stored as {manifest.tensors[name].dtype}, which no weight is"
+            raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
+
+
+def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
+    """The tokenizer that was named, or the checkpoint's own, or the run's.
+
+    Raises:
+        UserError: the one that was named is not there.
+    """
+    assert found.manifest is not None
+    about = found.manifest.about
+    of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
+    if given is not None:
+        if not copy_tokenizer(Path(given).expanduser(), target):
+            raise UserError.one(given, "there is no tokenizer here", "name a tokenizer.json, or the folder that holds one")
+    else:
+        candidates = [Path(found.folder.path)] if found.folder.is_local else []
+        candidates += [Path(of_run).expanduser()] if of_run else []
+        if not any(copy_tokenizer(one, target) for one in candidates) and of_run:
+            what = f"{of_run}, the run's tokenizer, is not there: exported without (see --tokenizer)"
+            print(f"titan: warning: {what}", file=sys.stderr)
+    complete_tokenizer(target, about)
 
 
 def from_foreign(
@@ -114,17 +160,20 @@ def from_foreign(
     """Foreign weights to a checkpoint of ours that holds weights alone.
 
     Raises:
-        UserError: no model plugin knows them, or something of them is missing.
+        UserError: no model plugin knows them, or they are not all of a model and nothing else.
     """
     config = read_config(source, kind)
     model, form, args = _model_for(kind, config, registry, model_name, source)
-    definition = model.define.load()(args)
-    with torch.device("meta"):
-        built: Any = definition.build()
-    shapes = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
-    tensors = form.tensors.load()(args)
+    declared = declared_tensors(form, args, model.name)
     files = open_files(source, kind)
-    require_tensors(files, tensors, shapes, str(source))
+    shapes = _shapes_of(model, args)
+    tensors = [one for one in declared if not one.copy]
+    unnamed = shapes.keys() - {one.parameter for one in tensors}
+    if unnamed:
+        why = f"its plugin does not say what {min(unnamed)} is called in format {kind!r}"
+        raise UserError.one(f"model {model.name!r}", why, "ask its author")
+    require_weights(files, declared, {name: (shape, None) for name, shape in shapes.items()}, form.ignored, str(source))
+    require_equal_copies(files, declared, str(source))
     stored: dict[str, StoredTensor] = {}
     folder, at = Folder(str(target)), 0
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
@@ -133,15 +182,31 @@ def from_foreign(
             whole = whole.to(dtype) if dtype is not None else whole
             data = bytes_of(whole)
             write_all(file, data)
-            shape = tuple(whole.shape)
-            chunk = Chunk((0,) * len(shape), shape, "data-00000.bin", at, len(data), digest(data))
-            stored[f"{MODEL}.{tensor.parameter}"] = StoredTensor(str(whole.dtype).removeprefix("torch."), shape, (chunk,))
+            name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole), tuple(whole.shape)
+            begin = (0,) * len(shape)
+            digest = chunk_digest(name, kept_as, begin, shape, data)
+            chunk = Chunk(begin, shape, "data-00000.bin", at, len(data), digest)
+            stored[name] = StoredTensor(kept_as, shape, (chunk,))
             at += len(data)
             advance(1)
-    _copy_tokenizer(source, target)
-    about = {"model": f"{model.name} from {source.name}", "model_name": model.name, "model_args": args.model_dump()}
+    copy_tokenizer(source, target)
+    about = {
+        "model": f"{model.name} from {source.name}",
+        "model_name": model.name,
+        "model_args": args.model_dump(mode="json"),
+        **(hf_about(source) if kind == "hf" else {}),
+    }
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     write_manifest(folder, Manifest(0, created, about, {}, stored, {"data-00000.bin": at}))
+
+
+def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
+    """Of what a checkpoint of the model holds: parameters, and the buffers that are part of its state."""
+    with torch.device("meta"):
+        built: Any = model.define.load()(args).build()
+    kept = built.state_dict().keys()
+    named = (*built.named_parameters(), *built.named_buffers())
+    return {name: tuple(tensor.shape) for name, tensor in named if name in kept}
 
 
 def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
@@ -156,7 +221,7 @@ def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
     try:
         for chunk in stored.chunks:
             box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
-            whole[box] = read_chunk(folder, name, chunk, dtype)
+            whole[box] = read_chunk(folder, name, stored, chunk)
     except BrokenCheckpoint as error:
         raise UserError.one(str(folder), str(error), "take another checkpoint") from None
     return whole
@@ -213,22 +278,11 @@ def _model_for(
         if wanted is not None and model.name != wanted:
             continue
         try:
-            return model, form, form.to_args.load()(config)
-        except (ValueError, KeyError) as error:
-            why = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-            reasons.append(f"{model.name}: {why}")
+            return model, form, read_args(form, config)
+        except ValueError as error:
+            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
     raise UserError.one(str(source), "no installed model knows these weights", "; ".join(reasons) or "install its plugin")
 
 
 def _formats(registry: Registry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
     return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)
-
-
-def _copy_tokenizer(given: Path, target: Path) -> None:
-    """The tokenizer's files, where there are any."""
-    if given.is_file():
-        shutil.copy(given, target / given.name)
-        return
-    for name in TOKENIZER_FILES:
-        if (given / name).is_file():
-            shutil.copy(given / name, target / name)

@@ -89,6 +89,11 @@ class Folder:
         return Folder(self.url.rstrip("/").rpartition("/")[0] or ".")
 
     @property
+    def path(self) -> str:
+        """Without the protocol."""
+        return self._located[1]
+
+    @property
     def is_local(self) -> bool:
         """Whether it is on this machine's file systems."""
         return "://" not in self.url or self.url.startswith("file://")
@@ -176,6 +181,11 @@ class Folder:
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+
+    def rename(self, name: str) -> None:
+        """Give the folder another name in the folder that it is in."""
+        system, path = self._located
+        system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name``, if it is there."""

@@ -4,19 +4,21 @@ at a time."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from titan_ckpt.tensors import dtype_name
 from titan_core.errors import UserError
 from titan_core.weights import ForeignTensor
 
 HF_INDEX = "model.safetensors.index.json"
-CONFIG_OF = {"hf": "config.json", "meta": "params.json"}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""What safetensors calls the types that weights are used in; other types keep their name there."""
+_ANEW = "fetch it anew"
 
 
 class ForeignFiles(Protocol):
@@ -30,8 +32,8 @@ class ForeignFiles(Protocol):
         """Of the whole tensor."""
         ...
 
-    def dtype(self, tensor: ForeignTensor) -> torch.dtype:
-        """As it is stored."""
+    def dtype(self, name: str) -> str:
+        """The type that a tensor is stored in, by its name in ``torch`` for those of :data:`~titan_ckpt.dtypes.FLOATS`."""
         ...
 
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
@@ -50,25 +52,26 @@ def open_files(folder: Path, kind: str) -> ForeignFiles:
     """The weights in ``folder``.
 
     Raises:
-        UserError: files are missing.
+        UserError: files are missing, damaged, or contradict each other.
     """
     return SafetensorsFiles(folder) if kind == "hf" else MetaFiles(folder)
 
 
-def read_config(folder: Path, kind: str) -> dict[str, Any]:
-    """The config file beside the weights.
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of JSON that describes weights.
 
     Raises:
-        UserError: it is not there, or no JSON.
+        UserError: it is not there, or holds no table.
     """
-    path = folder / CONFIG_OF[kind]
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError.one(str(path), f"cannot be read: {error.strerror}", "it belongs to the weights") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError.one(str(path), f"is no JSON: {error}", "take it anew from where the weights come from") from None
-    return config
+    if not isinstance(contents, dict):
+        raise UserError.one(str(path), f"holds a JSON {type(contents).__name__}, and should hold an object", _ANEW)
+    return contents
 
 
 class SafetensorsFiles:
@@ -78,20 +81,30 @@ class SafetensorsFiles:
         from safetensors import SafetensorError, safe_open
 
         index = folder / HF_INDEX
-        listed: Mapping[str, str] | None = json.loads(index.read_text())["weight_map"] if index.exists() else None
-        names = (
+        listed = _weight_map(index) if index.exists() else None
+        found = (
             sorted(set(listed.values())) if listed is not None else sorted(one.name for one in folder.glob("*.safetensors"))
         )
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        for name in names:
+        for file in found:
             try:
-                self._files[name] = safe_open(folder / name, framework="pt")
+                self._files[file] = safe_open(folder / file, framework="pt")
+                names = list(self._files[file].keys())
             except FileNotFoundError:
-                raise UserError.one(str(folder / name), "is missing, and the index names it", "fetch it") from None
+                raise UserError.one(str(folder / file), "is missing, and the index names it", "fetch it") from None
             except (SafetensorError, OSError) as error:
-                raise UserError.one(str(folder / name), f"cannot be read: {error}", "fetch it anew") from None
-            self._file_of |= dict.fromkeys(self._files[name].keys(), name)
+                raise UserError.one(str(folder / file), f"cannot be read: {error}", _ANEW) from None
+            for name in names:
+                if name in self._file_of:
+                    why = f"has a tensor {name}, which {self._file_of[name]} has too"
+                    raise UserError.one(str(folder / file), why, "keep the files of one model in a folder")
+                self._file_of[name] = file
+        if listed is not None and listed != self._file_of:
+            name = min(name for name in {*listed, *self._file_of} if listed.get(name) != self._file_of.get(name))
+            said, true = (of.get(name, "no file") for of in (listed, self._file_of))
+            why = f"says that the tensor {name} is in {said}, and it is in {true}"
+            raise UserError.one(str(index), why, "fetch the whole folder anew")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""
@@ -99,22 +112,36 @@ class SafetensorsFiles:
 
     def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
         """See :class:`ForeignFiles`."""
-        return tuple(self._slice(tensor).get_shape())
+        return tuple(self._slice(tensor.name).get_shape())
 
-    def dtype(self, tensor: ForeignTensor) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """See :class:`ForeignFiles`."""
-        first = self._slice(tensor)[0:1]
-        assert isinstance(first, Tensor)
-        return first.dtype
+        stored = str(self._slice(name).get_dtype())
+        return _DTYPES.get(stored, stored)
 
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
         """See :class:`ForeignFiles`."""
-        part = self._slice(tensor)[start:stop]
+        part = self._slice(tensor.name)[start:stop]
         assert isinstance(part, Tensor)
         return part
 
-    def _slice(self, tensor: ForeignTensor) -> Any:
-        return self._files[self._file_of[tensor.name]].get_slice(tensor.name)
+    def _slice(self, name: str) -> Any:
+        return self._files[self._file_of[name]].get_slice(name)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file has which tensor, as the index says.
+
+    Raises:
+        UserError: it says something else, or leads out of its folder.
+    """
+    contents = read_json(index).get("weight_map")
+    if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
+        raise UserError.one(str(index), "has no weight_map from tensors to files", _ANEW)
+    for file in contents.values():
+        if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file or "\0" in file:
+            raise UserError.one(str(index), f"{file!r} is not the name of a file of its folder", "do not use this folder")
+    return contents
 
 
 class MetaFiles:
@@ -125,36 +152,53 @@ class MetaFiles:
         self._shards: list[Mapping[str, Tensor]] = []
         for file in sorted(folder.glob("consolidated.*.pth")):
             try:
-                self._shards.append(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
+                shard = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             except Exception as error:
                 why = f"cannot be read: {' '.join(str(error).split())[:200]}"
-                raise UserError.one(str(file), why, "fetch it anew") from error
+                raise UserError.one(str(file), why, _ANEW) from error
+            if not isinstance(shard, dict) or not all(
+                isinstance(name, str) and isinstance(one, Tensor) for name, one in shard.items()
+            ):
+                raise UserError.one(str(file), "holds something else than tensors by name", "are these Meta's weights?")
+            self._shards.append(shard)
+            different = {name for name, one in shard.items() if not _alike(one, self._shards[0].get(name))}
+            different |= self._shards[0].keys() - shard.keys()
+            if different:
+                why = f"its tensor {min(different)} is not as that of the first file"
+                raise UserError.one(str(file), why, "fetch the whole folder anew")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""
-        return {name for name in self._shards[0] if name != "rope.freqs"}
+        return set(self._shards[0])
 
     def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
         """See :class:`ForeignFiles`."""
         shape = list(self._shards[0][tensor.name].shape)
-        if tensor.split is not None:
+        if tensor.split is not None and tensor.split < len(shape):
             shape[tensor.split] *= len(self._shards)
         return tuple(shape)
 
-    def dtype(self, tensor: ForeignTensor) -> torch.dtype:
+    def dtype(self, name: str) -> str:
         """See :class:`ForeignFiles`."""
-        return self._shards[0][tensor.name].dtype
+        return dtype_name(self._shards[0][name])
 
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
         """See :class:`ForeignFiles`."""
         pieces = [shard[tensor.name] for shard in self._shards]
         if tensor.split is None:
+            for piece in pieces[1:]:
+                if not torch.equal(piece[start:stop], pieces[0][start:stop]):
+                    raise UserError.one(tensor.name, "is not the same in all files, each of which has it whole", _ANEW)
             return pieces[0][start:stop]
         if tensor.split == 1:
             return torch.cat([piece[start:stop] for piece in pieces], dim=1)
         each = pieces[0].shape[0]
         parts = [piece[max(0, start - i * each) : max(0, stop - i * each)] for i, piece in enumerate(pieces)]
         return torch.cat([part for part in parts if part.shape[0]])
+
+
+def _alike(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and one.dtype == other.dtype
 
 
 def our_rows(files: ForeignFiles, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
@@ -173,45 +217,3 @@ def their_rows(whole: Tensor, tensor: ForeignTensor) -> Tensor:
         return whole
     inverse = sorted(range(len(tensor.row_order)), key=tensor.row_order.__getitem__)
     return whole.unflatten(0, (-1, len(inverse)))[:, inverse].flatten(0, 1)
-
-
-def require_tensors(
-    files: ForeignFiles, tensors: Iterable[ForeignTensor], shapes: Mapping[str, tuple[int, ...]], where: str
-) -> None:
-    """Every tensor that the model needs must be there, in its shape, and equal to its copies.
-
-    Raises:
-        UserError: naming the first few that are not.
-    """
-    tensors = list(tensors)
-    there = files.names()
-    problems = []
-    for tensor in tensors:
-        wanted = shapes[tensor.parameter]
-        if tensor.name not in there:
-            problems.append(f"{tensor.name} is not there")
-        elif files.shape(tensor) != wanted:
-            problems.append(f"{tensor.name} is {list(files.shape(tensor))} there, and the model wants {list(wanted)}")
-    if not problems:
-        problems += (why for tensor in tensors for why in _different_copies(files, tensor))
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise UserError.one(where, "; ".join(problems[:3]) + more, "are these the weights of this model?")
-
-
-_COMPARED_ROWS = 8192
-"""Rows that are compared at a time: an embedding of 128,256 x 3,072 takes 0.8 GB in bf16."""
-
-
-def _different_copies(files: ForeignFiles, tensor: ForeignTensor) -> Iterator[str]:
-    """What is wrong with the copies of ``tensor`` that are there."""
-    for name in sorted(files.names().intersection(tensor.copies)):
-        copy, shape = replace(tensor, name=name), files.shape(tensor)
-        if files.shape(copy) != shape:
-            yield f"{name} is {list(files.shape(copy))} there, and {tensor.name}, which the model ties it to, {list(shape)}"
-            continue
-        for start in range(0, shape[0], _COMPARED_ROWS):
-            stop = min(start + _COMPARED_ROWS, shape[0])
-            if not torch.equal(files.rows(tensor, start, stop), files.rows(copy, start, stop)):
-                yield f"{name} differs from {tensor.name} in rows {start} to {stop - 1}, and the model ties one to the other"
-                break

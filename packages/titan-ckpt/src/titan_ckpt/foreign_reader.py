@@ -37,7 +37,9 @@ class ForeignReader(StorageReader):
         for name, tensor in self._tensors.items():
             shape = torch.Size(self._files.shape(tensor))
             whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
-            stored[name] = TensorStorageMetadata(TensorProperties(dtype=self._files.dtype(tensor)), shape, [whole])
+            stored[name] = TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, self._files.dtype(tensor.name))), shape, [whole]
+            )
         return Metadata(stored)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:

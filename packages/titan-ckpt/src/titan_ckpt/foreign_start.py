@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from titan_ckpt.foreign_files import CONFIG_OF, kind_of, open_files, read_config, require_tensors
+from titan_ckpt.foreign_checks import (
+    CONFIG_OF,
+    declared_tensors,
+    read_args,
+    read_config,
+    require_equal_copies,
+    require_weights,
+)
+from titan_ckpt.foreign_files import kind_of, open_files, read_json
 from titan_ckpt.foreign_reader import ForeignReader
-from titan_ckpt.tensors import MODEL, model_tensors
+from titan_ckpt.tensors import MODEL, dtype_name, model_tensors
 from titan_core.errors import UserError
 from titan_core.job.assemble import model_args
 from titan_core.patterns import matches
@@ -25,8 +34,13 @@ def foreign_kind(request: CheckpointRequest, path: str) -> str | None:
     return request.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
 
 
-def begin_from_foreign(request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]) -> None:
+def begin_from_foreign(
+    request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Load the weights in ``path`` into the model, but for those that match ``excluded``.
+
+    Returns:
+        What checkpoints of the run are to say of them.
 
     Raises:
         UserError: they are not those of this job's model; on all ranks, whichever found it out.
@@ -41,6 +55,17 @@ def begin_from_foreign(request: CheckpointRequest, path: Path, kind: str, exclud
     tensors, reader = opened
     load(tensors, storage_reader=reader)
     log.info("beginning with the weights of %s", path)
+    return hf_about(path) if kind == "hf" else {}
+
+
+def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """What a checkpoint keeps of the folder that its weights came from, so that an export says it again.
+
+    Raises:
+        UserError: a file of it is damaged.
+    """
+    found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
+    return {"hf": {name: read_json(file) for name, file in found.items() if file.exists()}}
 
 
 def _open(
@@ -58,8 +83,8 @@ def _open(
         raise UserError.one(where, f"model {job.model.name!r} does not know this format", "convert it elsewhere")
     args = model_args(job.config, job.model)
     try:
-        theirs = form.to_args.load()(read_config(path, kind))
-    except (ValueError, KeyError) as error:
+        theirs = read_args(form, read_config(path, kind))
+    except ValueError as error:
         raise UserError.one(where, f"{CONFIG_OF[kind]} describes another model: {error}", "train that one") from None
     # A longer or shorter context is the same weights.
     differences = [
@@ -71,12 +96,15 @@ def _open(
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
     tensors = model_tensors(request.state.parts)
     tensors = {name: one for name, one in tensors.items() if not matches(name, excluded)}
-    foreign = {f"{MODEL}.{one.parameter}": one for one in form.tensors.load()(args)}
+    declared = declared_tensors(form, args, job.model.name)
+    foreign = {f"{MODEL}.{one.parameter}": one for one in declared if not one.copy}
     files = open_files(path, kind)
     unknown = [name for name in tensors if name not in foreign]
     if unknown:
         why = f"the model's plugin does not say what {unknown[0]} is called there"
         raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
-    shapes = {name.removeprefix(f"{MODEL}."): tuple(one.shape) for name, one in tensors.items()}
-    require_tensors(files, [foreign[name] for name in tensors], shapes, where)
-    return tensors, ForeignReader(files, foreign)
+    wanted = {name.removeprefix(f"{MODEL}."): (tuple(one.shape), dtype_name(one)) for name, one in tensors.items()}
+    require_weights(files, declared, wanted, form.ignored, where)
+    if request.world.rank == 0:  # it reads whole tensors
+        require_equal_copies(files, declared, where)
+    return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})

@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from titan_ckpt.chunks import read_chunk
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import Chunk, Manifest
+from titan_ckpt.stored import Chunk, Manifest
 
 
 class Reader(StorageReader):
@@ -64,7 +64,7 @@ class Reader(StorageReader):
             wanted.setdefault(self._chunk(item.storage_index), []).append(item)
         for chunk in sorted(wanted, key=lambda chunk: (chunk.file, chunk.start)):
             name = wanted[chunk][0].storage_index.fqn
-            whole = read_chunk(self._folder, name, chunk, getattr(torch, self._manifest.tensors[name].dtype))
+            whole = read_chunk(self._folder, name, self._manifest.tensors[name], chunk)
             for item in wanted[chunk]:
                 box = tuple(
                     slice(start, start + length) for start, length in zip(item.storage_offsets, item.lengths, strict=True)
@@ -77,9 +77,9 @@ class Reader(StorageReader):
         return future
 
     def _chunk(self, index: MetadataIndex) -> Chunk:
-        offset = tuple(index.offset) if index.offset is not None else ()
-        chunk = self._chunks.get((index.fqn, offset))
-        return chunk if chunk is not None else self._manifest.tensors[index.fqn].chunks[0]
+        # A tensor that is not divided has no offset in the plan.
+        offset = tuple(index.offset) if index.offset is not None else (0,) * len(self._manifest.tensors[index.fqn].shape)
+        return self._chunks[index.fqn, offset]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -13,12 +15,24 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
+from titan_ckpt.comparing import Changes, require_same_training
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.dtypes import converts_exactly
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
-from titan_ckpt.manifest import BrokenCheckpoint, Manifest
+from titan_ckpt.optimizer_restore import (
+    OptimizerPlan,
+    apply_restore,
+    begin_optimizer,
+    plan_restore,
+    restore_groups,
+    saved_rates,
+)
+from titan_ckpt.optimizer_state import parameter_names
+from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
-from titan_ckpt.tensors import MODEL, begin_optimizer, forget_state, model_tensors, optimizer_tensors
+from titan_ckpt.stored import BrokenCheckpoint, Manifest
+from titan_ckpt.tensors import MODEL, OPTIMIZER, dtype_name, model_tensors
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
@@ -26,12 +40,33 @@ from titan_core.train.checkpoint import CheckpointRequest
 log = logging.getLogger(__name__)
 
 
-def restore(request: CheckpointRequest, section: CheckpointSection, folder: Folder) -> int | None:
-    """Go on from the newest whole checkpoint in ``folder``, or the one that the config names; without any, begin with the
+@dataclass(frozen=True)
+class Restored:
+    """What a run begins with."""
+
+    step: int | None
+    """That it resumes after; ``None`` at a beginning."""
+    inherited: dict[str, Any] = field(default_factory=dict)
+    """What its own checkpoints are to say of where its first weights came from."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    folder: Folder
+    excluded: list[str]
+    """Patterns of what not to load."""
+    built: Sequence[Mapping[str, Any]]
+    """The values of parameter groups as the config builds them."""
+
+
+def restore(
+    request: CheckpointRequest, section: CheckpointSection, folder: Folder, built: Sequence[Mapping[str, Any]]
+) -> Restored:
+    """Resume from the newest whole checkpoint in ``folder``, or the one that the config names; without any, begin with the
     weights that it names.
 
-    Returns:
-        The step gone on from; ``None`` at a beginning.
+    Args:
+        built: the values of parameter groups as the config builds them.
 
     Raises:
         UserError: there are checkpoints, and none can be used.
@@ -43,24 +78,31 @@ def restore(request: CheckpointRequest, section: CheckpointSection, folder: Fold
     excluded = section.exclude_from_loading if wanted >= 0 else []
     candidates = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
+    lost = False
     for step in candidates:
         found = world.on_first_rank(lambda step=step: entry(step_folder(folder, step), step))  # type: ignore[misc]
-        problem = found.problem or _load(request, found, excluded)
+        problem = found.problem or _load(request, section, found, _Attempt(found.folder, excluded, built))
         if not problem:
             if problems:
-                log.warning("going on from step %d, not from the newest checkpoint", step)
+                log.warning("resuming from step %d, not from the newest checkpoint", step)
             if wanted >= 0:
                 _warn_of_later(request, folder, step)
-            return step
+            return Restored(step, _inherited(found))
         problems.append(Problem(str(found.folder), problem))
+        lost = lost or not found.unfinished
         log.warning("%s cannot be used: %s", found.folder, problem)
-    # What was never complete is what an interrupted first save leaves: nothing was lost with it.
-    if wanted >= 0 or any("not complete" not in problem.why for problem in problems):
-        way_out = "set checkpoint.folder to another place to start anew, or mend what is said above"
+    # What an interrupted first save has left is no reason not to start: nothing was lost with it.
+    if wanted >= 0 or lost:
+        way_out = "set checkpoint.folder to another place to start anew, or fix what is said above"
         raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", way_out))
     if section.initial_load_path:
-        _begin_from(request, section, section.initial_load_path)
-    return None
+        return Restored(None, _begin_from(request, section, section.initial_load_path, built))
+    return Restored(None)
+
+
+def _inherited(found: Entry) -> dict[str, Any]:
+    assert found.manifest is not None
+    return {key: found.manifest.about[key] for key in ("hf",) if key in found.manifest.about}
 
 
 def _warn_of_later(request: CheckpointRequest, folder: Folder, step: int) -> None:
@@ -74,8 +116,13 @@ def _warn_of_later(request: CheckpointRequest, folder: Folder, step: int) -> Non
         )  # fmt: skip
 
 
-def _begin_from(request: CheckpointRequest, section: CheckpointSection, path: str) -> None:
+def _begin_from(
+    request: CheckpointRequest, section: CheckpointSection, path: str, built: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Begin with weights from elsewhere: another run's, or in another format.
+
+    Returns:
+        What the run's own checkpoints are to say of them.
 
     Raises:
         UserError: there are none, or they are another model's.
@@ -83,14 +130,15 @@ def _begin_from(request: CheckpointRequest, section: CheckpointSection, path: st
     excluded = section.exclude_from_loading
     kind = foreign_kind(request, path)
     if kind is not None:
-        begin_from_foreign(request, Path(path), kind, excluded)
-        return
+        return begin_from_foreign(request, Path(path), kind, excluded)
     folder = Folder(path)
     found = request.world.on_first_rank(lambda: _entry_or_problem(folder))
-    problem = found.problem or _load(request, found, excluded, weights_only=section.initial_load_model_only)
+    attempt = _Attempt(folder, excluded, built)
+    problem = found.problem or _load(request, section, found, attempt, weights_only=section.initial_load_model_only)
     if problem:
         where = request.job.config.where("checkpoint.initial_load_path", path)
         raise UserError.one(where, problem, "name the folder of a checkpoint, such as .../checkpoint/step-1000")
+    return _inherited(found)
 
 
 def _entry_or_problem(folder: Folder) -> Entry:
@@ -101,24 +149,27 @@ def _entry_or_problem(folder: Folder) -> Entry:
         return Entry(0, folder, None, getattr(error, "strerror", None) or str(error))
 
 
-def _load(request: CheckpointRequest, found: Entry, excluded: list[str], weights_only: bool = False) -> str:
-    """Load a checkpoint, but for what matches ``excluded``; why it could not be, if so. All ranks come to the same answer.
+def _load(
+    request: CheckpointRequest, section: CheckpointSection, found: Entry, attempt: _Attempt, weights_only: bool = False
+) -> str:
+    """Load a checkpoint; why it could not be loaded, if so. All ranks come to the same answer.
 
     Raises:
         UserError: it is whole, and of something else.
     """
-    manifest, state = found.manifest, request.state
+    manifest, state, world = found.manifest, request.state, request.world
     assert manifest is not None
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
-        return "it holds only weights, which a run cannot go on from (checkpoint.initial_load_path can begin with them)"
+        return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
     tensors = model_tensors(state.parts)
+    tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
+    _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
+    optimizer = None
     if not weights_only:
-        begin_optimizer(state.optimizer)
-        tensors |= optimizer_tensors(state.parts, state.optimizer)
-    unwanted = {name for name in tensors if matches(name, excluded)}
-    tensors = {name: one for name, one in tensors.items() if name not in unwanted}
-    _require_same_tensors(request, found.folder, manifest, tensors, excluded)
+        changes = require_same_training(request.job, manifest.about, manifest.step, section.allow_changed)
+        optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
+        tensors |= optimizer.tensors
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
@@ -127,41 +178,123 @@ def _load(request: CheckpointRequest, found: Entry, excluded: list[str], weights
             raise
         state.optimizer.state.clear()  # what was made to load into
         return str(reasons[0])
-    forget_state(state.parts, state.optimizer, unwanted)
-    if not weights_only:
-        plain.apply(dict(manifest.state), request)
-        log.info("going on after step %d from %s", manifest.step, found.folder)
-    else:
+    if optimizer is None:
         log.info("beginning with the weights of %s", found.folder)
+        return ""
+    broken, mistake = "", None
+    try:
+        _apply(request, manifest, optimizer, attempt, changes)
+    except ValueError as error:
+        broken = f"its state is damaged: {error}"
+    except UserError as error:
+        mistake = error
+    world.raise_together(mistake)
+    broken = next(filter(None, world.gather(broken)), "")
+    if broken:
+        state.optimizer.state.clear()
+        return broken
+    log.info("resuming after step %d from %s", manifest.step, found.folder)
     return ""
 
 
-def _require_same_tensors(
-    request: CheckpointRequest, folder: Folder, manifest: Manifest, tensors: Mapping[str, Tensor], excluded: list[str]
+def _plan_optimizer(request: CheckpointRequest, found: Entry, manifest: Manifest, excluded: list[str]) -> OptimizerPlan:
+    """Where the optimizer's state goes.
+
+    Raises:
+        UserError: it is another optimizer's; on every rank.
+    """
+    state, world = request.state, request.world
+    begin_optimizer(state.optimizer)
+    saved, plan, mistake = manifest.state["optimizer"], OptimizerPlan(), None
+    try:
+        same_mesh = manifest.state["mesh"] == dict(world.plan.degrees)
+        with damaged("the optimizer's"):
+            plan = plan_restore(state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh)
+    except Unsaveable as error:
+        mistake = UserError.one(error.name, error.why)
+    except ValueError as error:
+        mistake = UserError.one(str(found.folder), f"the optimizer's state in it is damaged: {error}")
+    world.raise_together(mistake)
+    names = {name for names in world.gather(list(parameter_names(state.parts).values())) for name in names}
+    gone = [f"{OPTIMIZER}.{name}" for name in saved["parameters"] if name not in names]
+    problems = [f"{name} is not here" for name in gone if not matches(name, excluded)]
+    problems = list(dict.fromkeys([one for of_rank in world.gather(plan.problems) for one in of_rank] + problems))
+    if problems:
+        state.optimizer.state.clear()
+        raise _another_optimizer(found.folder, problems)
+    return plan
+
+
+def _apply(
+    request: CheckpointRequest, manifest: Manifest, optimizer: OptimizerPlan, attempt: _Attempt, changes: Changes
 ) -> None:
-    """Names and shapes must be those of the checkpoint.
+    """What comes after the tensors are loaded.
+
+    Raises:
+        UserError: it does not belong to this job.
+        ValueError: it is damaged.
+    """
+    state, saved = request.state, manifest.state["optimizer"]
+    names = parameter_names(state.parts)
+    anew = optimizer.excluded
+    with damaged("the optimizer's"):
+        apply_restore(state.optimizer, optimizer)
+        problems = restore_groups(state.optimizer, names, saved, attempt.built, anew, changes.accepts_group_value)
+        if problems:
+            raise _another_optimizer(attempt.folder, problems)
+        saved_rates(state.optimizer, names, saved, anew)
+    plain.apply(dict(manifest.state), request, changes.allowed, changes.schedule)
+
+
+def _another_optimizer(folder: Folder, problems: list[str]) -> UserError:
+    way_out = "use the optimizer and the parameter groups that it was saved with"
+    key = next((one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")), None)
+    if key is not None:
+        way_out += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
+    else:
+        way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", way_out)
+
+
+def _shown(problems: list[str]) -> str:
+    return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+
+
+def _require_same_tensors(
+    request: CheckpointRequest,
+    folder: Folder,
+    manifest: Manifest,
+    tensors: Mapping[str, Tensor],
+    excluded: list[str],
+    exact: bool,
+) -> None:
+    """Names, shapes and types must be those of the checkpoint.
+
+    Args:
+        exact: whether types must be the same; otherwise the model's must hold every value of the checkpoint's.
 
     Raises:
         UserError: on every rank, naming the first few that are not.
     """
-    ours: dict[str, tuple[int, ...]] = {}
-    for of_rank in request.world.gather({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
+    ours: dict[str, tuple[tuple[int, ...], str]] = {}
+    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one)) for name, one in tensors.items()}):
         ours |= of_rank
-    differences = [
-        f"{name} is {list(manifest.tensors[name].shape)} there and {list(shape)} here"
-        if name in manifest.tensors
-        else f"{name} is not there"
-        for name, shape in ours.items()
-        if name not in manifest.tensors or manifest.tensors[name].shape != shape
-    ]
+    differences = []
+    for name, (shape, dtype) in ours.items():
+        there = manifest.tensors.get(name)
+        if there is None:
+            differences.append(f"{name} is not there")
+        elif there.shape != shape:
+            differences.append(f"{name} is {list(there.shape)} there and {list(shape)} here")
+        elif there.dtype != dtype and (exact or not converts_exactly(there.dtype, dtype)):
+            differences.append(f"{name} is {there.dtype} there and {dtype} here, which does not hold the same values")
     theirs = (name for name in manifest.tensors if name.startswith(f"{MODEL}."))
     differences += [f"{name} is not here" for name in theirs if name not in ours and not matches(name, excluded)]
     if differences:
-        shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
-        there = manifest.about.get("model", "another model")
+        model = manifest.about.get("model", "another model")
         raise UserError.one(
             str(folder),
-            f"it is a checkpoint of {there}, and this job trains {request.job.name}: {shown}",
+            f"it is a checkpoint of {model}, and this job trains {request.job.name}: {_shown(differences)}",
             "train that model, set checkpoint.folder to another place, or name what differs in "
             "checkpoint.exclude_from_loading",
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from titan_ckpt.catalogue import entry, step_folder, steps_in
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import NAME
+from titan_ckpt.stored import NAME, UNFINISHED
 
 
 class Retention:
@@ -29,8 +29,9 @@ class Retention:
         self._complete |= {step for step in steps if step not in self._complete and entry(folders[step], step).manifest}
         complete = [step for step in steps if step in self._complete]
         unwanted = to_remove(complete, self._keep_latest, self._keep_every)
-        # What interrupted saves have left; what is damaged has its manifest.
-        unwanted += [step for step in steps if step < max(complete, default=-1) and NAME not in folders[step].list()]
+        # What interrupted saves have left. What is damaged, or has lost its manifest, stays for its owner to look at.
+        older = (step for step in steps if step < max(complete, default=-1) and step not in self._complete)
+        unwanted += [step for step in older if entry(folders[step], step).unfinished]
         for step in unwanted:
             remove(self._folder, step)
 
@@ -48,10 +49,38 @@ def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> lis
     return [step for step in older if not (keep_every and step % keep_every == 0)]
 
 
-def remove(folder: Folder, step: int) -> None:
-    """Remove the checkpoint of ``step``; what makes it one goes first."""
+def make_room(folder: Folder, step: int) -> str | None:
+    """Make room for the checkpoint of ``step``: remove an older one and what an interrupted save has left; move aside what
+    is neither (a damaged checkpoint, data that lost its manifest).
+
+    Returns:
+        Where that was moved.
+
+    Raises:
+        OSError: it cannot be removed, or moved.
+    """
     checkpoint = step_folder(folder, step)
-    checkpoint.remove(NAME)
-    if checkpoint.is_local and checkpoint.list():
-        checkpoint.sync()
+    found = entry(checkpoint, step)
+    if found.manifest is not None or found.unfinished:
+        remove(folder, step)
+        return None
+    others = set(folder.list())
+    aside = next(name for number in range(1, len(others) + 2) if (name := f"{checkpoint.name}.aside-{number}") not in others)
+    checkpoint.rename(aside)
+    return str(folder / aside)
+
+
+def remove(folder: Folder, step: int) -> None:
+    """Remove the checkpoint of ``step``; what makes it one goes first, and what marks the rest as worthless goes last."""
+    checkpoint = step_folder(folder, step)
+    names = checkpoint.list()
+    if names:
+        if UNFINISHED not in names:
+            checkpoint.write(UNFINISHED, b"")
+        checkpoint.remove(NAME)
+        if checkpoint.is_local:
+            checkpoint.sync()
+        for name in names:
+            if name != UNFINISHED:
+                (checkpoint / name).remove_all()
     checkpoint.remove_all()

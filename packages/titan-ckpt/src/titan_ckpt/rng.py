@@ -19,12 +19,21 @@ def collect(device: torch.device) -> dict[str, Any]:
 
 
 def apply(states: dict[str, Any], device: torch.device) -> None:
-    """Set what :func:`collect` gave."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(_tensor(states["cpu"]))
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
+    """Set what :func:`collect` gave.
+
+    Raises:
+        ValueError: it is nothing that :func:`collect` gives.
+    """
+    try:
+        version, words, gauss = states["python"]
+        if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
+            raise TypeError("Python's is not made of numbers")
+        random.setstate((version, tuple(words), gauss))
+        torch.set_rng_state(_tensor(states["cpu"]))
+        if device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"a random generator's state is damaged: {error}") from None
 
 
 def _text(state: torch.Tensor) -> str:
@@ -32,4 +41,4 @@ def _text(state: torch.Tensor) -> str:
 
 
 def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

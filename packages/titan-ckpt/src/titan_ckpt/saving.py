@@ -14,14 +14,19 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import step_folder
+from titan_ckpt.comparing import resolved
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
-from titan_ckpt.retention import Retention, remove
+from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
+from titan_ckpt.plain_values import Unsaveable
+from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import model_tensors, optimizer_tensors
+from titan_ckpt.tensors import model_tensors
+from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
+from titan_core.config.changes import decisive_keys
+from titan_core.config.redaction import without_secrets
 from titan_core.errors import UserError
-from titan_core.job.assemble import model_args
 from titan_core.train.checkpoint import CheckpointRequest
 
 log = logging.getLogger(__name__)
@@ -43,12 +48,22 @@ class Saving:
         self._copied = threading.Event()
         self.newest: int | None = None
         """Step of the newest whole checkpoint that this run has made or begun from."""
+        self.inherited: dict[str, Any] = {}
+        """What checkpoints say of where the run's first weights came from."""
+        self.built = self._built()
+        """The values of parameter groups as the config builds them."""
+
+    def _built(self) -> list[dict[str, Any]]:
+        try:
+            return group_values(self._state.optimizer)
+        except Unsaveable as error:
+            raise unsaveable(error) from None
 
     def save(self, last: bool) -> None:
         """Save the state: beside training if the config says so, unless it is the ``last`` one.
 
         Raises:
-            UserError: the last one could not be written.
+            UserError: the last one could not be written; or something cannot be saved at all.
         """
         step = self._state.step
         exported = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
@@ -57,9 +72,14 @@ class Saving:
         if exported:
             dtype = getattr(torch, self._section.export_dtype)
             tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        values: dict[str, Any] = {}
         if not weights_only:
-            tensors |= optimizer_tensors(self._state.parts, self._state.optimizer)
-        values = {} if weights_only else plain.collect(self._request)
+            optimizer = self._optimizer_state()
+            tensors |= optimizer.tensors
+            try:
+                values = plain.collect(self._request, optimizer)
+            except Unsaveable as error:  # all ranks know of it
+                raise unsaveable(error) from None
         folder = step_folder(self._folder, step)
         # What an interrupted save of the same step has left, or a run that was restarted from before it.
         self._clear(step)
@@ -74,6 +94,20 @@ class Saving:
             return
         self._copied.clear()
         self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
+
+    def _optimizer_state(self) -> OptimizerState:
+        """What this rank's optimizer keeps.
+
+        Raises:
+            UserError: something of it cannot be saved; on every rank.
+        """
+        found, mistake = OptimizerState(), None
+        try:
+            found = state_of(parameter_names(self._state.parts), self._state.optimizer, self.built)
+        except Unsaveable as error:
+            mistake = unsaveable(error)
+        self._world.raise_together(mistake)
+        return found
 
     def _save_beside(self, tensors: dict[str, Tensor], writer: Writer) -> None:
         """In a thread of its own: copy, which must be done before the next update, and write the copy."""
@@ -128,13 +162,16 @@ class Saving:
         self._world.on_first_rank(prune)
 
     def _clear(self, step: int) -> None:
-        """Remove what there is of a step's checkpoint. Where that fails, so will the save, which says so."""
+        """Remove what there is of a step's checkpoint, or move it aside. If that fails, so does the save, which says so."""
 
         def clear() -> None:
             try:
-                remove(self._folder, step)
+                aside = make_room(self._folder, step)
             except OSError as error:
                 log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
+            else:
+                if aside is not None:
+                    log.warning("%s was no whole checkpoint; moved to %s", step_folder(self._folder, step), aside)
 
         self._world.on_first_rank(clear)
 
@@ -166,14 +203,19 @@ class Saving:
         self._beside.shutdown()
 
     def _about(self) -> dict[str, Any]:
+        identity = self._job.identity()
         return {
+            **self.inherited,
             "model": self._job.name,
             "model_name": self._job.model.name,
-            "model_args": model_args(self._job.config, self._job.model).model_dump(),
+            **resolved(self._job),
+            "decisive": decisive_keys(self._job.config),
+            "tokenizer": token_ids(self._job.text_tokenizer),
             "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
             "world_size": self._world.size,
             "torch": torch.__version__,
-            **self._job.identity(),
+            **identity,
+            "config": without_secrets(identity["config"]),
         }
 
     def _make_staging(self) -> Staging:
@@ -182,3 +224,8 @@ class Saving:
             key = "checkpoint.async_mode"
             raise UserError(self._job.config.problem(key, "pinned memory is for copies from a GPU", 'set it to "async"'))
         return Staging(self._world.device, pinned)
+
+
+def unsaveable(error: Unsaveable) -> UserError:
+    """What a user is to know of it."""
+    return UserError.one(error.name, f"{error.why}: a resumed run would not have it", "keep plain values and tensors")

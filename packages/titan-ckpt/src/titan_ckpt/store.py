@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
+from titan_ckpt.optimizer_trial import try_optimizer
+from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.restoring import restore
-from titan_ckpt.saving import Saving
+from titan_ckpt.saving import Saving, unsaveable
+from titan_ckpt.schedule_state import schedule_state
 from titan_core.errors import UserError
 from titan_core.train.checkpoint import CheckpointRequest
 
@@ -27,7 +30,10 @@ class Store:
 
     def restore(self) -> None:
         """See :func:`~titan_ckpt.restoring.restore`."""
-        self._saving.newest = restore(self._request, self._section, self._folder)
+        restored = restore(self._request, self._section, self._folder, self._saving.built)
+        self._saving.newest, self._saving.inherited = restored.step, restored.inherited
+        if restored.step is None and self._request.job.config.value("training.stop_at_step") != 0:
+            self._require_saveable()
 
     def after_step(self, last: bool, asked: bool) -> None:
         """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
@@ -49,6 +55,23 @@ class Store:
     def close(self) -> None:
         """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
         self._saving.close()
+
+    def _require_saveable(self) -> None:
+        """Find out before the first step, not at the first checkpoint, whether everything that is kept can be saved.
+
+        Raises:
+            UserError: something cannot; on every rank.
+        """
+        mistake = None
+        try:
+            try_optimizer(self._request)
+        except Unsaveable as error:
+            mistake = unsaveable(error)
+        self._request.world.raise_together(mistake)
+        try:
+            schedule_state(self._request.state.lr_scheduler, self._request.world)
+        except Unsaveable as error:
+            raise unsaveable(error) from None
 
     def _require_writable(self) -> None:
         """Find out before training, not after its first interval, and hold a local folder against other jobs: it may lie

@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from titan_ckpt.chunks import bytes_of, digest
+from titan_ckpt.chunks import bytes_of
 from titan_ckpt.folder import Folder, write_all
-from titan_ckpt.manifest import Chunk, Manifest, StoredTensor, write_manifest
+from titan_ckpt.manifest import write_manifest
+from titan_ckpt.stored import UNFINISHED, Chunk, Manifest, StoredTensor, chunk_digest
 
 Digest = concurrent.futures.Future[str]
 _WAITING = 4
@@ -32,6 +33,7 @@ class Writer(StorageWriter):
         self._file = f"data-{rank:05d}.bin"
         self._step, self._about, self._state = step, about, state
         self._error: Exception | None = None
+        self._is_coordinator = False
 
     def give_up(self, error: Exception) -> None:
         """This rank cannot save: the save is to fail, on all ranks."""
@@ -41,13 +43,16 @@ class Writer(StorageWriter):
         """Nothing is kept from a save to the next."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """All ranks are alike until the end."""
+        """One rank marks the folder, and commits."""
+        self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """The plan as it is. All ranks are here before one of them writes data."""
         if self._error is not None:
             raise self._error
         self._folder.make()
+        if self._is_coordinator:
+            self._folder.write(UNFINISHED, b"")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -64,7 +69,7 @@ class Writer(StorageWriter):
                 for item in plan.items:
                     assert item.tensor_data is not None, "all that is no tensor goes into the manifest"
                     data = bytes_of(planner.resolve_data(item))  # type: ignore[arg-type]
-                    hashed.append((item, start, len(data), hashing.submit(digest, data)))
+                    hashed.append((item, start, len(data), hashing.submit(_digest, item, data)))
                     write_all(file, data)
                     start += len(data)
                     # A tensor stays in memory until it is hashed: no more than a few at a time.
@@ -98,8 +103,15 @@ class Writer(StorageWriter):
             self._folder.sync()
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         write_manifest(self._folder, Manifest(self._step, created, self._about, self._state, tensors, files))
+        self._folder.remove(UNFINISHED)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """The folder is given when it is made, not as an id."""
         return False
+
+
+def _digest(item: WriteItem, data: memoryview) -> str:
+    assert item.tensor_data is not None
+    box, dtype = item.tensor_data.chunk, str(item.tensor_data.properties.dtype).removeprefix("torch.")
+    return chunk_digest(item.index.fqn, dtype, tuple(box.offsets), tuple(box.sizes), data)

@@ -25,9 +25,9 @@ class ForeignTensor:
     ``row_order[j]`` of that block there. Empty: the same order."""
     split: Literal[0, 1] | None = None
     """The dimension along which files of a format that divides tensors over files have divided it."""
-    copies: tuple[str, ...] = ()
-    """Names under which files there may hold the parameter again (a tied output layer, written out). A reader must refuse
-    one that differs from the parameter, and must not ask for one that is not there; a writer writes none."""
+    copy: bool = False
+    """Whether this is a second name of a parameter that is listed under its own name too (a head that shares the embedding's
+    weight). Files may have it or not; if they do, it must be the same tensor. It is never written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +43,6 @@ class WeightFormat:
     that would be the same model."""
     from_args: Ref[Callable[[Any], dict[str, Any]]] | None = None
     """Arguments of the model -> contents of the config file there, for a format that can be written."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of names that files may have and that say nothing, such as tables that are computed. Any other tensor that
+    ``tensors`` does not list is refused."""

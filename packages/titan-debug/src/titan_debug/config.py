@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from titan_core.config.numbers import Count, Factor, FewSteps, Ranks, Seconds, Steps
 from titan_core.config.run_folder import RunFolder
-from titan_core.config.section import Section
+from titan_core.config.section import ALL_KEYS, Section
 
 LEAST_WATCHED_SECONDS = 1.0
 """The watchdog's timer dumps the stacks of threads that may be running, which is safe only once they are stuck: one that
@@ -17,6 +17,7 @@ expires between two looks of the watchdog crashes the process."""
 
 class ProfilingSection(Section):
     section: ClassVar[str] = "profiling"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable_profiling: bool = False
     """Write traces of torch's profiler every profile_freq steps. SIGUSR2 to a rank's process asks for one at any time,
@@ -43,6 +44,7 @@ class ProfilingSection(Section):
 
 class CommTraceSection(Section):
     section: ClassVar[str] = "comm"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     flight_recorder: bool = True
     """Keep the last collectives of each rank in memory, and dump them when something goes wrong."""
@@ -65,6 +67,7 @@ class CommTraceSection(Section):
 
 class NumericsSection(Section):
     section: ClassVar[str] = "numerics"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     locate_nan: bool = True
     """When the loss or the gradient norm is not finite, repeat the step's forward pass and name the first module whose

@@ -13,6 +13,7 @@ AUTO_FILTER = "auto_filter_small_kn"
 
 class Float8Section(Section):
     section: ClassVar[str] = "float8"
+    may_change: ClassVar[tuple[str, ...]] = ("emulate",)  # the same numbers
 
     enable: bool = False
     """Compute linear layers in float8, forward and backward. Weights and optimizer stay in high precision."""
@@ -34,6 +35,7 @@ class Float8Section(Section):
 
 class MXSection(Section):
     section: ClassVar[str] = "mx"
+    may_change: ClassVar[tuple[str, ...]] = ("emulate",)  # the same numbers
 
     enable: bool = False
     """Compute linear layers in MXFP8: float8 with a scale for each 32 numbers (OCP Microscaling Formats 1.0)."""

@@ -26,14 +26,15 @@ def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:
     Meta's, ``2 i`` with ``2 i + 1``: the rows that make queries and keys are ordered otherwise within each head."""
     pairs = range(args.head_dim // 2)
     order = tuple(row for pair in pairs for row in (pair, pair + args.head_dim // 2))
-    copies = ("lm_head.weight",) if args.tie_embeddings else ()
-    tensors = [ForeignTensor("model.embed_tokens.weight", "tok_embeddings.weight", copies=copies)]
+    tensors = [ForeignTensor("model.embed_tokens.weight", "tok_embeddings.weight")]
     for layer in range(args.n_layers):
         for ours, theirs in _LAYER.items():
             rows = order if ours in ("attention.wq", "attention.wk") else ()
             tensors.append(ForeignTensor(f"model.layers.{layer}.{theirs}.weight", f"layers.{layer}.{ours}.weight", rows))
     tensors.append(ForeignTensor("model.norm.weight", "norm.weight"))
-    if not args.tie_embeddings:
+    if args.tie_embeddings:
+        tensors.append(ForeignTensor("lm_head.weight", "tok_embeddings.weight", copy=True))
+    else:
         tensors.append(ForeignTensor("lm_head.weight", "output.weight"))
     return tensors
 
@@ -87,6 +88,9 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
     if config.get("head_dim") not in (None, dim // heads):
         raise ValueError(f"head_dim is {config['head_dim']}, and this Llama's is hidden_size / heads = {dim // heads}")
     rope = _table(config, "rope_parameters")
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor is {partial!r}, and this Llama turns whole heads")
     return LlamaArgs(
         dim=dim,
         n_layers=_count(config, "num_hidden_layers"),
@@ -118,15 +122,16 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
 
 def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
     """Meta's names are this model's; its larger models are divided over files as tensor parallelism divides them."""
-    copies = ("output.weight",) if args.tie_embeddings else ()
-    tensors = [ForeignTensor("tok_embeddings.weight", "tok_embeddings.weight", split=0, copies=copies)]
+    tensors = [ForeignTensor("tok_embeddings.weight", "tok_embeddings.weight", split=0)]
     for layer in range(args.n_layers):
         for name in _LAYER:
             split = None if name.endswith("norm") else 1 if name in ("attention.wo", "feed_forward.w2") else 0
             full = f"layers.{layer}.{name}.weight"
             tensors.append(ForeignTensor(full, full, split=split))  # type: ignore[arg-type]
     tensors.append(ForeignTensor("norm.weight", "norm.weight"))
-    if not args.tie_embeddings:
+    if args.tie_embeddings:
+        tensors.append(ForeignTensor("output.weight", "tok_embeddings.weight", split=0, copy=True))
+    else:
         tensors.append(ForeignTensor("output.weight", "output.weight", split=0))
     return tensors
 

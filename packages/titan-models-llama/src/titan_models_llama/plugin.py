@@ -25,11 +25,13 @@ def titan_models() -> list[Model]:
                     tensors=Ref("titan_models_llama.formats:hf_tensors"),
                     to_args=Ref("titan_models_llama.formats:hf_args"),
                     from_args=Ref("titan_models_llama.formats:hf_config"),
+                    ignored=("*.rotary_emb.inv_freq",),
                 ),
                 WeightFormat(
                     name="meta",
                     tensors=Ref("titan_models_llama.formats:meta_tensors"),
                     to_args=Ref("titan_models_llama.formats:meta_args"),
+                    ignored=("rope.freqs",),
                 ),
             ),
         )

@@ -8,11 +8,12 @@ from pydantic import Field, field_validator
 
 from titan_core.config.numbers import MOST_LAYERS, Layers, LocalSequences, Share
 from titan_core.config.paths import AnyPath
-from titan_core.config.section import Section
+from titan_core.config.section import ALL_KEYS, Section
 
 
 class FSDPKeys(Section):
     section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
     """Whether a block's full parameters are freed after its forward pass and gathered again for backward ("always", least
@@ -22,6 +23,7 @@ class FSDPKeys(Section):
 
 class TensorParallelKeys(Section):
     section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     disable_sequence_parallel: bool = False
     """Under tensor parallelism, keep all positions on every rank between layers instead of dividing them."""
@@ -33,6 +35,7 @@ class TensorParallelKeys(Section):
 
 class ContextParallelKeys(Section):
     section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = "allgather"
     """How keys and values travel in torch's ring attention (CUDA): gathered once, or from rank to rank, which takes less
@@ -41,6 +44,7 @@ class ContextParallelKeys(Section):
 
 class PipelineKeys(Section):
     section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     pipeline_parallel_schedule: Literal[
         "GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
@@ -66,6 +70,7 @@ class PipelineKeys(Section):
 
 class ActivationCheckpointSection(Section):
     section: ClassVar[str] = "activation_checkpoint"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     mode: Literal["none", "selective", "full", "memory_budget"] = "none"
     """What is computed again for backward instead of being kept: nothing, some of each block, whole blocks, or what the
@@ -87,6 +92,7 @@ class ActivationCheckpointSection(Section):
 
 class CompileSection(Section):
     section: ClassVar[str] = "compile"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
     """Compile with torch.compile: each block by itself, which compiles once for all blocks, and the loss."""

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from titan_core.config.plain_values import require_sane
 
+ALL_KEYS = ("*",)
+"""For :attr:`Section.may_change`: every key of the section."""
+
 
 class Section(BaseModel):
     """One ``[section]`` of a recipe: a typed, immutable class whose fields' docstrings are the keys' documentation.
@@ -24,6 +27,11 @@ class Section(BaseModel):
     section: ClassVar[str]
     """The section's name in TOML. Several classes may share one, each with keys of its own: a plugin adds keys to a
     section of the core's (``[parallelism]``) by a class of that name."""
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the keys that a resumed run may have other values of: what they decide is where and how fast a run
+    computes, or what is observed, and not what is trained. By default none: a resumed run whose value of another key has
+    changed is refused, unless its user allows it (``checkpoint.allow_changed``)."""
 
     @field_validator("*", mode="before")
     @classmethod

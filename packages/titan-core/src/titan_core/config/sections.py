@@ -27,11 +27,12 @@ from titan_core.config.numbers import (
 )
 from titan_core.config.paths import AnyPath
 from titan_core.config.run_folder import RunFolder
-from titan_core.config.section import Section
+from titan_core.config.section import ALL_KEYS, Section
 
 
 class JobSection(Section):
     section: ClassVar[str] = "job"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     description: str = ""
     """What this run is about, in your words; written into the run's directory."""
@@ -43,6 +44,7 @@ class JobSection(Section):
 
 class PluginsSection(Section):
     section: ClassVar[str] = "plugins"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     disable: list[str] = Field(default_factory=list)
     """Plugins to switch off, by name (see `titan plugins`); the variable TITAN_DISABLE_PLUGINS adds to them."""
@@ -50,6 +52,8 @@ class PluginsSection(Section):
 
 class ModelSection(Section):
     section: ClassVar[str] = "model"
+    # What these come to is compared itself: the resolved arguments, and the ids that the tokenizer gives.
+    may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path")
 
     name: str = "llama3"
     """Model family (see `titan plugins`)."""
@@ -65,6 +69,12 @@ class ModelSection(Section):
 
 class TrainingSection(Section):
     section: ClassVar[str] = "training"
+    # What the dataset, the seed and the batch come to is compared itself. More or fewer steps are the commonest reason to
+    # resume; the schedule of the learning rate then is that of the new number.
+    may_change: ClassVar[tuple[str, ...]] = (
+        "dataset", "dataset_path", "seed", "global_batch_size", "local_batch_size", "steps", "stop_at_step", "deterministic",
+        "enable_cpu_offload", "on_nan",
+    )  # fmt: skip
 
     dataset: str = "stdlib"
     """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
@@ -130,6 +140,11 @@ class MixtureEntry(BaseModel):
 
 class DataSection(Section):
     section: ClassVar[str] = "data"
+    # What decides the stream of tokens is compared where positions in it are restored.
+    may_change: ClassVar[tuple[str, ...]] = (
+        "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle_buffer", "num_workers", "prefetch",
+        "on_corrupt", "retries", "retry_seconds",
+    )  # fmt: skip
 
     text_field: str = "text"
     """The field of a record that holds its text."""
@@ -165,6 +180,7 @@ class DataSection(Section):
 
 class ValidationSection(Section):
     section: ClassVar[str] = "validation"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
     """Measure the loss on other data now and then."""
@@ -206,6 +222,7 @@ class ParamGroupSpec(BaseModel):
 
 class OptimizerSection(Section):
     section: ClassVar[str] = "optimizer"
+    may_change: ClassVar[tuple[str, ...]] = ("implementation",)
 
     name: str = "AdamW"
     """Optimizer: "AdamW", "Adam", or a plugin's."""
@@ -244,6 +261,7 @@ class LRSchedulerSection(Section):
 
 class MetricsSection(Section):
     section: ClassVar[str] = "metrics"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     log_freq: Steps = Field(default=10, gt=0)
     """Log metrics every so many steps (and the first and the last)."""
@@ -265,6 +283,7 @@ class MetricsSection(Section):
 
 class ParallelismSection(Section):
     section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     data_parallel_replicate_degree: Ranks = Field(default=1, gt=0)
     """Copies of the model that train on different data (DDP; HSDP together with sharding)."""
@@ -280,6 +299,7 @@ class ParallelismSection(Section):
 
 class CommSection(Section):
     section: ClassVar[str] = "comm"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     init_timeout_seconds: WholeSeconds = Field(default=600, gt=0)
     """How long a collective may take until the first step is done: while the model is built, compiled and restored."""

@@ -36,7 +36,7 @@ def open_local(request: DatasetRequest) -> DocumentSource:
         lines = JsonLines(plain, files, request)
         if len(lines) == 0:
             raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
-        return ShuffledDocuments(lines, request.seed)
+        return ShuffledDocuments(lines, request.seed, plain)
     datasets.disable_progress_bars()
     try:
         table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
@@ -48,7 +48,7 @@ def open_local(request: DatasetRequest) -> DocumentSource:
     if request.format is None and request.text_field not in table.column_names:
         there = ", ".join(table.column_names)
         raise UserError.one(request.where, f"no field {request.text_field!r}; there is {there}", "set data.text_field")
-    return ShuffledDocuments(_Rows(table, request), request.seed)
+    return ShuffledDocuments(_Rows(table, request), request.seed, plain)
 
 
 class _Rows:

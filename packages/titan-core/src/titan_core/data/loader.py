@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -109,23 +110,35 @@ class DataLoader:
         positions are positions in."""
         if self._positions is None:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
-        return {"stream_of": self._spec.identity(self._sources, self._tokenizer), "shards": self._positions}
+        return {"stream_of": self._stream, "shards": self._positions}
 
-    def load_state_dict(self, state: State) -> None:
-        """Go on from positions that :meth:`state_dict` gave, on this rank or on others; other ranks' shards may be there.
+    def load_state_dict(self, state: State, allowed: Sequence[str] = ()) -> None:
+        """Resume from positions that :meth:`state_dict` returned, here or on other ranks, whose shards may be in it too.
+
+        Args:
+            allowed: patterns of what may differ (:meth:`~titan_core.data.stream_spec.StreamSpec.changes`).
 
         Raises:
             UserError: they are positions in another stream.
+            ValueError: they are no positions.
         """
-        for key, value in self._spec.identity(self._sources, self._tokenizer).items():
-            if state["stream_of"].get(key) != value:
-                raise UserError.one(
-                    f"{key} = {value!r}",
-                    f"the saved position in the data was made with {state['stream_of'].get(key)!r}, and means nothing here",
-                    "set it as it was, or start anew",
-                )
+        problems, accepted = self._spec.changes(state["stream_of"], self._stream, allowed)
+        if problems:
+            raise UserError(*problems)
+        for change in accepted:
+            log.warning("the data has changed since it was last read: %s", change)
         self.close()
-        self._positions = {str(index): state["shards"][str(index)] for index in self._indices}
+        # What is wrong with them shall be known now, and not in the thread or the process that reads.
+        first = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
+        for index, position in first.items():
+            if not _like(state["shards"].get(index), position):
+                raise ValueError(f"logical shard {index} has no position in the data")
+        self._positions = {index: state["shards"][index] for index in first}
+
+    @cached_property
+    def _stream(self) -> State:
+        """What the positions are positions in. Found out once: it looks at the data."""
+        return self._spec.identity(self._sources, self._tokenizer)
 
     def close(self) -> None:
         """Read no further ahead."""
@@ -174,6 +187,21 @@ def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataL
         workers=section.num_workers,
         ahead=section.prefetch,
     )
+
+
+def _like(position: Any, first: Any, of_source: bool = False) -> bool:
+    """Whether ``position`` is made as ``first``, that of a beginning, is: ``None`` there may become anything. What a source
+    says of a position of its own (``of_source``) may have other keys and longer lists later."""
+    if isinstance(first, dict):
+        same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
+        common = (key for key in first if same and key in position)
+        return same and all(_like(position[key], first[key], of_source or key == "document") for key in common)
+    if isinstance(first, list):
+        same = isinstance(position, list) and (of_source or len(position) == len(first))
+        return same and (of_source or all(map(_like, position, first)))
+    if isinstance(first, int):
+        return type(position) is type(first) and position >= 0
+    return first is None or isinstance(position, type(first))
 
 
 def _batch(rows: NDArray[Any], lengths: list[list[int]], document_mask: bool) -> Batch:

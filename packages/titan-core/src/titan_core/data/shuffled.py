@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy
 from numpy import int64
 from numpy.typing import NDArray
 
+from titan_core.data.content import fingerprint_files
 from titan_core.data.source import Document, DocumentShard, State
 
 
@@ -24,15 +28,22 @@ class RandomAccess(Protocol):
 class ShuffledDocuments:
     """A source over documents that can be fetched by index: each epoch in an order of its own, made from the seed."""
 
-    def __init__(self, documents: RandomAccess, seed: int) -> None:
+    def __init__(self, documents: RandomAccess, seed: int, files: Sequence[Path] = ()) -> None:
+        """``files``: where the documents are, if they are in files."""
         self._documents = documents
         self._seed = seed
+        self._files = files
         self._order: tuple[int, NDArray[int64]] | None = None
 
     @property
     def num_documents(self) -> int:
         """How many documents an epoch has."""
         return len(self._documents)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any] | None:
+        """See :class:`~titan_core.data.source.DocumentSource`."""
+        return fingerprint_files(self._files) if self._files else None
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Every ``count``-th document of the epoch's order, from ``index`` on."""

@@ -82,7 +82,12 @@ class DocumentShard(Protocol):
 
 
 class DocumentSource(Protocol):
-    """An opened dataset."""
+    """An opened dataset.
+
+    It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
+    (:func:`titan_core.data.content.fingerprint_files`), by which a resumed run notices that its data was changed. A source
+    without one is known by its path alone.
+    """
 
     @property
     def num_documents(self) -> int | None:

@@ -18,14 +18,14 @@ class StandardLibrary:
     """A document is a source file."""
 
     def __init__(self, root: Path) -> None:
-        self._files = sorted(_source_files(root))
+        self.files = sorted(_source_files(root))
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def text(self, index: int) -> str:
         """The file's text, decoded as Python would."""
-        with tokenize.open(self._files[index]) as file:
+        with tokenize.open(self.files[index]) as file:
             return file.read()
 
 
@@ -39,7 +39,8 @@ def open_stdlib(request: DatasetRequest) -> DocumentSource:
     """The corpus of the Python that runs this."""
     from titan_core.data.shuffled import ShuffledDocuments  # numpy, which the check below can do without
 
-    return ShuffledDocuments(StandardLibrary(_root()), request.seed)
+    library = StandardLibrary(_root())
+    return ShuffledDocuments(library, request.seed, library.files)
 
 
 def check_stdlib(request: DatasetRequest) -> list[Problem]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from titan_core.config.redaction import text_without_secrets
+from titan_core.data.content import fingerprint_of
 from titan_core.data.reading import ReadPolicy
 from titan_core.data.source import DatasetRequest, DocumentSource, OnEnd
 from titan_core.errors import Problem, UserError
 from titan_core.job.batch_plan import BatchPlan
+from titan_core.patterns import matches
 from titan_core.ref import Ref
 from titan_core.tokenizers.fingerprint import fingerprint
 
@@ -44,24 +46,62 @@ class StreamSpec:
     """Documents among which a streamed dataset is shuffled."""
 
     def identity(self, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:
-        """What a position in this stream means something in alone."""
-        return {
-            "datasets": [
-                [
-                    one.request.name,
-                    one.request.path and text_without_secrets(one.request.path),
-                    one.weight,
-                    one.request.format or one.request.text_field,
-                    *([one.request.split] if one.request.split is not None else []),
-                ]
-                for one in self.datasets
-            ],
-            "number of documents": [source.num_documents for source in sources],
-            "tokenizer": fingerprint(tokenizer),
-            "training.seed": self.seed,
+        """What a position in this stream means something in alone, by the names under which changes of it are allowed."""
+        identity: dict[str, Any] = {
             "data.logical_shards": self.plan.logical_shards,
+            "datasets": [one.request.name for one in self.datasets],
+            "model.tokenizer": fingerprint(tokenizer),
+            "training.seed": self.seed,
             "data.shuffle_buffer": self.shuffle_buffer,
         }
+        for number, (one, source) in enumerate(zip(self.datasets, sources, strict=True)):
+            content = fingerprint_of(source)
+            identity |= {
+                # Where the content is known, it may be in another place.
+                f"dataset.{number}.path": None if content else text_without_secrets(one.request.path or ""),
+                f"dataset.{number}.weight": one.weight,
+                f"dataset.{number}.split": one.request.split,
+                f"dataset.{number}.read by": one.request.format or one.request.text_field,
+                f"dataset.{number}.documents": source.num_documents,
+                f"dataset.{number}.content": content,
+            }
+        return identity
+
+    def changes(
+        self, before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
+    ) -> tuple[list[Problem], list[str]]:
+        """What differs between two :meth:`identity`.
+
+        Args:
+            allowed: patterns of what may differ: ``dataset.NAME.content`` and the like, or a config's key. What divides the
+                positions may not.
+
+        Returns:
+            What is not allowed, and what is.
+        """
+        problems, accepted = [], []
+        for key, value in now.items():
+            if (old := before.get(key)) == value:
+                continue
+            _, number, aspect = key.split(".", 2) if key.startswith("dataset.") else ("", "", "")
+            name = f"dataset.{self.datasets[int(number)].name}.{aspect}" if number else key
+            fixed = key in ("data.logical_shards", "datasets")
+            if not fixed and matches(name, allowed):
+                accepted.append(f"{name}: {old!r} -> {value!r}")
+                continue
+            where = f"dataset {self.datasets[int(number)].name!r}: its {aspect}" if number else key
+            if aspect == "content" and isinstance(old, Mapping) and isinstance(value, Mapping):
+                differs = [part for part in ("files", "bytes", "sample") if old.get(part) != value.get(part)]
+                what = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
+                why = f"it is not the data that the run was trained on ({what}), and the saved position means nothing in it"
+            else:
+                where = f"{where} = {value!r}"
+                why = f"the saved position in the data was made with {old!r}, and means nothing here"
+            way_out = "set it as it was, or start anew"
+            problems.append(
+                Problem(where, why, way_out if fixed else f'{way_out}; or allow it: checkpoint.allow_changed = ["{name}"]')
+            )
+        return problems, accepted
 
     def open_sources(self) -> list[DocumentSource]:
         """Every dataset, opened.

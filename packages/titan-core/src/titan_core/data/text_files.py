@@ -46,7 +46,8 @@ class TextPieces:
 def open_text(request: DatasetRequest) -> DocumentSource:
     """The text files of ``training.dataset_path``."""
     files = find_files(request, ENDINGS["text"])
-    return ShuffledDocuments(TextPieces(decompressed(files), files), request.seed)
+    plain = decompressed(files)
+    return ShuffledDocuments(TextPieces(plain, files), request.seed, plain)
 
 
 def _pieces(file: Path) -> list[tuple[int, int]]:

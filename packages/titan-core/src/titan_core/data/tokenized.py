@@ -171,7 +171,9 @@ def open_tokenized(request: DatasetRequest) -> DocumentSource:
     if problems:
         raise UserError(*problems)
     folder = Path(request.path or "").expanduser()
-    return ShuffledDocuments(MappedTokens(folder, read_index(folder), request.vocab_size), request.seed)
+    index = read_index(folder)
+    files = [folder / (part.name + ending) for part in index.parts for ending in (".bin", ".idx")]
+    return ShuffledDocuments(MappedTokens(folder, index, request.vocab_size), request.seed, files)
 
 
 def check_tokenized(request: DatasetRequest) -> list[Problem]:

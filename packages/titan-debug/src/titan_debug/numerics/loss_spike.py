@@ -72,6 +72,7 @@ class LossSpikes(LateReports):
     @hookimpl
     def titan_restore_state(self, state: Mapping[str, Any]) -> None:
         """Those that the checkpoint has."""
+        self._detector.losses.clear()
         self._detector.losses.extend(state.get(STATE, ()))
 
     @hookimpl

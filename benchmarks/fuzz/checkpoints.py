@@ -1,0 +1,348 @@
+"""Damaged checkpoints: each must be refused in a line, or load what was saved.
+
+A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest, with the
+checksum made anew, which only the manifest's own contradictions give away. It is then verified, and a run restored from it,
+in this process and by the code that a user's command runs. A number that was changed into another of its kind under a new
+checksum is no damage that could be seen, and is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
+from titan_ckpt import state as plain
+from titan_ckpt.chunks import bytes_of
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.folder import Folder
+from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
+from titan_ckpt.restoring import restore
+from titan_ckpt.stored import NAME, chunk_digest
+from titan_ckpt.tensors import model_tensors
+from titan_core.cli.main import main
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.errors import UserError
+from titan_core.job.assemble import assemble
+from titan_core.ref import Ref
+from titan_core.registry import Registry
+from titan_core.train import trainer
+from titan_core.train.checkpoint import CheckpointRequest
+
+SECONDS = 10.0
+STEP = 2
+TINY = {
+    "model.args": "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}",
+    "training.seq_len": "8",
+    "training.local_batch_size": "1",
+    "training.steps": "4",
+    "checkpoint.enable": "true",
+    "job.device": "cpu",
+}
+
+
+def run(count: int, seed: int, folder: Path) -> list[str]:
+    """Damage ``count`` checkpoints in ``folder``; what went wrong with which."""
+    folder.mkdir(parents=True, exist_ok=True)
+    original = folder / "original"
+    with redirect_stdout(StringIO()):
+        trainer.train(_job({"training.stop_at_step": str(STEP), "job.dump_folder": str(original)}))
+        whole = original / "checkpoint" / f"step-{STEP}"
+        _divide(whole)
+        fuzz = _Fuzz(whole, folder, count, seed)
+        job = _job({"training.stop_at_step": "0", "job.dump_folder": str(folder / "loading")})
+        assert job.checkpoint is not None
+        _Fuzz.running = fuzz
+        here = Ref[Any](f"{__name__}:store")
+        trainer.train(dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, build=here)))
+    return fuzz.failures
+
+
+def _job(changes: dict[str, str]) -> Any:
+    overrides = [Override(key, value) for key, value in {**TINY, **changes}.items()]
+    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    return assemble(config, registry, 1)
+
+
+def _divide(folder: Path) -> None:
+    """Let every tensor have several chunks, as those of several ranks have."""
+    contents = _read(folder)
+    data = (folder / "data-00000.bin").read_bytes()
+    for name, tensor in contents["tensors"].items():
+        chunks = []
+        for offset, shape, file, start, num_bytes, _ in tensor["chunks"]:
+            cut = shape[0] // 2 if shape else 0
+            sizes = [cut, shape[0] - cut] if cut else [None]
+            for size in sizes:
+                box = [size, *shape[1:]] if size is not None else shape
+                length = num_bytes * size // shape[0] if size is not None else num_bytes
+                part = data[start : start + length]
+                digest = chunk_digest(name, tensor["dtype"], tuple(offset), tuple(box), part)
+                chunks.append([offset, box, file, start, length, digest])
+                if size is not None:
+                    offset, start = [offset[0] + size, *offset[1:]], start + length
+        tensor["chunks"] = chunks
+    _write(folder, contents)
+
+
+def _read(folder: Path) -> Any:
+    return json.loads((folder / NAME).read_text())["checkpoint"]
+
+
+def _write(folder: Path, contents: Any) -> None:
+    text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / NAME).write_text(f'{{"sha256": "{digest}", "checkpoint": {text}}}\n')
+
+
+class _Fuzz:
+    """The cases, run where a run's own checkpoints would be restored."""
+
+    running: _Fuzz
+
+    def __init__(self, whole: Path, folder: Path, count: int, seed: int) -> None:
+        self.whole, self.folder, self.count, self.seed = whole, folder, count, seed
+        self.failures: list[str] = []
+
+    def run(self, request: CheckpointRequest) -> None:
+        """All of them."""
+        levels = {name: logging.getLogger(name).level for name in ("titan_ckpt", "titan_core")}
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self.built = group_values(request.state.optimizer)
+        section = request.job.config.section(CheckpointSection)
+        assert self._restored(request, section, self.whole.parent)
+        original = self._state(request)
+        for number in range(self.count):
+            chance = random.Random(f"{self.seed} {number}")
+            place = self.folder / "case"
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(self.whole, place / self.whole.name)
+            case = f"checkpoint {number} of seed {self.seed}: {_damage(chance, place / self.whole.name)}"
+            began = time.monotonic()
+            try:
+                with redirect_stderr(StringIO()):
+                    status = main(["checkpoint", "verify", str(place)])
+                if self._restored(request, section, place) and (different := _differences(self._state(request), original)):
+                    said = "whole" if status == 0 else f"broken ({status})"
+                    self.failures.append(f"{case}: loaded with another {different}; verify says {said}")
+            except Exception as error:  # noqa: BLE001 - any is what is looked for
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                self.failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
+            if time.monotonic() - began > SECONDS:
+                self.failures.append(f"{case}: took {time.monotonic() - began:.0f} s")
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+    def _restored(self, request: CheckpointRequest, section: CheckpointSection, place: Path) -> bool:
+        """Whether a run is restored from the checkpoint, and not refused."""
+        state = request.state
+        state.optimizer.state.clear()
+        with torch.no_grad():
+            for tensor in model_tensors(state.parts).values():
+                tensor.fill_(-7)
+        state.step = state.tokens_seen = -7
+        try:
+            return restore(request, section, Folder(str(place)), self.built).step is not None
+        except UserError:
+            return False
+
+    def _state(self, request: CheckpointRequest) -> dict[str, Any]:
+        """Everything that a run has, in a form that can be compared."""
+        state = request.state
+        optimizer = state_of(parameter_names(state.parts), state.optimizer, self.built)
+        tensors = {**model_tensors(state.parts), **optimizer.tensors}
+        rates = [group["lr"] for group in state.optimizer.param_groups]
+        values = {name: json.dumps(value) for name, value in plain.collect(request, optimizer).items()}
+        return {"rates": rates, **values, **{name: bytes(bytes_of(one)) for name, one in tensors.items()}}
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return ", ".join(sorted(name for name in {*one, *other} if one.get(name) != other.get(name)))
+
+
+class _Store:
+    """Takes the place of a run's checkpoints."""
+
+    def __init__(self, request: CheckpointRequest) -> None:
+        self._request = request
+
+    def restore(self) -> None:
+        _Fuzz.running.run(self._request)
+
+    def after_step(self, last: bool, asked: bool) -> None:
+        pass
+
+    def before_update(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def store(request: CheckpointRequest) -> _Store:
+    """A :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+    return _Store(request)
+
+
+def _damage(chance: random.Random, folder: Path) -> str:
+    """Damage the checkpoint in ``folder``; what was done."""
+    if chance.random() < 0.3:
+        return damage_bytes(chance, folder / chance.choice([NAME, "data-00000.bin"]))
+    if chance.random() < 0.05:
+        os.rename(folder, folder.with_name(name := chance.choice(["step-7", "step-20", "step-0"])))
+        return f"renamed to {name}"
+    contents = _read(folder)
+    done = chance.choice(_STRUCTURAL)(chance, contents) if chance.random() < 0.6 else _mistype(chance, contents)
+    _write(folder, contents)
+    return done
+
+
+def _mistype(chance: random.Random, contents: Any) -> str:
+    """Give a value another type, or leave out a key that each manifest has."""
+    found = [(path, place) for path, place in places(contents) if _is_seen(path)]
+    path, (container, key) = chance.choice(found)
+    if chance.random() < 0.3 and path.count(".") < 2:
+        del container[key]
+        return f"{path} left out"
+    wrong = wrong_type(chance, container[key])
+    free = ("state.optimizer.groups", "state.lr_scheduler", "state.observers.", "state.generators.")
+    if path.startswith(free) and path.count(".") > 1 and wrong is None:
+        wrong = "x"  # what is kept may become None
+    container[key] = wrong
+    return f"{path} = {wrong!r}"
+
+
+def _is_seen(path: str) -> bool:
+    """Whether a value has a type to be held against: one of an observer's own has none. Of a generator's hundreds of words
+    some are enough."""
+    if path.startswith("state.observers."):
+        return path.count(".") < 2
+    return not re.search(r"python\.1\.\d{2}", path)
+
+
+def _chunk(chance: random.Random, contents: Any) -> tuple[str, Any, int]:
+    name = chance.choice(sorted(contents["tensors"]))
+    chunks = contents["tensors"][name]["chunks"]
+    return name, chunks, chance.randrange(len(chunks))
+
+
+def _removed(chance: random.Random, contents: Any) -> str:
+    name, chunks, number = _chunk(chance, contents)
+    del chunks[number]
+    return f"a chunk of {name} removed"
+
+
+def _emptied(chance: random.Random, contents: Any) -> str:
+    name, chunks, _ = _chunk(chance, contents)
+    chunks.clear()
+    return f"all chunks of {name} removed"
+
+
+def _doubled(chance: random.Random, contents: Any) -> str:
+    name, chunks, number = _chunk(chance, contents)
+    chunks.append(list(chunks[number]))
+    return f"a chunk of {name} twice"
+
+
+def _changed_chunk(chance: random.Random, contents: Any) -> str:
+    name, chunks, number = _chunk(chance, contents)
+    chunk, what = chunks[number], chance.randrange(6)
+    other = chance.choice(chance.choice(list(contents["tensors"].values()))["chunks"])
+    by = chance.choice([-4, -1, 1, 4, 1 << 40])
+    match what:
+        case 0 | 1:
+            if not chunk[what]:
+                chunk[what] = [1]
+            else:
+                dim = chance.randrange(len(chunk[what]))
+                chunk[what] = [one + by if at == dim else one for at, one in enumerate(chunk[what])]
+        case 2:
+            chunk[2] = chance.choice(["../data-00000.bin", "/etc/passwd", "data-00001.bin", "", "data-00000.bin/", NAME])
+        case 3 | 4:
+            chunk[what] += by
+        case 5:
+            chunk[5] = other[5] if other is not chunk else "0" * 64
+    return f"a chunk of {name}, field {what}: {chunk[:5]}"
+
+
+def _swapped_offsets(chance: random.Random, contents: Any) -> str:
+    name, chunks, _ = _chunk(chance, contents)
+    offsets = [chunk[0] for chunk in chunks]
+    for chunk, offset in zip(chunks, reversed(offsets), strict=True):
+        chunk[0] = offset
+    return f"the chunks of {name} in another order"
+
+
+def _swapped_tensors(chance: random.Random, contents: Any) -> str:
+    tensors = contents["tensors"]
+    one = chance.choice(sorted(tensors))
+    other = chance.choice([name for name in tensors if tensors[name]["shape"] == tensors[one]["shape"]])
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+    return f"{one} and {other} swapped"
+
+
+def _removed_tensor(chance: random.Random, contents: Any) -> str:
+    name = chance.choice(sorted(contents["tensors"]))
+    tensor = contents["tensors"].pop(name)
+    if chance.random() < 0.5:
+        contents["tensors"][name + "x"] = tensor
+        return f"{name} renamed"
+    return f"{name} removed"
+
+
+def _changed_tensor(chance: random.Random, contents: Any) -> str:
+    name = chance.choice(sorted(contents["tensors"]))
+    tensor = contents["tensors"][name]
+    if chance.random() < 0.5:
+        tensor["dtype"] = chance.choice(
+            ["int32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "load", "", "float99"]
+        )
+    else:
+        tensor["shape"] = chance.choice(
+            [[*tensor["shape"][::-1], 1], [0], [], [one + 1 for one in tensor["shape"]], [1 << 62] * 3]
+        )
+    return f"{name}: {tensor['dtype']} {tensor['shape']}"
+
+
+def _changed_numbers(chance: random.Random, contents: Any) -> str:
+    key = chance.choice(["step", "format", "files", "state"])
+    if key == "files":
+        contents["files"] = chance.choice(
+            [{}, {"data-00000.bin": 1}, {**contents["files"], "data-00001.bin": 0}, {"../x": 1}]
+        )
+    elif key == "state":
+        contents["state"] = {}
+    else:
+        contents[key] = chance.choice([1, 7, -1, 10**30])
+    return f"{key} = {str(contents[key])[:60]}"
+
+
+_STRUCTURAL: list[Callable[[random.Random, Any], str]] = [
+    _removed,
+    _emptied,
+    _doubled,
+    _changed_chunk,
+    _changed_chunk,
+    _swapped_offsets,
+    _swapped_tensors,
+    _removed_tensor,
+    _changed_tensor,
+    _changed_numbers,
+]

@@ -1,0 +1,114 @@
+"""Whether a job that resumes from a checkpoint trains what the run that saved it trained."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from titan_core.config.changes import ConfigChange, config_changes
+from titan_core.config.problems import show
+from titan_core.errors import Problem, UserError
+from titan_core.job.assemble import model_args
+from titan_core.job.job import Job
+from titan_core.patterns import matches
+
+log = logging.getLogger(__name__)
+
+_ARGS = "model.args."
+_BATCH = "training.global_batch_size"
+_RATES = ("lr_scheduler.*", "training.steps", "optimizer.lr", "optimizer.name", "optimizer.param_groups")
+"""What a learning rate at a step depends on."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs, all of it accepted."""
+
+    config: tuple[ConfigChange, ...]
+    allowed: tuple[str, ...]
+    """Patterns of ``checkpoint.allow_changed``."""
+
+    @property
+    def schedule(self) -> bool:
+        """Whether learning rates are other ones than they would have been."""
+        return any(matches(change.key, _RATES) for change in self.config)
+
+    def accepts_group_value(self, key: str) -> bool:
+        """Whether parameter groups may be built with another value of ``key``."""
+        if any(change.key.startswith("optimizer.") and change.decisive for change in self.config):
+            return True
+        implementation = any(change.key == "optimizer.implementation" for change in self.config)
+        return (implementation and key in ("fused", "foreach")) or matches(f"optimizer.groups.{key}", self.allowed)
+
+
+def require_same_training(job: Job, about: Mapping[str, Any], step: int, allowed: Collection[str]) -> Changes:
+    """Compare the job with what the manifest says of the run, and log what has changed.
+
+    Args:
+        about: the manifest's.
+        step: the checkpoint's, for messages.
+        allowed: patterns of keys that may differ.
+
+    Raises:
+        UserError: naming every key that may not.
+    """
+    changes = {
+        change.key: change for change in config_changes(about.get("config", {}), about.get("decisive", ()), job.config)
+    }
+    changes |= {change.key: change for change in _resolved_changes(job, about)}
+    refused = [change for change in changes.values() if change.decisive and not matches(change.key, allowed)]
+    if refused:
+        raise UserError(*(_problem(job, change, step) for change in refused))
+    for change in changes.values():
+        log.info("changed since the checkpoint of step %d: %s", step, change)
+    if "training.steps" in changes:
+        log.warning("the learning rate follows the schedule of %s steps from now on", job.config.value("training.steps"))
+    plugins: dict[str, str] = {**about.get("plugins", {}), "torch": about.get("torch", "")}
+    now = {**job.identity()["plugins"], "torch": torch.__version__}
+    for name in dict.fromkeys([*plugins, *now]):
+        if plugins.get(name) != now.get(name):
+            versions = plugins.get(name, "none"), now.get(name, "none")
+            log.info("changed since the checkpoint of step %d: %s %s -> %s", step, name, *versions)
+    return Changes(tuple(changes.values()), tuple(allowed))
+
+
+def resolved(job: Job) -> dict[str, Any]:
+    """What the config comes to, where other keys can come to the same."""
+    args = model_args(job.config, job.model).model_dump(mode="json")
+    return {"model_args": args, "global_batch_size": job.facts.batch.global_size}
+
+
+def _resolved_changes(job: Job, about: Mapping[str, Any]) -> list[ConfigChange]:
+    now = resolved(job)
+    before, after = _flat({**_defaults(job), **about.get("model_args", {})}, _ARGS), _flat(now["model_args"], _ARGS)
+    pairs = [(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
+    batch = about.get("global_batch_size")
+    if batch is not None:
+        pairs.append((_BATCH, batch, now["global_batch_size"]))
+    return [ConfigChange(key, old, new, decisive=True) for key, old, new in pairs if old != new]
+
+
+def _defaults(job: Job) -> dict[str, Any]:
+    """The values that arguments have which an older version of the model did not have."""
+    fields = type(model_args(job.config, job.model)).model_fields.items()
+    plain = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+    defaults: dict[str, Any] = json.loads(json.dumps(plain, default=lambda value: value.model_dump(mode="json")))
+    return defaults
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
+    why = f"the checkpoint of step {step} was saved with {show(change.before)}; another value trains something else"
+    way_out = f'set it back; or, to continue with the new value, checkpoint.allow_changed = ["{change.key}"]'
+    return Problem(job.config.where(change.key, change.now), why, way_out)

@@ -1,0 +1,29 @@
+"""Which types of numbers a checkpoint may hold, and which convert into which without a loss. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "complex128": 16, "complex64": 8,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1,
+    "bool": 1,
+}  # fmt: skip
+"""Bytes of an element, by the type's name in ``torch``."""
+
+_EXACT: Final[dict[str, tuple[str, ...]]] = {
+    "float16": ("float32", "float64"),
+    "bfloat16": ("float32", "float64"),
+    "float32": ("float64",),
+}
+
+FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
+"""Types in which weights are stored as what they are; codes of a quantised format are none."""
+
+
+def converts_exactly(source: str, target: str) -> bool:
+    """Whether every value of ``source`` is one of ``target``."""
+    return source == target or target in _EXACT.get(source, ())

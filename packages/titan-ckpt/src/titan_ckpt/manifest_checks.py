@@ -1,0 +1,234 @@
+"""From the JSON of a manifest to a :class:`~titan_ckpt.stored.Manifest`, with everything that it says of itself checked."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise, product
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from titan_ckpt.dtypes import ITEM_BYTES
+from titan_ckpt.stored import FORMAT, NAME, BrokenCheckpoint, Chunk, Manifest, StoredTensor, tensors_in
+
+_FILE = re.compile(r"data-[0-9]{5,}\.bin")
+
+
+def _data_file(name: str) -> str:
+    # A name alone: nothing that leads out of the folder passes.
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a data file of a checkpoint")
+    return name
+
+
+def _time(text: str) -> str:
+    if datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Shape = Annotated[list[Count], Field(max_length=64)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Tensor(_Strict):
+    dtype: str
+    shape: Shape
+    chunks: list[Annotated[list[Any], Field(min_length=6, max_length=6)]]
+
+
+class About(BaseModel):
+    """What is used of ``about``; there may be more."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str = ""
+    model_name: str = ""
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    mesh: dict[str, int] = Field(default_factory=dict)
+    world_size: int = 1
+    torch: str = ""
+    config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    decisive: list[str] = Field(default_factory=list)
+    plugins: dict[str, str] = Field(default_factory=dict)
+    global_batch_size: int | None = None
+    tokenizer: dict[str, list[int]] = Field(default_factory=dict)
+    hf: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class _Generators(_Strict):
+    python: list[Any]
+    cpu: str
+    cuda: str | None = None
+
+
+class _Loader(_Strict):
+    stream_of: dict[str, Any]
+    shards: dict[str, dict[str, Any]]
+
+
+class _Group(_Strict):
+    built: dict[str, Any]
+    now: dict[str, Any]
+
+
+class _Own(_Strict):
+    state: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class _Optimizer(_Strict):
+    parameters: dict[str, dict[str, Any]]
+    groups: list[_Group]
+    group_of: dict[str, Count]
+    own: _Own
+
+    @model_validator(mode="after")
+    def _groups_of_all(self) -> _Optimizer:
+        if self.group_of.keys() != self.parameters.keys() or any(one >= len(self.groups) for one in self.group_of.values()):
+            raise ValueError("a parameter has no group")
+        return self
+
+
+class _State(_Strict):
+    """Of what is no tensor, as :mod:`titan_ckpt.state` makes it."""
+
+    step: Count
+    tokens_seen: Count
+    tokens_by_dataset: dict[str, Count]
+    lr_scheduler: dict[str, Any]
+    optimizer: _Optimizer
+    loader: _Loader
+    mesh: dict[str, int]
+    generators: list[_Generators]
+    observers: dict[str, Any]
+
+
+class _Contents(_Strict):
+    format: int
+    step: Count
+    created: Annotated[str, AfterValidator(_time)]
+    about: About
+    state: dict[str, Any]
+    files: dict[Annotated[str, AfterValidator(_data_file)], Count]
+    tensors: dict[str, _Tensor]
+
+
+def checked_manifest(contents: Any) -> Manifest:
+    """The manifest that ``contents`` says.
+
+    Raises:
+        BrokenCheckpoint: something has another type than it should, or contradicts something else.
+    """
+    found = contents.get("format") if isinstance(contents, dict) else None
+    if found != FORMAT:
+        raise BrokenCheckpoint(f"it has format {found!r}, and this titan-ckpt reads {FORMAT}")
+    try:
+        checked = _Contents.model_validate(contents)
+        if checked.state:
+            _require_state(checked.state)
+            if checked.state["step"] != checked.step:
+                raise BrokenCheckpoint(f"{NAME} says step {checked.step}, and its state says {checked.state['step']}")
+        tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
+    _require_whole_files(checked.files, tensors)
+    if checked.state:
+        there = {name for name in tensors if name.startswith("optimizer.")}
+        different = there ^ set(tensors_in(checked.state["optimizer"]))
+        if different:
+            raise BrokenCheckpoint(f"{min(different)} is either a tensor or in the optimizer's state, and should be both")
+    return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
+
+
+def _require_state(state: dict[str, Any]) -> None:
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, ("state", *first["loc"])))
+        raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
+
+
+def _stored(name: str, tensor: _Tensor) -> StoredTensor:
+    """The tensor, if its chunks are exactly it."""
+    if tensor.dtype not in ITEM_BYTES:
+        raise BrokenCheckpoint(f"{name} has the unknown type {tensor.dtype!r}")
+    chunks = tuple(_checked_chunk(name, tensor, chunk) for chunk in tensor.chunks)
+    shape = tuple(tensor.shape)
+    covered = sum(math.prod(chunk.shape) for chunk in chunks)
+    if covered < math.prod(shape) or not chunks:
+        raise BrokenCheckpoint(f"{name} is not whole: its chunks have {covered} of {math.prod(shape)} elements")
+    if covered > math.prod(shape) or _overlap(chunks, shape):
+        raise BrokenCheckpoint(f"{name} has chunks that overlap")
+    return StoredTensor(tensor.dtype, shape, chunks)
+
+
+def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:
+    # By hand: a checkpoint of a large model has millions of chunks.
+    offset, shape, file, start, num_bytes, sha256 = contents
+    sizes = [*offset, *shape, start, num_bytes] if isinstance(offset, list) and isinstance(shape, list) else [None]
+    plain = all(type(one) is int and 0 <= one < 2**63 for one in sizes)
+    if not (plain and isinstance(file, str) and isinstance(sha256, str)):
+        raise BrokenCheckpoint(f"{NAME} is damaged: a chunk of {name} is not as chunks are")
+    chunk = Chunk(tuple(offset), tuple(shape), file, start, num_bytes, sha256)
+    inside = len(offset) == len(shape) == len(tensor.shape) and all(
+        first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True)
+    )
+    if not inside:
+        raise BrokenCheckpoint(f"a chunk of {name} lies outside of it: {offset} + {shape} in {tensor.shape}")
+    if num_bytes != math.prod(shape) * ITEM_BYTES[tensor.dtype]:
+        raise BrokenCheckpoint(f"a chunk of {name} has {num_bytes} bytes, which {tensor.dtype} {shape} has not")
+    return chunk
+
+
+def _overlap(chunks: tuple[Chunk, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an element is in two of ``chunks``. Their borders divide the tensor into cells, few for a regular division;
+    each must be in one chunk."""
+    if len(chunks) == 1:
+        return False
+    borders = [
+        sorted({0, size, *(c.offset[dim] for c in chunks), *(c.offset[dim] + c.shape[dim] for c in chunks)})
+        for dim, size in enumerate(shape)
+    ]
+    index = [{border: number for number, border in enumerate(of_dim)} for of_dim in borders]
+    seen: set[tuple[int, ...]] = set()
+    for chunk in chunks:
+        spans = (
+            range(places[first], places[first + size])
+            for places, first, size in zip(index, chunk.offset, chunk.shape, strict=True)
+        )
+        for cell in product(*spans):
+            if cell in seen:
+                return True
+            seen.add(cell)
+    return False
+
+
+def _require_whole_files(files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:
+    """Every byte of the files must be of one chunk.
+
+    Raises:
+        BrokenCheckpoint: naming a file of which that is not so.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in files}
+    for name, stored in tensors.items():
+        for chunk in stored.chunks:
+            if chunk.file not in files:
+                raise BrokenCheckpoint(f"a chunk of {name} is in {chunk.file}, which the checkpoint does not list")
+            spans[chunk.file].append((chunk.start, chunk.start + chunk.num_bytes))
+    for file, of_file in spans.items():
+        ordered = [*sorted(of_file), (files[file], files[file])]
+        for (_, end), (start, _) in pairwise(ordered):
+            if start != end:
+                what = "belong to two chunks" if start < end else "belong to no chunk"
+                raise BrokenCheckpoint(f"{file} has bytes from {min(start, end)} on that {what}")

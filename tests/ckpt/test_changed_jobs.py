@@ -1,0 +1,183 @@
+"""A job that resumes trains what the run that was saved trained, or is refused; what may change is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.jobs import make_job, run_recipe
+from titan_ckpt.comparing import require_same_training
+from titan_core.config.changes import config_changes, decisive_keys
+from titan_core.config.redaction import without_secrets
+from titan_core.errors import UserError
+from titan_core.patterns import matches
+from titan_core.registry import Registry
+
+MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
+TINY: dict[str, object] = {
+    "model.args": MODEL % "",
+    "training.dataset": "json",
+    "training.dataset_path": "data.jsonl",
+    "training.seq_len": 16,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 2,
+    "optimizer.lr": 0.0008,
+    "lr_scheduler.warmup_steps": 20,
+    "training.steps": 3,
+    "checkpoint.enable": "true",
+    "job.device": "cpu",
+    "job.dump_folder": "run",
+}
+LINES = [json.dumps({"text": f"document {number} " * 9}) for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stopped after two steps of three, and its data."""
+    folder = tmp_path_factory.mktemp("changed")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        Path("data.jsonl").write_text("\n".join(LINES) + "\n")
+        run_recipe("llama3_debug", {**TINY, "training.stop_at_step": 2})
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def saved(run: Path, in_tmp: Path) -> None:
+    shutil.copytree(run, in_tmp, dirs_exist_ok=True)
+
+
+REFUSED = {
+    "model.args.rope_theta": {"model.args": MODEL % ", rope_theta = 20000.0"},
+    "model.args.norm_eps": {"model.args": MODEL % ", norm_eps = 0.001"},
+    "model.args.max_seq_len": {"model.args": MODEL % ", max_seq_len = 64"},
+    "model.args.rope_scaling.factor": {"model.args": MODEL % ", rope_scaling = {factor = 4.0}"},
+    "optimizer.name": {"optimizer.name": "Adam"},
+    "optimizer.lr": {"optimizer.lr": 0.1},
+    "optimizer.beta1": {"optimizer.beta1": 0.5},
+    "optimizer.beta2": {"optimizer.beta2": 0.5},
+    "optimizer.eps": {"optimizer.eps": 0.1},
+    "optimizer.weight_decay": {"optimizer.weight_decay": 0.3},
+    "optimizer.param_groups": {"optimizer.param_groups": '[{pattern = "*norm*", lr_scale = 0.5}]'},
+    "lr_scheduler.warmup_steps": {"lr_scheduler.warmup_steps": 1},
+    "lr_scheduler.decay_ratio": {"lr_scheduler.decay_ratio": 0.3},
+    "lr_scheduler.decay_type": {"lr_scheduler.decay_type": "cosine"},
+    "training.max_norm": {"training.max_norm": 0.1},
+    "training.seq_len": {"training.seq_len": 8},
+    "training.mixed_precision_param": {"training.mixed_precision_param": "bfloat16"},
+    "training.float32_matmul_precision": {"training.float32_matmul_precision": "high"},
+    "training.global_batch_size": {"training.global_batch_size": 4, "data.logical_shards": 2},
+    "data.document_mask": {"data.document_mask": "true"},
+    "float8.enable": {"float8.enable": "true", "float8.emulate": "true"},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_trains_something_else_is_refused_by_its_key(run: Path, key: str) -> None:
+    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
+    os.chdir(run)
+    job = make_job("llama3_debug", {**TINY, **REFUSED[key]}, world_size=1)
+    with pytest.raises(UserError, match=rf'{key} = .*allow_changed = \["{key}"\]') as caught:
+        require_same_training(job, about, 2, [])
+    if key not in ("float8.enable", "model.args.rope_scaling.factor"):  # with more keys of its section
+        assert len(caught.value.problems) == 1
+    allowed = require_same_training(job, about, 2, [key.rpartition(".")[0] + ".*"])
+    assert key in [change.key for change in allowed.config]
+
+
+def test_a_refused_job_says_what_and_how_to_go_on(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+    changed = {**TINY, "optimizer.lr": 0.002, "optimizer.weight_decay": 0.2}
+    with pytest.raises(UserError) as caught:
+        run_recipe("llama3_debug", changed)
+    assert [problem.where for problem in caught.value.problems] == [
+        "command line: optimizer.lr = 0.002", "command line: optimizer.weight_decay = 0.2",
+    ]  # fmt: skip
+    rates: list[float] = []
+    with caplog.at_level(logging.INFO, logger="titan_ckpt"):
+        record = run_recipe("llama3_debug", {**changed, "checkpoint.allow_changed": '["optimizer.*"]'})
+    assert len(record.losses) == 1
+    assert "optimizer.lr: 0.0008 -> 0.002" in caplog.text
+    rates = [json.loads(line)["lr"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert rates[-1] == pytest.approx(rates[0] * 3 * 0.002 / 0.0008)  # the third of three steps of warmup
+
+
+def test_what_may_change_is_logged(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+    changes = {"training.steps": 4, "metrics.log_freq": 7, "data.prefetch": 3, "training.global_batch_size": -1}
+    with caplog.at_level(logging.INFO, logger="titan_ckpt"):
+        record = run_recipe("llama3_debug", {**TINY, **changes})
+    assert len(record.losses) == 2
+    for line in ("training.steps: 3 -> 4", "metrics.log_freq: 10 -> 7", "data.prefetch: 2 -> 3"):
+        assert f"changed since the checkpoint of step 2: {line}" in caplog.text
+    assert "the learning rate follows the schedule of 4 steps" in caplog.text
+
+
+def test_the_same_model_by_another_recipe_is_the_same(run: Path) -> None:
+    os.chdir(run)
+    job = make_job("llama3_debug", TINY, world_size=1)
+    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
+    about["config"]["model"] |= {"flavor": "mine", "args": {}}  # of which these are the arguments
+    assert [change.key for change in require_same_training(job, about, 2, []).config][:2] == ["model.flavor", "model.args"]
+
+
+def test_another_version_of_a_plugin_is_logged(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chdir(run)
+    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
+    about["plugins"]["titan-parallel:parallel"] = "0.0.9"
+    with caplog.at_level(logging.INFO, logger="titan_ckpt"):
+        require_same_training(make_job("llama3_debug", TINY, world_size=1), about, 2, [])
+    assert "titan-parallel:parallel 0.0.9 -> " in caplog.text
+
+
+def test_keys_of_a_plugin_that_is_gone_count_if_they_decided_something(run: Path) -> None:
+    os.chdir(run)
+    config = make_job("llama3_debug", TINY, world_size=1).config
+    before = {**config.as_dict(), "gone": {"enable": True, "size": 3}}
+    assert config_changes(before, [], config) == []
+    assert [str(one) for one in config_changes(before, ["gone.enable"], config)] == ["gone.enable: true -> null"]
+
+
+def test_secrets_are_compared_redacted(run: Path) -> None:
+    os.chdir(run)
+    config = make_job("llama3_debug", {**TINY, "job.description": "see https://me:secret@example.org"}, world_size=1).config
+    assert config_changes(without_secrets(config.as_dict()), decisive_keys(config), config) == []
+    (change,) = config_changes({**config.as_dict(), "job": {**config.as_dict()["job"], "description": ""}}, [], config)
+    assert "secret" not in str(change)
+
+
+def test_every_declaration_of_what_may_change_names_keys() -> None:
+    for classes in Registry.from_installed().sections().values():
+        for cls in classes:
+            for pattern in cls.may_change:
+                assert any(matches(name, [pattern]) for name in cls.model_fields), (cls, pattern)
+
+
+EDITS = {
+    "reordered": [*LINES[1:], LINES[0]],
+    "another word": [*LINES[:20], LINES[20].replace("document", "dokument"), *LINES[21:]],
+    "a longer text": [*LINES[:20], LINES[20].replace("document", "documents"), *LINES[21:]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_data_that_was_edited_is_refused(saved: None, edit: str) -> None:
+    Path("data.jsonl").write_text("\n".join(EDITS[edit]) + "\n")
+    with pytest.raises(UserError, match=r"dataset 'json': its content: it is not the data .*sample .*dataset.json.content"):
+        run_recipe("llama3_debug", TINY)
+    if edit == "reordered":
+        allowed = {**TINY, "checkpoint.allow_changed": '["dataset.json.content"]'}
+        assert len(run_recipe("llama3_debug", allowed).losses) == 1
+
+
+def test_a_copy_of_the_data_in_another_place_is_the_same(saved: None) -> None:
+    shutil.copy("data.jsonl", "copy.jsonl")
+    os.utime("copy.jsonl", (1, 1))
+    Path("data.jsonl").unlink()
+    assert len(run_recipe("llama3_debug", {**TINY, "training.dataset_path": "copy.jsonl"}).losses) == 1

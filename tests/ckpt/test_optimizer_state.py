@@ -1,0 +1,173 @@
+"""Everything that an optimizer and a schedule keep is in a checkpoint, or the job is refused before its first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import Recorder, RunRecord, make_job
+from titan_ckpt.optimizer_state import group_values, state_of
+from titan_ckpt.plain_values import Unsaveable, decode, encode
+from titan_core.errors import UserError
+from titan_core.ref import Ref
+from titan_core.train import trainer
+
+ODD = "harness.odd_optimizers:"
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
+    "training.seq_len": 16,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 4,
+    "training.steps": 6,
+    "training.max_norm": 0.0,
+    "optimizer.lr": 0.003,
+    "checkpoint.enable": "true",
+    "job.device": "cpu",
+}
+
+
+def train_in(
+    folder: str, overrides: dict[str, object], optimizer: str | None = "build_odd", schedule: str | None = None
+) -> RunRecord:
+    os.chdir(folder)
+    job = make_job("llama3_debug", {**TINY, **overrides})
+    if optimizer is not None:
+        job = dataclasses.replace(job, optimizer=dataclasses.replace(job.optimizer, build=Ref(ODD + optimizer)))
+    if schedule is not None:
+        job = dataclasses.replace(job, lr_schedule=dataclasses.replace(job.lr_schedule, build=Ref(ODD + schedule)))
+    recorder = Recorder(weights=True)
+    trainer.train(job, [recorder])
+    return recorder.record
+
+
+@pytest.mark.parametrize(("optimizer", "schedule"), [("build_odd", None), (None, "build_exponential")])
+def test_all_that_is_kept_is_restored(tmp_path: Path, optimizer: str | None, schedule: str | None) -> None:
+    whole = train_in(str(tmp_path), {"job.dump_folder": "whole"}, optimizer, schedule)
+    first = train_in(str(tmp_path), {"training.stop_at_step": 3}, optimizer, schedule)
+    second = train_in(str(tmp_path), {}, optimizer, schedule)
+    assert first.losses + second.losses == whole.losses
+    assert all(torch.equal(second.final[name], tensor) for name, tensor in whole.final.items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((2, {"parallelism.pipeline_parallel_degree": 2}), (2, {})), ((2, {}), (1, {}))], ids=str
+)
+def test_it_is_restored_on_another_mesh(
+    gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
+) -> None:
+    (whole,) = gloo.run(1, train_in, str(tmp_path), {"job.dump_folder": "whole"})
+    gloo.run(before[0], train_in, str(tmp_path), {**before[1], "training.stop_at_step": 3})
+    second = gloo.run(after[0], train_in, str(tmp_path), after[1])[0]
+    assert second.losses == pytest.approx(whole.losses[3:], rel=1e-5)
+    for name, tensor in whole.final.items():
+        torch.testing.assert_close(second.final[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "told"),
+    [
+        ("build_secretive", None, r"optimizer\..*\.secret: is a builtins.object, which JSON cannot hold"),
+        ("build_with_an_object_in_a_group", None, r"optimizer.groups.hook: is a builtins.builtin_function_or_method"),
+        (None, "build_with_an_object", r"lr_scheduler.notes: is a builtins.object"),
+        (None, "build_bumpy", r"lr_scheduler.lr_lambdas: has state of its own"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_the_first_step(
+    tmp_path: Path, optimizer: str | None, schedule: str | None, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        train_in(str(tmp_path), {}, optimizer, schedule)
+    assert not list(tmp_path.glob("outputs/*/metrics.jsonl"))
+    assert not list(tmp_path.glob("outputs/*/checkpoint/step-*"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 2.5, float("-inf"), "text", [1, [2.0]], (1, (2,)), {"a": {"b": (1,)}}, {1: "x", "y": 2},
+        Counter({3: 2}), OrderedDict([("z", 1), ("a", 2)]), {4, 5}, frozenset("ab"), torch.bfloat16, {}, (), {"$tuple": 1},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    back = decode(encode(value, "value"))
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_small_tensors_among_plain_values_come_back_as_they_were() -> None:
+    for value in (torch.tensor(0.1), torch.tensor([[1, 2]]), torch.tensor([1.5], dtype=torch.bfloat16)):
+        back = decode(encode(value, "value"))
+        assert back.dtype == value.dtype
+        assert torch.equal(back, value)
+    with pytest.raises(Unsaveable, match="x is a tensor of 100 elements"):
+        encode(torch.zeros(100), "x")
+
+
+@pytest.mark.parametrize("value", [object(), 1j, b"x", {"a": print}, [object()], float, {object(): 1}], ids=repr)
+def test_what_json_cannot_hold_is_refused(value: Any) -> None:
+    with pytest.raises(Unsaveable, match=r"^value"):
+        encode(value, "value")
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"$float": "x"}, {"$tuple": 3}, {"$dict": [1]}, {"$dtype": "load"}, {"$tensor": 1}, {"$new": 1}], ids=str
+)
+def test_damaged_plain_values_are_refused(damaged: Any) -> None:
+    with pytest.raises(ValueError, match=r"\$"):
+        decode(damaged)
+
+
+def test_a_tensor_of_a_kind_that_is_not_known_is_refused_by_name() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    optimizer.state[parameter]["codes"] = torch.zeros(3).to_sparse()
+    with pytest.raises(Unsaveable, match=r"optimizer.w.codes is a tensor of torch.float32 and torch.sparse_coo"):
+        state_of({parameter: "w"}, optimizer, group_values(optimizer))
+
+
+class _World:
+    """Another rank that has what this one has, but for one value."""
+
+    size = 2
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def gather(self, value: Any) -> list[Any]:
+        import copy
+
+        other = copy.deepcopy(value)
+        return [value, "another digest" if isinstance(value, str) else self.change(other)]
+
+
+def test_a_value_that_belongs_to_a_rank_is_refused_by_name() -> None:
+    from titan_ckpt.optimizer_state import state_of_all
+
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    optimizer.state[parameter] |= {"count": 1, "norm": torch.tensor(2.0)}
+    state = state_of({parameter: "w"}, optimizer, group_values(optimizer))
+    assert set(state.replicas) == {"optimizer.w.norm"}
+
+    def other_count(both: Any) -> Any:
+        both[0]["parameters"]["w"]["count"] = 2
+        return both
+
+    def other_norm(both: Any) -> Any:
+        both[1]["optimizer.w.norm"] = "3.0"
+        return both
+
+    assert state_of_all(state, _World(lambda both: both))["parameters"]["w"]["count"] == 1  # type: ignore[arg-type]
+    with pytest.raises(Unsaveable, match=r"^optimizer.w is not the same on all ranks"):
+        state_of_all(state, _World(other_count))  # type: ignore[arg-type]
+    with pytest.raises(Unsaveable, match=r"^optimizer.w.norm is not the same on all ranks"):
+        state_of_all(state, _World(other_norm))  # type: ignore[arg-type]

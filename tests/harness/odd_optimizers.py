@@ -1,0 +1,102 @@
+"""Optimizers and schedules that keep more than tensors of their parameters' shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
+
+from titan_core.config.sections import LRSchedulerSection, OptimizerSection
+from titan_core.optim.param_groups import ParamGroup
+
+
+class Odd(Optimizer):
+    """Gradient descent whose every step depends on all that it keeps: a number and a nested table for each parameter, a
+    tensor that is first there after two steps, a value of each group, one of the whole, and one beside its state."""
+
+    phase = 1.0
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "seen": 0, "factors": (1.0, 0.5)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.phase *= 1.01
+        total = self.state.setdefault("total", {"steps": 0})  # type: ignore[call-overload]
+        total["steps"] += 1
+        for group in self.param_groups:
+            group["seen"] += 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state |= {"count": 0, "scale": 1.0, "nested": {"means": [torch.zeros_like(parameter)], "pair": (1, 2.5)}}
+                state["count"] += 1
+                state["scale"] *= 0.9
+                mean = state["nested"]["means"][0].lerp_(parameter.grad, 0.3)
+                if state["count"] >= 2:
+                    mean = mean + state.setdefault("late", torch.zeros_like(parameter)).add_(parameter.grad)
+                size = group["lr"] * state["scale"] * state["nested"]["pair"][1] * group["factors"][1] * self.phase
+                parameter.sub_(mean * (size * (1 + 0.1 * state["count"] + 0.01 * group["seen"] + 0.001 * total["steps"])))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "phase": self.phase}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.phase = state_dict["phase"]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "phase"})
+
+
+def build_odd(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
+    return Odd([{"params": group.params, "lr": group.lr} for group in groups], section.lr)
+
+
+class Secretive(torch.optim.SGD):
+    """Keeps what no checkpoint can: an object, or a tensor of partial sums or of another kind."""
+
+    kept: Any = object()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["secret"] = self.kept
+
+
+def build_secretive(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
+    return Secretive([group.params[0] for group in groups], section.lr)
+
+
+def build_with_an_object_in_a_group(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
+    return Odd([{"params": group.params, "lr": group.lr, "hook": print} for group in groups], section.lr)
+
+
+def build_exponential(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+    """Each rate follows from the one before, and not from the step."""
+    return ExponentialLR(optimizer, 0.7)
+
+
+class _Bumpy:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1.0 / self.calls
+
+
+def build_bumpy(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+    """A function with a state of its own."""
+    return LambdaLR(optimizer, _Bumpy())
+
+
+class WithObject(ExponentialLR):
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.notes = object()
+        super().__init__(optimizer, 0.9)
+
+
+def build_with_an_object(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+    return WithObject(optimizer)
