@@ -87,8 +87,8 @@ CASES = {
     ),
     "no ratio: cosine from the warmup on": Case(
         {"lr_scheduler.warmup_steps": 8, "lr_scheduler.decay_type": "cosine", "lr_scheduler.min_lr_factor": 0.2},
-        # plateau_end = 12 + 1 - 4 = 9: the ninth step (number 8 from 0) has the peak still, then 1/4, 2/4, 3/4 of the way
-        (*(n / 8 for n in range(1, 9)), 1.0, 0.2 + 0.8 * 0.8535533905932737, 0.2 + 0.8 * 0.5, 0.2 + 0.8 * 0.1464466094067263),
+        # Four steps are left, of which the first has the peak still; cosines of 1/4, 2/4 and 3/4 of half a turn follow.
+        (*(n / 8 for n in range(1, 9)), 1.0, 0.2 + 0.8 * 0.85355339059327, 0.2 + 0.8 * 0.5, 0.2 + 0.8 * 0.14644660940673),
     ),
     "groups of one's own": Case(
         {
