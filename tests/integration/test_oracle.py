@@ -207,19 +207,18 @@ def test_a_skipped_step_leaves_out_its_update_and_nothing_else(folder: str) -> N
 TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mesh"),
-    [
-        (2, {}),
-        (2, {TP: 2}),
-        (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
-        (2, {TP: 2, "parallelism.disable_loss_parallel": "true"}),
-        (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "1F1B"}),
-        (2, {CP: 2}),
-        (4, {"parallelism.data_parallel_replicate_degree": 2, TP: 2}),
-    ],
-    ids=str,
-)
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "FSDP": (2, {}),
+    "TP": (2, {TP: 2}),
+    "TP without SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+    "TP without loss parallelism": (2, {TP: 2, "parallelism.disable_loss_parallel": "true"}),
+    "PP": (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "1F1B"}),
+    "CP": (2, {CP: 2}),
+    "DDP x TP": (4, {"parallelism.data_parallel_replicate_degree": 2, TP: 2}),
+}
+
+
+@pytest.mark.parametrize(("ranks", "mesh"), MESHES.values(), ids=MESHES.keys())
 def test_a_run_on_a_mesh_is_that_of_plain_torch(gloo: GlooPool, folder: str, ranks: int, mesh: dict[str, object]) -> None:
     records = gloo.run(ranks, run_in, folder, {**DEFAULT.titan(), **mesh})
     initial = {name: tensor for record in records for name, tensor in record.initial.items()}
