@@ -196,6 +196,25 @@ def test_one_rank_has_the_same_job_as_itself() -> None:
         world.raise_together(None)
 
 
+def collectives(folder: str) -> list[Any]:
+    """What the four ranks of two islands, with two ranks each, agree on."""
+    os.chdir(folder)
+    islands = MeshDim("islands", "parallelism.data_parallel_replicate_degree", "batch", copies=True)
+    dims = (islands, *(dim for dim in STANDARD_DIMS if dim.name != "dp_replicate"))
+    job = make_job("llama3_debug", {"job.device": "cpu", "parallelism.data_parallel_replicate_degree": 2})
+    plan = MeshPlan(dims, {dim.name: 2 if dim.name in ("islands", "dp_shard") else 1 for dim in dims})
+    with join_world(replace(job, facts=replace(job.facts, mesh=plan))) as world:
+        numbers = [10.0**world.rank, -float(world.rank)]
+        total, most, within = (how(torch.tensor(numbers)).tolist() for how in (world.sum, world.max, world.sum_over_copy))
+        return [total, most, within, world.gather(world.data_rank), world.on_first_rank(lambda: world.rank)]
+
+
+def test_the_collectives_of_a_world(gloo: GlooPool, tmp_path: Any) -> None:
+    for rank, told in enumerate(gloo.run(4, collectives, str(tmp_path))):
+        within = [11.0, -1.0] if rank < 2 else [1100.0, -5.0]
+        assert told == [[1111.0, -6.0], [1000.0, 0.0], within, [0, 1, 2, 3], 0]
+
+
 # -- looking ahead
 
 
@@ -273,6 +292,7 @@ def test_a_request_is_taken_once_and_asked_again_meanwhile() -> None:
     assert not request.take()  # the others do not know yet
     request.agree(told=True, anywhere=True)
     assert not request.asked
+    request.agree(told=False, anywhere=False)  # at the next step, where it was not taken yet
     request.ask()  # while it is agreed on: it counts for the next time
     request.agree(told=False, anywhere=False)
     assert request.asked

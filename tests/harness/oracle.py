@@ -47,23 +47,30 @@ class Sequences:
     documents: Tensor
 
 
+Stream = list[tuple[int, int, int]]
+"""Of each token: its id, its document, its position in the document."""
+
+
+def _stream(shard: int, shards: int, at_least: int, seed: int) -> Stream:
+    """Whole epochs of a stream, as many as give that many tokens."""
+    stream: Stream = []
+    epoch = number = 0
+    while len(stream) < at_least:
+        order = numpy.random.Generator(numpy.random.Philox(key=[seed, epoch])).permutation(len(DOCUMENTS))
+        for index in order[shard::shards]:
+            ids = [BEGIN, *DOCUMENTS[index].encode(), END]
+            stream += [(token, number, place) for place, token in enumerate(ids)]
+            number += 1
+        epoch += 1
+    return stream
+
+
 def read(steps: int, *, seq_len: int, sequences: int, shards: int, document_mask: bool, seed: int = 0) -> list[Sequences]:
     """What a run reads: documents in an order of their own in each epoch, dealt out to ``shards`` streams, each of which is
     cut into windows of ``seq_len + 1`` tokens and fills the same places of every global batch."""
-    streams: list[list[tuple[int, int, int]]] = []  # (token, its document, its position in the document)
     wanted = steps * sequences // shards * (seq_len + 1)
-    for shard in range(shards):
-        stream: list[tuple[int, int, int]] = []
-        epoch = number = 0
-        while len(stream) < wanted:
-            order = numpy.random.Generator(numpy.random.Philox(key=[seed, epoch])).permutation(len(DOCUMENTS))
-            for index in order[shard::shards]:
-                ids = [BEGIN, *DOCUMENTS[index].encode(), END]
-                stream += [(token, number, place) for place, token in enumerate(ids)]
-                number += 1
-            epoch += 1
-        streams.append(stream)
-    read: list[Sequences] = []
+    streams = [_stream(shard, shards, wanted, seed) for shard in range(shards)]
+    steps_read: list[Sequences] = []
     each = sequences // shards
     for step in range(steps):
         rows = []
@@ -81,8 +88,41 @@ def read(steps: int, *, seq_len: int, sequences: int, shards: int, document_mask
         else:
             documents = torch.zeros_like(documents)
             positions = torch.arange(seq_len + 1).expand_as(positions)
-        read.append(Sequences(tokens[:, :-1], targets, positions[:, :-1], documents[:, :-1]))
-    return read
+        steps_read.append(Sequences(tokens[:, :-1], targets, positions[:, :-1], documents[:, :-1]))
+    return steps_read
+
+
+def read_once(*, seq_len: int, sequences: int, shards: int, seed: int = 0) -> list[Sequences]:
+    """What validation reads: one epoch of each stream, its last window short, inside of documents."""
+    windows: list[list[Stream]] = []
+    for shard in range(shards):
+        stream = _stream(shard, shards, 1, seed)
+        windows.append([stream[start : start + seq_len + 1] for start in range(0, len(stream), seq_len + 1)])
+    each = sequences // shards
+    batches = []
+    for first in range(0, max(map(len, windows)), each):
+        rows = [window for of_shard in windows for window in of_shard[first : first + each]]
+        padded = [[*row, *[(0, -1, 0)] * (seq_len + 1 - len(row))] for row in rows]  # a document of its own, never a target
+        tokens, documents, places = (torch.tensor([[one[kind] for one in row] for row in padded]) for kind in range(3))
+        targets = tokens[:, 1:].clone()
+        targets[(documents[:, 1:] != documents[:, :-1]) | (documents[:, 1:] < 0)] = -100
+        for row in range(len(rows)):
+            within = documents[row] == documents[row, 0]
+            places[row, within] -= places[row, 0].clone()
+        batches.append(Sequences(tokens[:, :-1], targets, places[:, :-1], documents[:, :-1]))
+    return batches
+
+
+def summed_loss(weights: dict[str, Tensor], batches: Sequence[Sequences], heads: int) -> tuple[float, int]:
+    """The loss over all targets of ``batches``, summed, and their number."""
+    exact = {name: tensor.double() for name, tensor in weights.items()}
+    total, targets = 0.0, 0
+    for batch in batches:
+        loss = torch.nn.functional.cross_entropy(
+            logits(exact, heads, batch).flatten(0, 1), batch.targets.flatten(), ignore_index=-100, reduction="sum"
+        )
+        total, targets = total + loss.item(), targets + int((batch.targets != -100).sum())
+    return total, targets
 
 
 def logits(weights: dict[str, Tensor], heads: int, of: Sequences, theta: float = 10_000.0, eps: float = 1e-5) -> Tensor:

@@ -204,6 +204,26 @@ def test_a_skipped_step_leaves_out_its_update_and_nothing_else(folder: str) -> N
         assert (record.final[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
 
 
+@pytest.mark.parametrize("local", [1, 4])
+@pytest.mark.parametrize("steps", [-1, 2])
+def test_validation_is_that_of_plain_torch(folder: str, local: int, steps: int) -> None:
+    """Each token of the data once, the last windows short; ``validation.steps`` takes the first global batches alone."""
+    settings: dict[str, object] = {
+        "validation.enable": "true",
+        "validation.dataset": "json",
+        "validation.dataset_path": "documents.jsonl",
+        "validation.freq": 12,
+        "validation.steps": steps,
+        "training.local_batch_size": local,
+    }
+    record = run_in(folder, {**DEFAULT.titan(), **settings})
+    batches = oracle.read_once(seq_len=SEQ_LEN, sequences=SEQUENCES, shards=SHARDS)[: steps if steps > 0 else None]
+    total, targets = oracle.summed_loss(record.final, batches, HEADS)
+    assert record.validation.keys() == {12}
+    assert record.validation[12][1] == targets
+    assert record.validation[12][0] == pytest.approx(total / targets, rel=1e-6)
+
+
 TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
 
 
