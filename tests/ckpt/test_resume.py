@@ -103,14 +103,14 @@ def test_a_save_beside_training_is_of_its_own_step(gloo: GlooPool, tmp_path: Pat
 
 
 class Signals:
-    """Sends this process a signal during a step."""
+    """Sends this process a signal while a step is computed."""
 
     def __init__(self, step: int, which: signal.Signals, rank: str) -> None:
         self.step, self.which, self.rank = step, which, rank
 
     @hookimpl
-    def titan_step_start(self, step: int) -> None:
-        if step == self.step and os.environ["RANK"] == self.rank:
+    def titan_before_update(self, update: Any) -> None:
+        if update.step == self.step and os.environ["RANK"] == self.rank:
             os.kill(os.getpid(), self.which)
 
 
@@ -127,7 +127,7 @@ def test_sigterm_on_one_rank_ends_all_after_the_step_with_a_checkpoint(gloo: Glo
 def test_sigusr1_asks_for_a_checkpoint(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(2, run_in, str(tmp_path), {"checkpoint.interval": 100}, (Signals(2, signal.SIGUSR1, "1"),))
     saved = sorted(path.name for path in (tmp_path / "outputs/llama3_debug/checkpoint").iterdir())
-    assert saved == ["step-2", "step-8"]
+    assert saved == ["step-3", "step-8"]  # the next step is the first one that all ranks know of it in
 
 
 class Counts:

@@ -14,10 +14,11 @@ from titan_core.hookspecs import hookimpl
 
 
 class Asks:
-    """Has one rank asked in a step, and tells in which steps all ranks were told."""
+    """Makes a request on one rank, before a step's batch is loaded or while it is computed with, and records the steps in
+    which all ranks took it."""
 
-    def __init__(self, step: int, rank: int) -> None:
-        self.step, self.rank = step, rank
+    def __init__(self, step: int, rank: int, before: bool) -> None:
+        self.step, self.rank, self.before = step, rank, before
         self.taken: list[tuple[int, str]] = []
 
     @hookimpl
@@ -26,24 +27,30 @@ class Asks:
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
-        if step == self.step and self.here == self.rank:
-            self.mine[1].ask()
+        self.ask(step, before=True)
 
     @hookimpl
     def titan_before_update(self, update: Any) -> None:
         self.taken += [(update.step, name) for name, request in zip("ab", self.mine, strict=True) if request.take()]
+        self.ask(update.step, before=False)
+
+    def ask(self, step: int, before: bool) -> None:
+        if (step, self.here, before) == (self.step, self.rank, self.before):
+            self.mine[1].ask()
 
 
-def asked(folder: str, step: int, rank: int) -> list[tuple[int, str]]:
+def asked(folder: str, step: int, rank: int, before: bool) -> list[tuple[int, str]]:
     os.chdir(folder)
-    asks = Asks(step, rank)
+    asks = Asks(step, rank, before)
     assert len(run_recipe("llama3_debug", TINY, observers=[asks]).losses) == 4
     return asks.taken
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_are_told_before_the_next_step_and_once(gloo: GlooPool, tmp_path: Path, rank: int) -> None:
-    assert gloo.run(2, asked, str(tmp_path), 2, rank) == [[(3, "b")]] * 2
+@pytest.mark.parametrize(("rank", "before", "taken"), [(0, False, 3), (1, False, 3), (1, True, 2)])
+def test_all_ranks_take_a_request_once_in_the_next_step_to_load_its_batch(
+    gloo: GlooPool, tmp_path: Path, rank: int, before: bool, taken: int
+) -> None:
+    assert gloo.run(2, asked, str(tmp_path), 2, rank, before) == [[(taken, "b")]] * 2
 
 
 class Alone:
@@ -86,4 +93,4 @@ def test_ranks_that_do_not_make_the_same_requests_are_told(gloo: GlooPool, tmp_p
 
 
 def test_what_is_asked_for_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
-    assert gloo.run(2, asked, str(tmp_path), 4, 1) == [[], []]
+    assert gloo.run(2, asked, str(tmp_path), 4, 1, False) == [[], []]

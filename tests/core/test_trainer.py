@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_asked_for_in_vain_is_told(in_tmp: Path, caplog: py
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     assert len(run_recipe("llama3_debug", TINY, observers=[Signals()]).losses) == 4
-    assert "a checkpoint was asked for (SIGUSR1), and this job has no way to save one" in caplog.text
+    assert "SIGUSR1 requests a checkpoint, and this job has no way to save one" in caplog.text
 
 
 def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path) -> None:

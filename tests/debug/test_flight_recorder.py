@@ -116,7 +116,7 @@ def test_a_rank_that_sleeps_is_found_while_training_goes_on(gloo: GlooPool, tmp_
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
     assert "rank 1 is behind in step 3: it is in time.sleep(1), at" in found.verdict
     assert re.search(
-        r"test_flight_recorder\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_gather", found.verdict
+        r"test_flight_recorder\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce", found.verdict
     )
     assert "of all ranks (dp_shard)" in found.verdict
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
@@ -139,7 +139,7 @@ def test_a_rank_that_raises_is_told_from_the_one_that_loses_it(gloo: GlooPool, t
     assert ends[0].startswith("RuntimeError")
     assert (found.kind, found.culprits, found.step) == ("raised", [1], AT)
     assert "rank 1 raised ValueError in step 3" in found.verdict and "in raises: the disk is on fire" in found.verdict
-    assert "rank 0 was left waiting in all_gather" in found.verdict
+    assert "rank 0 was left waiting in all_reduce" in found.verdict
 
 
 def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_path: Path) -> None:

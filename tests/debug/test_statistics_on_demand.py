@@ -157,9 +157,9 @@ def test_a_request_tries_again_where_nothing_could_be_written(in_tmp: Path, capl
 
         run_recipe("llama3_debug", {**TINY, "training.steps": 6, "job.dump_folder": "run"}, observers=[Asks(), Blocks()])
     assert "statistics cannot be written" in caplog.text
-    assert list(read_statistics(FOLDER)) == [5]
+    assert list(read_statistics(FOLDER)) == [4]
     findings = [event for event in read_lines(Path("run/events.jsonl")) if event["event"] == "finding"]
-    assert [(one["kind"], one["step"]) for one in findings] == [("statistics", 5)]
+    assert [(one["kind"], one["step"]) for one in findings] == [("statistics", 4)]
 
 
 def test_one_that_does_not_answer_in_time_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

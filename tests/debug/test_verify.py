@@ -90,15 +90,17 @@ def moments(rms: float, mean: float = 0.0) -> Moments:
     return Moments(100, 100 * mean, 100 * rms**2, rms, 0)
 
 
-def curve(loss: float = 2.0, output: float = 1.0, gradient: float = 1.0, mean: float = 0.0) -> Curve:
+def curve(
+    loss: float = 2.0, output: float = 1.0, gradient: float = 1.0, mean: float = 0.0, zero: float = 0.0, norm: float = 1.0
+) -> Curve:
     steps = {
         step: StepStatistics(
             {"first": moments(1.0), "second": moments(output, mean)},
-            {"first.weight": moments(gradient), "norm": moments(1.0)},
+            {"first.weight": moments(gradient), "key.bias": moments(zero), "norm": moments(1.0)},
         )
         for step in (1, 2)
     }
-    return Curve({1: 3.0, 2: loss}, steps)
+    return Curve({1: 3.0, 2: loss}, {1: 1.0, 2: norm}, steps)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,11 @@ def curve(loss: float = 2.0, output: float = 1.0, gradient: float = 1.0, mean: f
         ),
         (curve(mean=0.01), "step 1, the output of second: mean 0.01 instead of 0"),
         (curve(gradient=0.0), "step 1, the gradient of first.weight: rms 0 instead of 1"),
+        (curve(zero=5e-7), None),  # a gradient that is zero but for rounding
+        (curve(zero=5e-3), "step 1, the gradient of key.bias: rms 0.005 instead of 0"),
+        (curve(norm=1.0005), None),
+        (curve(norm=1.01), "step 2, the gradient norm: norm 1.01 instead of 1 (1.0e-02 apart, 1.0e-03 allowed)"),
+        (curve(norm=float("nan")), "step 2, the gradient norm: norm nan instead of 1"),
     ],
 )
 def test_what_is_told(other: Curve, where: str | None) -> None:
@@ -129,7 +136,7 @@ def test_a_gradient_that_is_missing_is_told() -> None:
 
 
 def test_a_run_that_ended_before_the_reference_is_told() -> None:
-    verdict = compare(curve(), Curve({1: 3.0}, curve().statistics), 1e-4)
+    verdict = compare(curve(), Curve({1: 3.0}, {1: 1.0}, curve().statistics), 1e-4)
     assert str(verdict.departure).startswith("step 2, the loss: loss nan instead of 2")
     assert verdict.loss_difference != verdict.loss_difference
 

@@ -1,6 +1,6 @@
 """Every division and every recomputation trains as one device does.
 
-The table of :data:`CASES` is run whole, on ``llama3_debug`` as it is, by
+The table of :data:`harness.meshes.CASES` is run whole, on ``llama3_debug`` as it is, by
 ``uv run pytest -m long tests/parallel/test_equivalence.py``; each ordinary test run takes the fast part of it, on a smaller
 model and over fewer steps.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,64 +18,8 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
+from harness.meshes import CASES, CP, FAST, PP, RECOMPUTATION, SCHEDULE, SETTINGS, TINY, TP, Case, require_equal, run_in
 from titan_core.errors import UserError
-
-WHOLE: dict[str, object] = {"training.steps": 20, "job.device": "cpu"}
-TINY: dict[str, object] = {
-    **WHOLE,
-    "model.args": "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
-    "training.seq_len": 48,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 16,
-    "lr_scheduler.warmup_steps": 5,
-}
-FAST: dict[str, object] = {**TINY, "training.steps": 8}
-SETTINGS = {"whole": WHOLE, "tiny": TINY, "fast": FAST}
-RECOMPUTATION = ("none", "full", "selective")
-DR = "parallelism.data_parallel_replicate_degree"
-TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
-SCHEDULE = "parallelism.pipeline_parallel_schedule"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row of the table. Ranks that no degree takes are FSDP's."""
-
-    name: str
-    ranks: int
-    overrides: dict[str, object]
-    fast: tuple[str, ...] = ()
-    """With which recomputation it belongs to every test run."""
-    tiny: bool = False
-    """Whether the smaller model has to do in the long run too."""
-
-
-CASES = [
-    Case("DDP 2", 2, {DR: 2}, fast=("none",)),
-    Case("FSDP 2", 2, {}, fast=("none", "selective")),
-    Case("FSDP 4", 4, {}, fast=("none",)),
-    Case("HSDP 2x2", 4, {DR: 2}, fast=("none",)),
-    Case("TP 2", 2, {TP: 2}, fast=("none", "selective")),
-    Case("TP 2, no SP", 2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}, fast=("none",)),
-    Case("TP 2, no loss parallelism", 2, {TP: 2, "parallelism.disable_loss_parallel": "true"}, fast=("none",)),
-    Case("PP 2, GPipe", 2, {PP: 2, SCHEDULE: "GPipe"}, fast=("none",)),
-    Case("PP 2, 1F1B", 2, {PP: 2, SCHEDULE: "1F1B"}, fast=("none",)),
-    Case("PP 2, LoopedBFS", 2, {PP: 2, SCHEDULE: "LoopedBFS"}, fast=("none",)),
-    Case("PP 2, Interleaved1F1B", 2, {PP: 2, SCHEDULE: "Interleaved1F1B"}, fast=("full",)),
-    Case("PP 2, InterleavedZeroBubble", 2, {PP: 2, SCHEDULE: "InterleavedZeroBubble"}, fast=("selective",)),
-    Case("PP 2, ZBVZeroBubble", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}, fast=("selective",)),
-    Case("PP 2, DualPipeV", 2, {PP: 2, SCHEDULE: "DualPipeV"}, fast=("full",)),
-    Case("CP 2", 2, {CP: 2}, fast=("none", "full")),
-    Case("FSDP x TP", 4, {TP: 2}, fast=("full",)),
-    Case("FSDP x PP", 4, {PP: 2}, fast=("none",)),
-    Case("TP x PP", 4, {TP: 2, PP: 2}),
-    Case("FSDP x CP", 4, {CP: 2}, fast=("none",)),
-    Case("TP x CP", 4, {TP: 2, CP: 2}, fast=("selective",)),
-    Case("FSDP x TP x PP", 8, {TP: 2, PP: 2}),
-    Case("FSDP x TP x CP", 8, {TP: 2, CP: 2}),
-    Case("HSDP x CP", 8, {DR: 2, CP: 2}),
-    Case("FSDP x TP x PP x CP", 16, {TP: 2, PP: 2, CP: 2}, tiny=True),
-]
 
 
 def table() -> list[Any]:
@@ -89,11 +32,6 @@ def table() -> list[Any]:
             size = "tiny" if case.tiny else "whole"
             rows.append(pytest.param(case, mode, size, id=f"whole-{case.name}-{mode}", marks=pytest.mark.long))
     return rows
-
-
-def run_in(folder: str, overrides: dict[str, object], weights: bool = True, recipe: str = "llama3_debug") -> RunRecord:
-    os.chdir(folder)
-    return run_recipe(recipe, overrides, weights=weights)
 
 
 Reference = Callable[[str], RunRecord]
@@ -111,23 +49,6 @@ def test_training_is_that_of_one_device(
 ) -> None:
     overrides = {**SETTINGS[size], **case.overrides, "activation_checkpoint.mode": recomputation}
     require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides), one_device(size))
-
-
-def require_equal(records: list[RunRecord], one: RunRecord) -> None:
-    """Losses within 1e-5 and norms within 1e-4 on every rank; initial weights bit for bit; each first gradient to 1e-5."""
-    initial, gradients, final = {}, {}, {}
-    for record in records:
-        assert record.losses == pytest.approx(one.losses, rel=1e-5)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
-        initial.update(record.initial)  # a rank of a pipeline has only some
-        gradients.update(record.gradients)
-        final.update(record.final)
-    assert set(initial) == set(one.initial) == set(gradients) == set(one.gradients)
-    for name, tensor in one.initial.items():
-        assert torch.equal(initial[name], tensor), f"initial {name}"
-        difference = (gradients[name] - one.gradients[name]).norm()
-        assert difference <= 1e-5 * one.gradients[name].norm(), f"gradient {name}"
-        torch.testing.assert_close(final[name], one.final[name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ class CheckpointSection(Section):
     folder: str = "checkpoint"
     """Where checkpoints are: a folder within job.dump_folder, or any URL that fsspec knows (s3://bucket/run)."""
     interval: int = Field(default=500, gt=0)
-    """Steps between two checkpoints. The last step is always saved; SIGUSR1 asks for one at once."""
+    """Steps between two checkpoints. The last step is always saved; SIGUSR1 requests one after the next step."""
     enable_first_step_checkpoint: bool = False
     """Save after the first step too: it shows early whether saving works."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"

@@ -38,6 +38,8 @@ class Store:
             return
         self._request.lifecycle.settle(step)
         self._saving.finish_pending()
+        if last and self._saving.newest == step:
+            return  # it was saved before the data turned out to have ended
         self._saving.save(last)
 
     def before_update(self) -> None:

@@ -131,7 +131,13 @@ def titan_train_start(run: RunStart) -> None:
 
 @hookspec
 def titan_step_start(step: int) -> None:
-    """Optimizer step ``step`` (counted from 1) is about to load its batch."""
+    """Optimizer step ``step`` (counted from 1) is about to load its batch. Either :func:`titan_step_end` or
+    :func:`titan_step_cancelled` follows, unless an error ends the run."""
+
+
+@hookspec
+def titan_step_cancelled(step: int) -> None:
+    """Step ``step`` is not taken after all: the data has ended, or a rank was asked to stop. Nothing of it was computed."""
 
 
 @hookspec

@@ -92,6 +92,11 @@ class Lifecycle:
         self._manager.hook.titan_step_start(step=step)
 
     @same_generators()
+    def step_cancelled(self, step: int) -> None:
+        """See :func:`titan_core.hookspecs.titan_step_cancelled`."""
+        self._manager.hook.titan_step_cancelled(step=step)
+
+    @same_generators()
     def before_update(self, update: PendingUpdate) -> bool:
         """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out."""
         return any(self._manager.hook.titan_before_update(update=update))

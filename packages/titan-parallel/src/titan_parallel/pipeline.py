@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
@@ -21,7 +22,7 @@ from torch.distributed.pipelining.schedules import (
 
 from titan_core.data.batch import Batch, with_positions
 from titan_core.model.part import Absent, ModelPart, TransformContext, arguments_of
-from titan_core.train.step import StepRunner, rehearsal
+from titan_core.train.step import StepRunner, shape_inference
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 
@@ -112,13 +113,23 @@ class _Stage(PipelineStage):
 
     def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the modules on zeros (torch 2.11 to 2.15)."""
-        with rehearsal():
+        with shape_inference():
             return super()._prepare_forward_infra(*arguments, **keywords)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""
         ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
         return [op for op in ops if op.peer != dist.get_rank()]
+
+    def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
+        """Where the gradients of inputs and of weights are computed apart, torch looks for ``submod.parameters()`` in the
+        autograd graph before it goes backward. Resharded parameters are not in that graph, and torch (2.11 to 2.15) then
+        leaves their gradients out without an error, so they are gathered first."""
+        if backward_type != "full":
+            for module in self.submod.modules():
+                if isinstance(module, FSDPModule):
+                    module.unshard()
+        return super().backward_maybe_with_nosync(backward_type, *arguments, **keywords)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Nothing, in an evaluation: its schedule has backward passes still, which do nothing (torch 2.11 to 2.15)."""

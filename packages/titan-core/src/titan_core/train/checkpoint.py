@@ -55,8 +55,9 @@ class CheckpointStore(Protocol):
         """Save the state, where that is due after the step that was just taken. The same on all ranks.
 
         Args:
-            last: no other step will follow.
-            asked: a user has asked for a checkpoint (SIGUSR1).
+            last: no other step follows. Where the data ends, or a rank was asked to stop, this shows only when the next step
+                was to begin: the call is then the second one for its step.
+            asked: a user requests a checkpoint (SIGUSR1).
         """
         ...
 

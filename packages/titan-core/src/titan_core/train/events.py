@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from titan_core.job.job import Job
     from titan_core.model.part import ModelPart
     from titan_core.train.shared_request import SharedRequest
-    from titan_core.train.step import StepRunner
     from titan_core.train.world import World
 
 
@@ -65,8 +64,10 @@ class PendingUpdate:
     """As in :class:`StepReport`."""
     microbatches: Sequence[Batch]
     """What this rank has computed with, on its device."""
-    run_step: StepRunner
-    """What computed it; its ``evaluate`` repeats the forward pass."""
+    repeat_forward: Callable[[], Tensor]
+    """Repeats the step's forward pass with the weights as they still are, in training mode, and returns this rank's share of
+    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators as
+    they were."""
 
 
 @dataclass(frozen=True)

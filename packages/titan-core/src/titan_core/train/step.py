@@ -13,22 +13,22 @@ from torch import Tensor
 from titan_core.data.batch import Batch
 from titan_core.model.part import ModelPart
 
-_rehearsal: ContextVar[bool] = ContextVar("rehearsal", default=False)
+_shape_inference: ContextVar[bool] = ContextVar("shape_inference", default=False)
 
 
 @contextmanager
-def rehearsal() -> Iterator[None]:
-    """Around calls of modules that are made for the shapes of their outputs alone, on numbers that mean nothing."""
-    token = _rehearsal.set(True)
+def shape_inference() -> Iterator[None]:
+    """Marks calls of modules that are made for the shapes of their outputs alone, on numbers that mean nothing."""
+    token = _shape_inference.set(True)
     try:
         yield
     finally:
-        _rehearsal.reset(token)
+        _shape_inference.reset(token)
 
 
-def is_rehearsal() -> bool:
-    """Whether modules are called for shapes alone: who looks at outputs looks away."""
-    return _rehearsal.get()
+def is_shape_inference() -> bool:
+    """Whether modules are being called for shapes alone, so that hooks on them should ignore their outputs."""
+    return _shape_inference.get()
 
 
 class StepRunner(Protocol):

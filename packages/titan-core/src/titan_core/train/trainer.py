@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
 from titan_core.components import Checkpoint
 from titan_core.config.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.data.batch import Batch
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.errors import UserError
@@ -26,6 +28,8 @@ from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEn
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
+from titan_core.train.missing_gradients import MissingGradients
+from titan_core.train.preserved import preserved_state
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.shared_request import SharedRequests
@@ -103,6 +107,7 @@ class Trainer:
                 lifecycle.register(transform.observe.load()(parts, context))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
+        self.missing_gradients = MissingGradients(named, world, lifecycle)
         section = job.config.section(OptimizerSection)
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
@@ -121,20 +126,19 @@ class Trainer:
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
-        self._next: StepTotals | None = None  # of the step after this one, once they were looked at
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
     def run(self) -> TrainEnd:
         """Train until the last step, or until the data ends."""
-        state, steps, before = self.state, self.last_step, self.state.step
+        state, before = self.state, self.state.step
         self.lifecycle.train_start(self.run_start())
         self.requests.complete(self.world)
         self.lifecycle.save_state()  # what cannot be saved is found out now, and not by the first checkpoint
-        if steps == 0 and self.checkpoints is not None:
-            self.checkpoints.after_step(last=True, asked=False)
-        while state.step < steps and self.has_data() and not self.preempted:
-            self.step()
+        while state.step < self.last_step and self.step():
+            pass
+        if before < state.step < self.last_step or self.last_step == 0:
+            self.save(last=True)
         self.validate(last=state.step > before)
         self.lifecycle.settle(state.step)
         return self._end()
@@ -158,23 +162,36 @@ class Trainer:
         """Whether some rank was asked to stop."""
         return self.interruption.stop.agreed
 
-    def step(self) -> None:
-        """One optimizer step. Its data must be there (:meth:`has_data`)."""
-        self.lifecycle.step_start(self.state.step + 1)
-        self.has_data()
-        totals, self._next = self._next, None
+    def step(self) -> bool:
+        """One optimizer step; ``False`` where none is taken, since the data has ended or a rank was asked to stop.
+
+        Raises:
+            UserError: a rank's data is bad; on every rank.
+        """
+        number = self.state.step + 1
+        self.lifecycle.step_start(number)
+        totals = self.lookahead.look()
+        if totals.data_ended or self.preempted:
+            self.lifecycle.step_cancelled(number)
+            return False
+        if totals.num_targets == 0:
+            why = "its next global batch has no token that another one of its document follows"
+            raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
         data = self.state.loader.next_step()
-        assert data is not None and totals is not None
-        report = self._train_step(data, totals)
-        self.lifecycle.step_end(report)
-        if self.checkpoints is not None:
-            # The next step's data is read before, since whether this step is the last one depends on it.
-            more = self.state.step < self.last_step and self.has_data() and not self.preempted
-            with self.stopwatch.phase("checkpoint", on_host=True):
-                self.checkpoints.after_step(last=not more, asked=self.interruption.save.take())
-        elif self.interruption.save.take() and self.world.rank == 0:
-            log.warning("a checkpoint was asked for (SIGUSR1), and this job has no way to save one: set checkpoint.enable")
+        assert data is not None
+        self.lifecycle.step_end(self._train_step(data, totals))
+        self.save(last=number == self.last_step)
         self.validate()
+        return True
+
+    def save(self, last: bool = False) -> None:
+        """Save a checkpoint, where one is due or was requested."""
+        requested = self.interruption.save.take()
+        if self.checkpoints is not None:
+            with self.stopwatch.phase("checkpoint", on_host=True):
+                self.checkpoints.after_step(last=last, asked=requested)
+        elif requested and self.world.rank == 0:
+            log.warning("SIGUSR1 requests a checkpoint, and this job has no way to save one: set checkpoint.enable")
 
     def validate(self, last: bool = False) -> None:
         """Measure the loss on other data, where that is due. What was trained is safe by then, if it was to be saved."""
@@ -192,19 +209,6 @@ class Trainer:
                 stack.callback(self.checkpoints.close)
             stack.callback(self.events.close)
             self.metrics.close()
-
-    def has_data(self) -> bool:
-        """Whether every rank has data for the next step.
-
-        Raises:
-            UserError: a rank's data is bad; on every rank.
-        """
-        if self._next is None:
-            self._next = self.lookahead.look()
-            if not self._next.data_ended and self._next.num_targets == 0:
-                why = "its next global batch has no token that another one of its document follows"
-                raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
-        return not self._next.data_ended
 
     def _end(self) -> TrainEnd:
         step, completed = self.state.step, self.state.step >= self.training.steps
@@ -228,9 +232,11 @@ class Trainer:
             loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
+            self.missing_gradients.look(state.step + 1, sum(map(len, gradients.values())))
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
-        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, self.run_step)
+        repeat = partial(self._repeat_forward, microbatches)
+        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, repeat)
         skipped = self.lifecycle.before_update(pending)
         if self.checkpoints is not None and not skipped:
             with self.stopwatch.phase("checkpoint", on_host=True):
@@ -258,6 +264,10 @@ class Trainer:
             corrupt=totals.corrupt,
             skipped=skipped,
         )
+
+    def _repeat_forward(self, microbatches: Sequence[Batch]) -> torch.Tensor:
+        with preserved_state(self.state.parts, self.world.device):
+            return self.run_step.evaluate(microbatches)
 
     def _losses(self, share: torch.Tensor, data: StepData, totals: StepTotals) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss, and that of each data-parallel rank's part of the batch, of this rank's share of its copy's loss."""

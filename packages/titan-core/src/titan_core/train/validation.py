@@ -18,6 +18,7 @@ from titan_core.model.part import ModelPart
 from titan_core.train.device import synchronize
 from titan_core.train.events import ValidationReport
 from titan_core.train.lookahead import Lookahead
+from titan_core.train.preserved import preserved_state
 from titan_core.train.shared_request import SharedRequest, SharedRequests
 from titan_core.train.step import StepRunner
 from titan_core.train.world import World
@@ -59,15 +60,12 @@ class Validation:
             self._spec, self._sources, self._job.text_tokenizer, self._world.data_rank, document_mask=document_mask
         )
         try:
-            for part in self._parts:
-                part.module.eval()
-            measured = self._sum(loader)
+            with preserved_state(self._parts, self._world.device):
+                for part in self._parts:
+                    part.module.eval()
+                measured = self._sum(loader)
         finally:
             loader.close()
-            for part in self._parts:
-                part.module.train()
-                for finish in part.after_evaluation:
-                    finish()
         if measured is None:
             return None
         loss, targets, batches = measured

@@ -114,9 +114,12 @@ def tolerance_of(job: Job) -> float:
 def read_curve(folder: Path) -> Curve:
     """What the run in ``folder`` did."""
     log = RunLog.read(folder)
-    losses = {record["step"]: float("nan") if record["loss"] is None else record["loss"] for record in log.steps}
+    losses, norms = (
+        {record["step"]: math.nan if record[figure] is None else record[figure] for record in log.steps}
+        for figure in ("loss", "grad_norm")
+    )
     statistics = read_statistics(folder / NumericsSection.model_fields["save_statistics_folder"].default)
-    return Curve(losses, statistics)
+    return Curve(losses, norms, statistics)
 
 
 def tell(meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], tolerance: float, as_json: bool) -> None:

@@ -83,6 +83,13 @@ class FlightRecorder:
             self._watchdog.step_ends()
 
     @hookimpl
+    def titan_step_cancelled(self, step: int) -> None:
+        """What follows, a last checkpoint or validation, may take as long as it does."""
+        self._in_step = False
+        if self._watchdog is not None:
+            self._watchdog.step_cancelled()
+
+    @hookimpl
     def titan_exception(self, error: BaseException) -> None:
         """Dump, and ask the other ranks to. A run of one rank has nobody to wait for, and an interrupt explains itself."""
         run = self._run

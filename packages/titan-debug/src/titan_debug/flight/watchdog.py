@@ -21,8 +21,8 @@ PATIENCE_SECONDS = 30.0
 
 
 class Watchdog:
-    """Watches one rank. Nothing but steps is watched: a validation or a checkpoint may take as long as it does, and the
-    ranks that wait for it in their next step notice.
+    """Watches one rank. Steps are watched, from loading their batch to their update. A validation or a checkpoint may take
+    as long as it does, and the ranks that wait for it in their next step notice.
 
     Python lets one thread run at a time, so a thread that is stuck in an extension without giving that up stops this one
     too. For this case it keeps a timer of ``faulthandler``'s running, which needs no such permission, and winds it up again
@@ -79,6 +79,10 @@ class Watchdog:
         """Watch nothing."""
         self._step = None
         self._limit = self._later_limit
+
+    def step_cancelled(self) -> None:
+        """Watch nothing; the step was not taken."""
+        self._step = None
 
     def stop(self) -> None:
         """End the thread. It may be in the midst of a dump, which is waited for, but not forever."""

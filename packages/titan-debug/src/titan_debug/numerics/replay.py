@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from titan_core.layout import ModelLayout
 from titan_core.model.part import ModelPart
 from titan_core.train.events import PendingUpdate
-from titan_core.train.step import is_rehearsal
+from titan_core.train.step import is_shape_inference
 
 Look = Callable[[str, nn.Module, list[Tensor]], None]
 """(fully qualified name, module, the floating-point tensors of its output, as this rank has them)."""
@@ -27,14 +27,12 @@ Look = Callable[[str, nn.Module, list[Tensor]], None]
 def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Tensor:
     """Repeat the forward pass of ``update``'s step on this rank's ``parts``, by the weights as they still are and without
     the compiler. ``look`` sees each module when it has been called: inner ones before those around them, with pipelines and
-    accumulation once a microbatch. Random numbers are drawn as if nothing had happened.
+    accumulation once a microbatch. Nothing of the run changes by it.
 
     Returns:
         This rank's share of the loss, summed over targets.
     """
-    device = update.loss.device
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for part in parts:
             for name, module in part.named_modules():
@@ -42,13 +40,11 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Ten
                     continue  # its output is that of its last module, which in a pipeline may be any
                 hook = module.register_forward_hook(partial(_looked_at, look, name))
                 stack.callback(hook.remove)
-            for finish in part.after_evaluation:
-                stack.callback(finish)
-        return update.run_step.evaluate(update.microbatches)
+        return update.repeat_forward()
 
 
 def _looked_at(look: Look, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    if not is_rehearsal():
+    if not is_shape_inference():
         look(name, module, list(local_tensors(output)))
 
 

@@ -53,7 +53,7 @@ class StatisticsRecorder:
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
-        """See whether somebody wants statistics; the step after this one has them."""
+        """See whether somebody requests statistics; this step has them."""
         now = time.monotonic()
         if self._requests is None or self._asked is None or now < self._looked + LOOK_SECONDS:
             return

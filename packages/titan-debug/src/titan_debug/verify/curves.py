@@ -18,6 +18,7 @@ class Curve:
     """What a run did, step by step."""
 
     losses: Mapping[int, float]
+    grad_norms: Mapping[int, float]
     statistics: Mapping[int, StepStatistics]
 
 
@@ -29,11 +30,12 @@ class Departure:
     where: str
     """``"the output of layers.1.feed_forward.w2"``, ``"the gradient of ..."``, ``"the loss"``."""
     figure: str
-    """What is compared: ``"rms"``, ``"mean"``, ``"loss"``."""
+    """What is compared: ``"rms"``, ``"mean"``, ``"loss"``, ``"norm"``."""
     reference: float
     value: float
     difference: float
-    """Relative to the reference (a mean's, to its rms)."""
+    """Relative to the reference (a mean's, to its rms; that of a gradient that is next to nothing, to a share of the rms of
+    all gradients)."""
     allowed: float
 
     def __str__(self) -> str:
@@ -55,7 +57,11 @@ def compare(reference: Curve, other: Curve, tolerance: float) -> Verdict:
     """Hold ``other`` against ``reference``.
 
     A step is looked at in the order in which an error would spread: outputs in the order of calls, the loss, gradients in
-    the order of backward.
+    the order of backward, their norm.
+
+    A gradient that is zero in theory, such as that of a key's bias under softmax, consists of rounding errors in practice,
+    which differ between meshes entirely. So a gradient counts as no smaller than ``MODULES_WITHIN * tolerance`` times the
+    root mean square of all gradients.
 
     Args:
         tolerance: the largest relative difference of losses that is rounding.
@@ -73,20 +79,22 @@ def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> 
     for name in ours.outputs:
         if name in theirs.outputs:
             where = f"the output of {name}"
-            yield from _moments_apart(step, where, ours.outputs[name], theirs.outputs[name], within)
+            yield from _moments_apart(step, where, ours.outputs[name], theirs.outputs[name], within, floor=0.0)
     one, two = reference.losses[step], other.losses.get(step, math.nan)  # it may have ended before
     if not _relative(one, two) <= tolerance:
         yield Departure(step, "the loss", "loss", one, two, _relative(one, two), tolerance)
-    for name in reversed(ours.gradients):
-        if name in theirs.gradients:
-            where = f"the gradient of {name}"
-            yield from _moments_apart(step, where, ours.gradients[name], theirs.gradients[name], within)
-        else:
-            yield Departure(step, f"the gradient of {name}", "rms", ours.gradients[name].rms, 0.0, 1.0, within)
+    floor = within * Moments.total(ours.gradients.values()).rms
+    none = Moments(1, 0.0, 0.0, 0.0, 0)
+    for name in reversed({**ours.gradients, **theirs.gradients}):
+        both = ours.gradients.get(name, none), theirs.gradients.get(name, none)
+        yield from _moments_apart(step, f"the gradient of {name}", *both, within, floor)
+    one, two = reference.grad_norms.get(step, math.nan), other.grad_norms.get(step, math.nan)
+    if not _relative(one, two) <= within:
+        yield Departure(step, "the gradient norm", "norm", one, two, _relative(one, two), within)
 
 
-def _moments_apart(step: int, where: str, one: Moments, two: Moments, within: float) -> Iterator[Departure]:
-    size = max(one.rms, 1e-30)
+def _moments_apart(step: int, where: str, one: Moments, two: Moments, within: float, floor: float) -> Iterator[Departure]:
+    size = max(one.rms, floor, 1e-30)
     for figure, ours, theirs in (("rms", one.rms, two.rms), ("mean", one.mean, two.mean)):
         apart = abs(ours - theirs) / size
         if not apart <= within:

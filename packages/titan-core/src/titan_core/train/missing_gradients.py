@@ -1,0 +1,44 @@
+"""Parameters that a step leaves without a gradient: they are not trained, and nothing else would say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from torch import nn
+
+from titan_core.lifecycle import Lifecycle
+from titan_core.train.events import Finding
+from titan_core.train.world import World
+
+log = logging.getLogger(__name__)
+
+
+class MissingGradients:
+    """Reports each such parameter once. Ranks that hold the same layers have the same to report; the first of them does."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], world: World, lifecycle: Lifecycle) -> None:
+        self._trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._reports = world.is_first_along("batch", "sequence", "weights")
+        self._lifecycle = lifecycle
+        self._reported: set[str] = set()
+
+    def look(self, step: int, received: int) -> None:
+        """Look at the gradients of ``step``, which are complete.
+
+        Args:
+            received: how many parameters have one; names are looked for only where that is too few.
+        """
+        if received == len(self._trained) or not self._reports:
+            return
+        names = [name for name, parameter in self._trained if parameter.grad is None and name not in self._reported]
+        if not names:
+            return
+        self._reported.update(names)
+        message = (
+            f"step {step}: no gradient has reached {len(names)} of {len(self._trained)} parameters, which keep their "
+            f"values: {', '.join(names)}"
+        )
+        # As an error, since ranks other than the first log nothing less.
+        log.error("%s; freeze them in the model if that is meant, else compare with one device by `titan verify`", message)
+        self._lifecycle.finding(Finding("no gradient", message, step))

@@ -1,0 +1,72 @@
+"""Forward passes of observers and of validation leave no trace."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from titan_core.model.part import ModelPart
+from titan_core.train.preserved import preserved_state
+
+
+class Counts(nn.Module):
+    """Draws random numbers, counts its calls in one buffer, and puts another tensor in the place of a second one."""
+
+    calls: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = self.mean + x.mean(0)
+        return nn.functional.dropout(self.linear(x)) * random.random()
+
+
+def part_of(module: nn.Module, finished: list[str]) -> ModelPart:
+    layout: Any = None
+    return ModelPart(
+        module, layout, lambda logits, targets: logits.sum(), after_evaluation=(lambda: finished.append("yes"),)
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_it_was(fails: bool) -> None:
+    module, finished = Counts(), []
+    part = part_of(module, finished)
+    module(torch.ones(2, 4)).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    values = {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+    buffers = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+    assert buffers["calls"][1] == 1 and len(values) == 2
+    generators = random.getstate(), torch.get_rng_state()
+
+    def look() -> None:
+        with preserved_state([part], torch.device("cpu")):
+            module.eval()
+            module(torch.randn(2, 4))
+            module.zero_grad()
+            if fails:
+                raise ValueError("the observer failed")
+
+    if fails:
+        with pytest.raises(ValueError, match="the observer failed"):
+            look()
+    else:
+        look()
+    assert finished == ["yes"]
+    assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
+    assert module.training and module.linear.training and not module.frozen.training
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is gradients[name] and torch.equal(parameter.grad, values[name])
+    for name, buffer in module.named_buffers():
+        assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1])

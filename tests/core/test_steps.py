@@ -1,0 +1,96 @@
+"""What a step tells observers, and when."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.jobs import TINY, run_recipe
+from titan_core.data.loader import DataLoader
+from titan_core.hookspecs import hookimpl
+
+
+class LosesGradients:
+    """Drops gradients of some parameters, as a defect in a parallelism would."""
+
+    def __init__(self, steps: dict[int, str]) -> None:
+        self.steps, self.step = steps, 0
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        for name, parameter in run.parts[0].module.named_parameters():
+            parameter.register_post_accumulate_grad_hook(partial(self.drop, name))
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.step = step
+
+    def drop(self, name: str, parameter: torch.Tensor) -> None:
+        if name.startswith(self.steps.get(self.step, "-")):
+            parameter.grad = None
+
+
+def test_parameters_without_a_gradient_are_reported_once_by_name(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loses = LosesGradients({2: "norm", 3: "layers.1.feed_forward", 4: "norm"})
+    run_recipe("llama3_debug", TINY, observers=[loses])
+    reports = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
+    assert len(reports) == 2
+    assert reports[0].startswith("step 2: no gradient has reached 1 of 21 parameters, which keep their values: norm.weight;")
+    names = ", ".join(f"layers.1.feed_forward.w{number}.weight" for number in (1, 2, 3))
+    assert reports[1].startswith(f"step 3: no gradient has reached 3 of 21 parameters, which keep their values: {names};")
+    events = [json.loads(line) for line in Path("outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event.get("kind") == "no gradient"] == [2, 3]
+
+
+class Watches:
+    """Sees whether a step has begun when its batch is loaded."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.events.append(f"start {step}")
+
+    @hookimpl
+    def titan_step_cancelled(self, step: int) -> None:
+        self.events.append(f"cancelled {step}")
+
+    @hookimpl
+    def titan_step_end(self, report: Any) -> None:
+        self.events.append(f"end {report.step}")
+
+
+def test_a_step_begins_before_its_batch_is_loaded(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = Watches()
+    peek = DataLoader.peek
+
+    def loads(loader: DataLoader) -> Any:
+        watches.events.append("loads")
+        return peek(loader)
+
+    monkeypatch.setattr(DataLoader, "peek", loads)
+    settings = {**TINY, "training.steps": 2, "checkpoint.enable": "true", "checkpoint.interval": 1}
+    run_recipe("llama3_debug", settings, observers=[watches])
+    steps = [event for before, event in pairwise(["", *watches.events]) if event != before]  # a batch is looked at twice
+    assert steps == ["start 1", "loads", "end 1", "start 2", "loads", "end 2"]
+
+
+def test_a_step_that_has_no_data_is_cancelled_and_the_last_one_is_saved(in_tmp: Path) -> None:
+    Path("a.jsonl").write_text('{"text": "%s"}\n' % ("words " * 50) * 8)
+    settings = {
+        **TINY, "training.dataset": "json", "training.dataset_path": "a.jsonl", "data.on_end": "stop", "training.steps": 500,
+        "checkpoint.enable": "true", "checkpoint.interval": 2, "checkpoint.async_mode": "async",
+    }  # fmt: skip
+    watches = Watches()
+    record = run_recipe("llama3_debug", settings, observers=[watches])
+    last = len(record.losses)
+    assert record.reason == "the dataset has ended" and last > 2
+    assert watches.events[-2:] == [f"start {last + 1}", f"cancelled {last + 1}"]
+    assert Path(f"outputs/llama3_debug/checkpoint/step-{last}/checkpoint.json").exists()
