@@ -1,5 +1,7 @@
 """Mistakes in the trainer, the optimizer, assembly and the making of models."""
 
+# ruff: noqa: E501 (a table: one mistake a line)
+
 from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant

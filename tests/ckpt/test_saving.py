@@ -66,8 +66,9 @@ def test_what_is_written_late_is_a_copy(in_tmp: Path, monkeypatch: pytest.Monkey
             assert watch.ended.wait(60)
         return original(*arguments, **keywords)
 
-    monkeypatch.setattr(saving, "save", save)
-    record = train(in_tmp, {"checkpoint.async_mode": "async", "checkpoint.interval": 2, "training.steps": 4}, watch)
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save", save)
+        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
     require_saved(in_tmp, 2, watch, record)
 
 
@@ -86,10 +87,10 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
         assert watch.ended.wait(60)
         return copy(self, tensors)
 
-    monkeypatch.setattr(saving, "threading", SimpleNamespace(Event=Waited))
-    monkeypatch.setattr(Staging, "copy", late)
-    record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "threading", SimpleNamespace(Event=Waited))
+        patch.setattr(Staging, "copy", late)
+        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
     require_saved(in_tmp, 2, watch, record)
 
 

@@ -18,7 +18,7 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.retention import Retention, remove
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import model_tensors, optimizer_tensors
+from titan_ckpt.tensors import buffer_names, model_tensors, optimizer_tensors
 from titan_ckpt.writer import Writer
 from titan_core.errors import UserError
 from titan_core.job.assemble import model_args
@@ -72,6 +72,8 @@ class Saving:
             else:
                 self._committed(step)
             return
+        # The next forward pass may change buffers, before its update waits for the copy of all else.
+        tensors |= {name: tensors[name].clone() for name in buffer_names(self._state.parts) if name in tensors}
         self._copied.clear()
         self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
 

@@ -25,6 +25,11 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
     return tensors
 
 
+def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
+    """What :func:`model_tensors` calls buffers."""
+    return (f"{MODEL}.{name}" for part in parts for name, _ in part.module.named_buffers())
+
+
 def optimizer_tensors(parts: Sequence[ModelPart], optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state, which must be there (:func:`begin_optimizer`)."""
     names = {parameter: name for part in parts for name, parameter in part.module.named_parameters()}
