@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import tempfile
 import time
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
     pid = os.fork()
     if pid == 0:
         _child(tree, tests, log)
+    with suppress(PermissionError, ProcessLookupError):  # it is past this itself, or gone
+        os.setpgid(pid, pid)
     deadline = time.monotonic() + timeout
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -84,10 +87,10 @@ def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     if code == 0:
         return ""
-    failed = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), f"pytest ended with status {code}")
-    if code not in (1, 2) or "no tests ran" in lines[-1:]:
+    if code not in (1, 2):
         raise RuntimeError("\n".join([f"{' '.join(tests)}: pytest ended with status {code}", *lines[-20:]]))
-    return failed.partition(" - ")[0]
+    failed = (line for line in lines if re.match(r"(FAILED|ERROR) \S+\.py", line))
+    return next(failed, f"pytest ended with status {code}").partition(" - ")[0]
 
 
 def preload() -> None:
@@ -141,10 +144,8 @@ def _is_checkout(path: str) -> bool:
 
 def _end_group(pid: int) -> None:
     """Nothing that a trial has started is left behind."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _write(file: Path, text: str) -> None:

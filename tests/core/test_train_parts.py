@@ -24,6 +24,7 @@ from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.train import late_reports, stopwatch
+from titan_core.train.device import backend_for, choose_device
 from titan_core.train.events import Finding, StepReport
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
@@ -136,9 +137,15 @@ def norms_of_dtensors(folder: str) -> list[float]:
         summed.grad = DTensor.from_local(mine, world.mesh, [Replicate(), Partial()])
         parameters += [summed, nn.Parameter(torch.zeros(2))]  # the last has no gradient
         wholes.append(torch.full((4,), 3.0))
-        norm = global_norm(local_gradients(parameters), world).item()
+        gradients = local_gradients(parameters)
+        norm = global_norm(gradients, world).item()
         assert isinstance(summed.grad, DTensor)
-        assert torch.equal(summed.grad.full_tensor(), wholes[-1])
+        assert summed.grad.placements == (Replicate(), Replicate())
+        assert torch.equal(summed.grad.to_local(), wholes[-1])
+        clip_gradients(gradients, torch.tensor(2.0), max_norm=1.0)  # what is clipped is what the optimizer takes
+        for parameter, whole in zip(parameters, wholes, strict=False):
+            assert isinstance(parameter.grad, DTensor)
+            torch.testing.assert_close(parameter.grad.full_tensor(), whole / 2)
         return [norm, torch.cat([one.flatten() for one in wholes]).norm().item()]
 
 
@@ -345,6 +352,29 @@ def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
     assert module.weight.grad.item() == 8.0 / 4
     assert run.evaluate(batches).item() == 16.0
     assert module.weight.grad.item() == 8.0 / 4
+
+
+# -- devices
+
+
+def test_the_device_is_the_one_that_is_wanted_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of two made-up GPUs, and on one of none."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device("cpu") == CPU
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)] * 2
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="local rank 2: this machine has 2 CUDA devices"):
+        choose_device("auto")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == CPU
+    with pytest.raises(UserError, match="torch sees no CUDA device"):
+        choose_device("cuda")
+    assert (backend_for(CPU), backend_for(torch.device("cuda"))) == ("gloo", "cpu:gloo,cuda:nccl")
 
 
 # -- seeds

@@ -178,6 +178,8 @@ class Outcome:
     grad_norms: list[float] = field(default_factory=list)
     """Before clipping."""
     targets: list[int] = field(default_factory=list)
+    rows: list[list[tuple[float, int]]] = field(default_factory=list)
+    """Of each step and each of its sequences, the loss summed over its targets, and their number."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Of the first step."""
     final: dict[str, Tensor] = field(default_factory=dict)
@@ -240,5 +242,7 @@ def train(
         outcome.losses.append(loss.item())
         outcome.grad_norms.append(norm.item())
         outcome.targets.append(int(counted.sum()))
+        sums, counts = -(picked.detach() * counted).sum(1), counted.sum(1)
+        outcome.rows.append(list(zip(sums.tolist(), counts.tolist(), strict=True)))
     outcome.final = {name: tensor.detach() for name, tensor in weights.items()}
     return outcome

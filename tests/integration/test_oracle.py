@@ -133,6 +133,11 @@ def require_expected(records: Sequence[RunRecord], case: Case, outcome: oracle.O
         assert record.targets == outcome.targets
         assert record.learning_rates == pytest.approx([LR * factor for factor in case.factors], rel=1e-12)
         assert record.losses == pytest.approx(outcome.losses, rel=1e-6)
+        for rows, of_ranks in zip(outcome.rows, record.rank_losses, strict=True):
+            each = len(rows) // len(of_ranks)
+            parts = [rows[start : start + each] for start in range(0, len(rows), each)]
+            means = [sum(loss for loss, _ in part) / sum(count for _, count in part) for part in parts]
+            assert of_ranks == pytest.approx(means, rel=1e-6)
         assert record.grad_norms == pytest.approx(outcome.grad_norms, rel=2e-6)
     assert set(final) == set(gradients) == set(outcome.final)
     for name, tensor in outcome.final.items():
