@@ -119,6 +119,8 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # The parent may have replaced them.
+        sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
         os.chdir(tree)
         paths = [str(tree / source.rpartition("/")[0]) for source in SOURCES.values()]
         paths += [str(one) for one in tree.glob("packages/*/src") if str(one) not in paths]

@@ -94,13 +94,13 @@ CASES = {
         {
             **LINEAR,
             "optimizer.param_groups": '[{pattern = "*.wq.weight", weight_decay = 0.0, lr_scale = 0.5}, '
-            '{pattern = "*attention*", lr_scale = 2.0}, {pattern = "*norm*", weight_decay = 0.9}]',
+            '{pattern = "*attention*", lr_scale = 2.0}, {pattern = "*norm*", weight_decay = 0.9, lr_scale = 0.25}]',
         },
         DEFAULT.factors,
         groups=(
             oracle.Group((".wq.weight",), LR / 2, 0.0),
             oracle.Group(("attention",), LR * 2, 0.5),
-            oracle.Group(("norm",), LR, 0.9),
+            oracle.Group(("norm",), LR / 4, 0.9),
             DECAYED,
         ),
     ),
