@@ -103,7 +103,7 @@ def main() -> None:
         begin_optimizer(state.optimizer)
         tensors = {**model_tensors(state.parts), **optimizer_tensors(state.parts, state.optimizer)}
         num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
-        request = CheckpointRequest(job, world, state, trainer.lifecycle)
+        request = CheckpointRequest(job, world, state, trainer.lifecycle, lambda folder, where: None)
         saving = Saving(request, config.section(CheckpointSection), Folder(root))
         batches = [Batch(torch.zeros(4, 256, dtype=torch.int64), torch.zeros(4, 256, dtype=torch.int64))]
         data = memoryview(torch.zeros(64 * MIB, dtype=torch.uint8).random_(256).numpy())

@@ -27,7 +27,7 @@ from titan_core.data.opened import OpenedData
 from titan_core.hookspecs import hookimpl
 from titan_core.job.assemble import assemble
 from titan_core.lifecycle import Lifecycle
-from titan_core.metrics.peak_flops import ideal_seconds_per_token
+from titan_core.metrics.peak_flops import ideal_time_per_token
 from titan_core.metrics.reporter import flops_by_type
 from titan_core.registry import Registry
 from titan_core.train.device import synchronize
@@ -91,8 +91,8 @@ class Variant:
         batch = job.facts.batch
         dtype = getattr(torch, job.config.value("training.mixed_precision_param"))
         others = flops_by_type(self.trainer.state.parts, world)
-        ideal = ideal_seconds_per_token(job.facts.model.flops_per_token(batch.seq_len), dtype, others, world.device)
-        return batch.tokens_per_step * ideal / statistics.median(self.seconds)
+        ideal = ideal_time_per_token(job.facts.model.flops_per_token(batch.seq_len), dtype, others, world.device)
+        return batch.tokens_per_step * ideal.seconds / statistics.median(self.seconds)
 
 
 def table(variants: dict[str, Variant]) -> list[str]:

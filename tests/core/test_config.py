@@ -31,7 +31,7 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
-        ("[training]\nsteps = 5\nsteps =\n", [], r"my\.toml:3: not valid TOML: .*mend this line: steps ="),
+        ("[training]\nsteps = 5\nsteps =\n", [], r"my\.toml:3: not valid TOML: .*fix this line: steps ="),
         ("[training]\nstepz = 5", [], r"my\.toml: training\.stepz = 5: unknown key; did you mean 'steps'\?"),
         ("[training]\nsteps = 'many'", [], r"my\.toml: training\.steps = \"many\": must be a valid integer"),
         ("[training]\nsteps = 2.5", [], r"training\.steps = 2\.5: must be a valid integer"),

@@ -6,22 +6,27 @@ import itertools
 import json
 import multiprocessing
 import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.letters import BYTE, letters, stream
-from titan_core.data.batch import IGNORE
+from harness.letters import BYTE, Letters, letters, stream
+from titan_core.data.batch import IGNORE, with_positions
 from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
-from titan_core.data.loader import DataLoader
+from titan_core.data.loader import DataLoader, _batch
 from titan_core.data.mixture import Mixture
 from titan_core.data.reading import DocumentReader, ReadPolicy, is_transient
 from titan_core.data.shards import ShardGroup
+from titan_core.data.shuffled import ShuffledDocuments
 from titan_core.data.source import CorruptRecord
-from titan_core.data.stream_spec import StreamSpec
+from titan_core.data.stream_spec import DatasetSpec, StreamSpec
 from titan_core.data.tokens import TokenStream
 from titan_core.errors import UserError
 from titan_core.job.batch_plan import BatchPlan
@@ -120,17 +125,24 @@ def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: 
         documents = ShuffledStream(documents, buffer, seed)
     taken: list[int] = []
     for index in range(shards):
-        mine = [BYTE.encode_document(text).tolist() for text in documents.shard(index, shards, 0)]
+        texts = list(documents.shard(index, shards, 0))
+        mine = [BYTE.encode_document(text).tolist() for text in texts if text]
         tokens = list(itertools.chain.from_iterable(mine))
         taken += tokens
         for on_end in ("stop", "once"):
             reader = DocumentReader(ReadPolicy(), "letters")
             source = TokenStream(documents, BYTE, index, shards, on_end, "letters", reader)
+            if on_end == "stop" and texts and not any(texts):
+                with pytest.raises(UserError, match=f"all {len(texts)} documents of logical shard {index} .* are empty"):
+                    source.take(window)
+                continue
             windows = [one.pieces for one in iter(lambda source=source: source.take(window), None)]
             given = list(itertools.chain.from_iterable(itertools.chain.from_iterable(windows)))
             assert given == (tokens if on_end == "once" else tokens[: len(tokens) // window * window])
+            assert reader.empty == texts.count("")
     text = documents._source.letters.text if buffer else documents._documents.text
-    everything = [token for index in range(len(lengths)) for token in BYTE.encode_document(text(index)).tolist()]
+    filled = [index for index, length in enumerate(lengths) if length]
+    everything = [token for index in filled for token in BYTE.encode_document(text(index)).tolist()]
     assert sorted(taken) == sorted(everything)
 
 
@@ -373,6 +385,125 @@ def test_positions_in_another_stream_are_refused() -> None:
         mixed.load_state_dict(state)
 
 
+CHANGES: dict[str, tuple[Any, str]] = {
+    "seed": (lambda spec: replace(spec, seed=1), r"training\.seed = 1: .* made with 0"),
+    "shards": (lambda spec: replace(spec, plan=plan(1, shards=4)), r"data\.logical_shards = 4: .* made with 8"),
+    "buffer": (lambda spec: replace(spec, shuffle_buffer=9), r"data\.shuffle_buffer = 9: .* made with 5"),
+    "no buffer": (lambda spec: replace(spec, shuffle_buffer=0), r"data\.shuffle_buffer = 0: .* made with 5"),
+    "weight": (
+        lambda spec: replace(spec, datasets=(letters(LENGTHS, weight=2.0),)),
+        r"datasets = .*2\.0.* made with .*1\.0",
+    ),
+    "path": (lambda spec: replace(spec, datasets=(letters(f"stream:{LENGTHS}"),)), r"datasets = .*stream.* made with"),
+    "number": (lambda spec: replace(spec, datasets=(letters(f"{LENGTHS},1"),)), r"datasets = "),
+    "split": (lambda spec: replace(spec, datasets=(with_request(spec, split="train"),)), r"datasets = .*train.* made with"),
+    "field": (
+        lambda spec: replace(spec, datasets=(with_request(spec, text_field="body"),)),
+        r"datasets = .*body.* made with",
+    ),
+    "format": (lambda spec: replace(spec, datasets=(with_request(spec, format="a:b"),)), r"datasets = .*a:b.* made with"),
+}
+
+
+def with_request(spec: StreamSpec, **changes: Any) -> DatasetSpec:
+    return replace(spec.datasets[0], request=replace(spec.datasets[0].request, **changes))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_position_means_something_in_its_own_stream_alone(change: str) -> None:
+    """Each thing that decides the order of tokens is part of a stream's identity."""
+    make, told = CHANGES[change]
+    spec = stream(letters(LENGTHS), plan=plan(1), shuffle_buffer=5)
+    (first,), (same,), (other,) = loaders_of(spec), loaders_of(replace(spec)), loaders_of(make(spec))
+    state = merged([first])
+    same.load_state_dict(state)
+    with pytest.raises(UserError, match=told):
+        other.load_state_dict(state)
+
+
+def test_another_tokenizer_is_another_stream(tmp_path: Path) -> None:
+    class Shifted:
+        vocab_size = BYTE.vocab_size + 1
+
+        def encode_document(self, text: str) -> Any:
+            return BYTE.encode_document(text)
+
+        decode = BYTE.decode
+
+    spec = stream(letters(LENGTHS), plan=plan(1))
+    state = merged(loaders_of(spec))
+    other = DataLoader(spec, spec.open_sources(), Shifted(), 0)
+    with pytest.raises(UserError, match=r"tokenizer = .* was made with"):
+        other.load_state_dict(state)
+
+
+def rows(*values: list[int]) -> Any:
+    return numpy.array(values, numpy.uint32)
+
+
+def test_targets_of_a_batch_are_the_next_tokens_of_each_row() -> None:
+    batch = _batch(rows([1, 2, 3, 4], [5, 6, 7, 8]), [[4], [1, 3]], document_mask=False)
+    assert batch.tokens.tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert batch.targets.tolist() == [[2, 3, 4], [6, 7, 8]]
+    assert batch.positions is None and batch.documents is None
+    assert batch.tokens.dtype == batch.targets.dtype == torch.int64
+
+
+def test_with_documents_told_apart_the_last_of_each_predicts_nothing() -> None:
+    batch = _batch(rows([1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]), [[2, 1, 3], [6]], document_mask=True)
+    assert batch.targets.tolist() == [[2, IGNORE, IGNORE, 5, 6], [8, 9, 1, 2, 3]]
+    assert batch.positions is not None and batch.documents is not None
+    assert batch.positions.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
+    assert batch.documents.tolist() == [[0, 0, 1, 2, 2], [0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+@pytest.mark.parametrize(("pieces", "targets"), [([], 0), ([1], 0), ([2], 1), ([3], 2), ([4], 3)])
+def test_what_a_short_row_lacks_is_no_target(document_mask: bool, pieces: list[int], targets: int) -> None:
+    batch = _batch(rows([9, 8, 7, 6]), [pieces], document_mask)
+    assert batch.targets.tolist() == [[8, 7, 6][:targets] + [IGNORE] * (3 - targets)]
+    assert batch.num_targets() == targets
+
+
+def test_a_batch_is_cut_into_microbatches_with_all_that_it_has() -> None:
+    batch = _batch(rows(*([row, 1, 2, 3] for row in range(5))), [[4]] * 5, document_mask=True)
+    cut = batch.split(2)
+    assert [len(one.tokens) for one in cut] == [2, 2, 1]
+    for name in ("tokens", "targets", "positions", "documents"):
+        assert torch.equal(torch.cat([getattr(one, name) for one in cut]), getattr(batch, name))
+    assert with_positions(replace(batch, positions=None)).positions is not None
+    assert torch.equal(with_positions(batch).positions, batch.positions)  # type: ignore[arg-type]
+    fresh = with_positions(replace(batch, positions=None)).positions
+    assert fresh is not None and fresh.tolist() == [[0, 1, 2]] * 5
+
+
+def test_an_order_of_an_epoch_is_divided_by_every_so_manieth() -> None:
+    source: Any = ShuffledDocuments(Letters(["1"] * 20, 40), seed=3)
+    order = numpy.random.Generator(numpy.random.Philox(key=[3, 2])).permutation(20).tolist()
+    expected = [chr(40 + index) for index in order]
+    assert list(source.shard(0, 1, 2)) == expected
+    for shard in range(3):
+        assert list(source.shard(shard, 3, 2)) == expected[shard::3]
+
+
+def test_a_block_of_a_stream_is_shuffled_by_its_own_number() -> None:
+    shard = BufferedShuffle(Failing({}), 4, (7, 1))  # type: ignore[arg-type]
+    got = [int(text.removeprefix("document ")) for text in shard]  # type: ignore[union-attr]
+    orders = [numpy.random.default_rng([7, 1, block]).permutation(size) for block, size in ((0, 4), (1, 2))]
+    assert got == [*orders[0].tolist(), *(4 + orders[1]).tolist()]
+
+
+def test_a_mixture_is_a_function_of_seed_and_number() -> None:
+    one, same, other = (Mixture([1.0, 1.0], seed=seed) for seed in (3, 3, 4))
+    numbers = range(1000)
+    assert [one.dataset_of(number) for number in numbers] == [same.dataset_of(number) for number in reversed(numbers)][::-1]
+    assert [one.dataset_of(number) for number in numbers] != [other.dataset_of(number) for number in numbers]
+    assert {Mixture([0.0, 2.0, 0.0], 0).dataset_of(number) for number in numbers} == {1}
+    # Weights need not sum to 1, and each dataset has its own share, not its neighbour's.
+    counts = Counter(Mixture([10.0, 30.0, 60.0], 5).dataset_of(number) for number in numbers)
+    assert [counts[dataset] / 1000 for dataset in range(3)] == pytest.approx([0.1, 0.3, 0.6], abs=0.005)
+
+
 def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
     class Mute:
         vocab_size = 1
@@ -384,7 +515,7 @@ def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
             return ""
 
     spec = letters("1,2")
-    with pytest.raises(UserError, match="logical shard 0 of 1 has no tokens"):
+    with pytest.raises(UserError, match="all 2 documents of logical shard 0 of 1 are empty"):
         TokenStream(
             spec.open.load()(spec.request), Mute(), 0, 1, "repeat", "letters", DocumentReader(ReadPolicy(), "letters")
         ).take(5)
@@ -397,3 +528,61 @@ def test_targets_are_the_next_tokens() -> None:
     for batch in step.microbatches:
         assert batch.tokens[:, 1:].equal(batch.targets[:, :-1])
         assert batch.num_targets() == batch.targets.numel()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_empty_documents_are_left_out_and_counted(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    (loader,) = loaders_of(
+        stream(letters("3,0,5,0,2,9"), plan=plan(1, global_size=1, shards=1, seq_len=10)), workers=workers
+    )
+    seen: list[int] = []
+    for _ in range(4):  # more than an epoch of 27 tokens, less than two
+        step = loader.next_step()
+        assert step is not None
+        seen += step.microbatches[0].tokens[0].tolist()
+    loader.close()
+    assert (256, 257) not in set(itertools.pairwise(seen))
+    assert 2 <= step.empty <= 4
+    if not workers:  # whose log is theirs
+        assert "dataset 'letters': documents without text are left out; so far 1" in caplog.text
+
+
+@pytest.mark.parametrize("on_end", ["repeat", "stop"])
+def test_a_dataset_of_empty_documents_is_refused(on_end: str) -> None:
+    (loader,) = loaders_of(stream(letters("0,0,0,0"), plan=plan(1, global_size=2, shards=2), on_end=on_end))
+    with pytest.raises(
+        UserError, match=r"dataset 'letters': all 2 documents of logical shard 0 of 2 are empty; check data.tex"
+    ):
+        loader.next_step()
+    loader.close()
+
+
+class OneToken:
+    """A dataset of documents that are one token each, with no mark of their own."""
+
+    num_documents = None
+
+    def shard(self, index: int, count: int, epoch: int) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return numpy.array([65])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_sequences_without_a_target_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    spec = stream(letters("30,40,50,60"), letters("1", "single"), plan=plan(1, global_size=4, shards=1))
+    for document_mask in (False, True):
+        sources: Any = [spec.datasets[0].open.load()(spec.datasets[0].request), OneToken()]
+        loader = DataLoader(spec, sources, BYTE, 0, document_mask=document_mask)
+        step = loader.next_step()
+        assert step is not None
+        loader.close()
+        assert step.targets_by_dataset == [14, 0 if document_mask else 14]
+        told = "dataset 'single': a sequence has no token to train on: each of its documents is one token"
+        assert caplog.text.count(told) == document_mask  # once, not for each sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from titan_core.data.huggingface import StreamedDocuments, open_local
 from titan_core.data.local_files import check_files
@@ -107,23 +105,6 @@ def test_no_network_is_one_clear_line() -> None:
 
     with pytest.raises(UserError, match="cannot be opened on the hub"):
         open_hub(request("c4", None))
-
-
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
-@pytest.mark.parametrize("kind", ["json", "text"])
-def test_compressed_files(tmp_path: Path, kind: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    pack = gzip.compress if ending == ".gz" else zstandard.ZstdCompressor().compress
-    lines = [json.dumps({"text": f"line {number}"}) for number in range(5)]
-    path = tmp_path / f"data.{'jsonl' if kind == 'json' else 'txt'}{ending}"
-    path.write_bytes(pack("\n".join(lines).encode()))
-    assert check_files(request(kind, tmp_path)) == []
-    open_it = open_local if kind == "json" else open_text
-    texts = list(open_it(request(kind, tmp_path)).shard(0, 1, 0))
-    assert sorted(texts) == ([f"line {number}" for number in range(5)] if kind == "json" else ["\n".join(lines)])
-    path.write_bytes(b"this is no archive at all, whatever its name says")
-    with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*mend or rename the file"):
-        open_it(request(kind, tmp_path))
 
 
 BAD_LINES = {

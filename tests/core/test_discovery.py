@@ -45,7 +45,7 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
         (HEAD + "def titan_models(): return []", "titan_models is not marked with @hookimpl"),
         (HEAD + "@hookimpl\ndef titan_models(): return 1 / 0", "titan_models raised ZeroDivisionError"),
         (HEAD + "@hookimpl\ndef titan_models(): return ['llama']", "'llama', which is not a Model"),
-        (HEAD + "@hookimpl\ndef titan_models(): return 3", "titan_models raised TypeError"),
+        (HEAD + "@hookimpl\ndef titan_models(): return 3", "hook titan_models returned 3; return a list of Models"),
         (HEAD + "@hookimpl\ndef titan_models():\n    yield 1 / 0", "titan_models raised ZeroDivisionError"),
         ("import sys; sys.exit(3)", "raised SystemExit"),
     ],

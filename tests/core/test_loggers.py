@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import wandb
@@ -23,7 +24,8 @@ from harness.jobs import TINY, make_job, run_recipe
 from harness.wandb_file import history, records, run_of
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
-from titan_core.metrics.json_lines import open_lines, read_lines
+from titan_core.metrics import json_lines
+from titan_core.metrics.json_lines import LineFile, read_lines
 from titan_core.metrics.jsonl import JsonLines
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
@@ -190,8 +192,9 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> N
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"event": "start"}\n{"event": "\xc3')
     assert read_lines(file) == [{"event": "start"}]
-    with open_lines(file) as lines:
-        lines.write('{"event": "start", "step": 2}\n')
+    lines = LineFile(file)
+    lines.append({"event": "start", "step": 2})
+    lines.close()
     assert read_lines(file) == [{"event": "start"}, {"event": "start", "step": 2}]
     file.write_text('{"event": "start"}\n{"eve\n{"event": "end"}\n')
     with pytest.raises(UserError, match=r"events\.jsonl:2: this line is no JSON object"):
@@ -222,16 +225,81 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
     assert len(records) >= 20
 
 
-def test_a_full_disk_ends_the_events_and_not_the_run(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Disk:
+    """Fails ``failures`` times from the ``first`` write on, each time with a part of the line written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, first: int, failures: int) -> None:
+        self._number, self._failing = number, range(first, first + failures)
+        self.writes = 0
+        monkeypatch.setattr(json_lines, "_write", self.write)
+
+    def write(self, descriptor: int, line: bytes) -> int:
+        self.writes += 1
+        if self.writes in self._failing:
+            os.write(descriptor, line[: len(line) // 2])
+            raise OSError(self._number, os.strerror(self._number))
+        return os.write(descriptor, line)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
+def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
+    disk, file = Disk(monkeypatch, number, first=2, failures=3), LineFile(tmp_path / "lines.jsonl")
+    assert [file.append({"step": step}) for step in range(1, 7)] == [True, False, False, False, True, True]
+    file.close()
+    assert read_lines(tmp_path / "lines.jsonl") == [{"step": step} for step in range(1, 7)]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith(f"cannot be written: {os.strerror(number)}; lines are kept and tried again")
+    assert second.endswith("is written again; no line is lost")
+    assert disk.writes == 9
 
-    def full(file: Path) -> TextIO:
-        return Path("/dev/full").open("w", buffering=1, encoding="utf-8")
 
-    monkeypatch.setattr("titan_core.metrics.event_log.open_lines", full)
-    assert run_recipe("llama3_debug", RUN).reason == "all steps are done"
-    assert caplog.text.count("events.jsonl cannot be written: No space left on device") == 1
+def test_lines_that_a_disk_never_takes_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(json_lines, "MOST_WAITING_BYTES", 40)
+    Disk(monkeypatch, errno.ENOSPC, first=2, failures=1000)
+    file = LineFile(tmp_path / "lines.jsonl")
+    for step in range(1, 11):
+        file.append({"step": step})
+    file.close()
+    assert read_lines(tmp_path / "lines.jsonl") == [{"step": 1}]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "lines.jsonl lacks 9 lines" in caplog.text
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_run_no_line(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(monkeypatch, errno.ENOSPC, first=1, failures=5)
+    run_recipe("llama3_debug", {**RUN, "numerics.statistics_freq": 1})
+    assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
+    assert [event["event"] for event in read_lines(in_tmp / "run/events.jsonl")] == ["start", "end"]
+    statistics = read_lines(in_tmp / "run/debug/statistics/rank-0.jsonl")
+    assert [line["step"] for line in statistics] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_another_logger_survives_a_full_disk_too(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    write_distribution(in_tmp / "site", "broken-logger", BROKEN)
+    monkeypatch.syspath_prepend(str(in_tmp / "site"))
+    monkeypatch.delitem(sys.modules, "broken_logger", raising=False)
+    import broken_logger
+
+    full = iter([True])
+
+    def fail(self: object, where: str) -> None:
+        if where == "log" and next(full, False):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(broken_logger.Breaks, "fail", fail)
+    run_recipe("llama3_debug", RUN)
+    told = [line.getMessage() for line in caplog.records if "breaks" in line.getMessage()]
+    assert told == [
+        f"metric logger 'breaks' failed, and is tried again at the next step: {os.strerror(number)}",
+        "metric logger 'breaks' works again; 1 calls of it failed",
+    ]
 
 
 def test_a_folder_that_cannot_be_written_is_told_on_every_rank(gloo: GlooPool, tmp_path: Path) -> None:

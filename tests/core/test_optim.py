@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+from harness.gloo_pool import GlooPool
 from titan_core.config.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
 from titan_core.errors import UserError
 from titan_core.job.mesh_plan import MeshPlan
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
-from titan_core.optim.param_groups import param_groups
+from titan_core.optim.param_groups import ParamGroup, param_groups
+from titan_core.plugin import titan_optimizers
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.world import World
 
@@ -53,15 +60,180 @@ def test_more_warmup_than_steps_is_all_warmup(caplog: pytest.LogCaptureFixture) 
     assert "training has 4 steps; warming up over all" in caplog.text
 
 
+DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "sqrt": lambda left: 1 - math.sqrt(1 - left),
+    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
+}
+
+
+@pytest.mark.parametrize("decay_type", DECAYS)
+@pytest.mark.parametrize(("warmup", "decay", "floor"), [(0, 0, 0.0), (3, 4, 0.0), (1, 11, 0.25), (5, 7, 0.5), (12, 0, 0.0)])
+def test_every_step_has_the_rate_of_its_phase(decay_type: Any, warmup: int, decay: int, floor: float) -> None:
+    """The warmup's first step is a fraction of the peak and its last the peak; the decay's first step is at the peak too,
+    and one step after training the floor would be reached."""
+    steps = 12
+    section = LRSchedulerSection(warmup_steps=warmup, decay_ratio=decay / steps, decay_type=decay_type, min_lr_factor=floor)
+    expected = [(step + 1) / warmup for step in range(warmup)] + [1.0] * (steps - warmup - decay)
+    for left in range(decay, 0, -1):  # steps that are left, this one included
+        expected.append(floor + (1 - floor) * DECAYS[decay_type](left / decay))
+    assert [wsd_factor(step, section, steps) for step in range(steps)] == pytest.approx(expected)
+    if decay:
+        assert wsd_factor(steps, section, steps) == pytest.approx(floor)
+        assert wsd_factor(steps + 3, section, steps) == pytest.approx(floor)
+
+
+def test_an_optimizers_step_has_the_rate_of_its_number() -> None:
+    """Not of the one before or after; in each group, times the rate of the group."""
+    section = LRSchedulerSection(warmup_steps=2, decay_ratio=0.5)
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (0.4, 0.1)])
+    schedule = build_wsd(optimizer, section, 6)
+    taken = []
+    for _ in range(6):
+        for group in optimizer.param_groups:
+            group["params"][0].grad = torch.ones(1)
+        before = [float(group["params"][0].detach()) for group in optimizer.param_groups]
+        optimizer.step()
+        after = [float(group["params"][0].detach()) for group in optimizer.param_groups]
+        taken.append([one - other for one, other in zip(before, after, strict=True)])
+        schedule.step()
+    expected = [0.5, 1.0, 1.0, 1.0, 2 / 3, 1 / 3]
+    assert taken == [pytest.approx([0.4 * factor, 0.1 * factor], abs=1e-6) for factor in expected]
+
+
 def module() -> nn.Module:
     return nn.ModuleDict({"norm": nn.LayerNorm(3), "linear": nn.Linear(3, 3)})
 
 
-def test_norms_and_biases_do_not_decay_by_default() -> None:
-    groups = param_groups(module().named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
-    assert {name: group.weight_decay for group in groups for name in group.names} == {
-        "norm.weight": 0.0, "norm.bias": 0.0, "linear.weight": 0.2, "linear.bias": 0.0,
-    }  # fmt: skip
+class Varied(nn.Module):
+    """Parameters of every number of dimensions, under names that say little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(3)
+        self.renormalise = nn.Linear(3, 3)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.scale = nn.Parameter(torch.ones(3))
+        self.experts = nn.Parameter(torch.ones(4, 3, 3))
+        self.experts_bias = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.renormalise(self.ln_1(x)) * self.scale * self.temperature
+        return (y @ self.experts + self.experts_bias[:, None]).sum()
+
+
+DECAYED = {"renormalise.weight", "experts"}
+NOT_DECAYED = {"ln_1.weight", "ln_1.bias", "renormalise.bias", "temperature", "scale", "experts_bias"}
+
+
+def decay_by_name(groups: Sequence[ParamGroup]) -> dict[str, float]:
+    assert all(len(group.names) == len(group.params) for group in groups)
+    return {name: group.weight_decay for group in groups for name in group.names}
+
+
+def test_vectors_scalars_and_biases_do_not_decay_by_default() -> None:
+    groups = param_groups(Varied().named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
+    assert decay_by_name(groups) == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
+    assert [group.lr for group in groups] == [0.1, 0.1]
+
+
+def divided_decay() -> tuple[dict[str, float], list[int]]:
+    """Of the same model, divided over ranks by FSDP; and the dimensions of what this rank holds of the stacked experts."""
+    dist.init_process_group("gloo")
+    try:
+        model = Varied()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # it divides no scalars
+        groups = param_groups(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
+        return decay_by_name(groups), list(model.experts.to_local().shape)  # type: ignore[operator]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_decay_does_not_depend_on_how_a_parameter_is_divided(gloo: GlooPool) -> None:
+    for decay, local in gloo.run(2, divided_decay):
+        assert decay == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
+        assert local == [2, 3, 3]
+
+
+@pytest.mark.parametrize(("build", "cls"), [(build_adamw, torch.optim.AdamW), (build_adam, torch.optim.Adam)])
+def test_no_groups_decay_everything_as_torch_and_torchtitan_do(build: Any, cls: Any) -> None:
+    """``optimizer.param_groups = []``; and every other setting is the one that torch calls so."""
+    section = OptimizerSection(lr=0.05, beta1=0.7, beta2=0.99, eps=1e-3, weight_decay=0.3, param_groups=[])
+    results = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model = Varied()
+        optimizer = (
+            build(param_groups(model.named_parameters(), section), section)
+            if ours
+            else cls(model.parameters(), lr=0.05, betas=(0.7, 0.99), eps=1e-3, weight_decay=0.3, foreach=False)
+        )
+        assert len(optimizer.param_groups) == 1
+        for step in range(4):
+            model(torch.full((2, 3), 1.0 + step).cumsum(0).cumsum(1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("build", [build_adamw, build_adam])
+def test_a_step_is_that_of_the_papers(build: Any) -> None:
+    """Written out in double precision: each setting does what its name says, group by group."""
+    section = OptimizerSection(lr=0.05, beta1=0.6, beta2=0.95, eps=1e-2, weight_decay=0.3)
+    matrix, gain = nn.Parameter(torch.tensor([[0.5, -2.0]])), nn.Parameter(torch.tensor([1.5]))
+    optimizer = build(param_groups([("w", matrix), ("g", gain)], section), section)
+    expected = {"w": matrix.detach().double(), "g": gain.detach().double()}
+    means = {name: (torch.zeros(1).double(), torch.zeros(1).double()) for name in expected}
+    for step in range(1, 5):
+        for name, parameter in (("w", matrix), ("g", gain)):
+            parameter.grad = torch.full_like(parameter, 0.1 * step) * parameter.detach().sign()
+            gradient, decay = parameter.grad.double(), 0.3 if name == "w" else 0.0
+            value = expected[name]
+            if build is build_adamw:
+                value = value * (1 - 0.05 * decay)
+            else:
+                gradient = gradient + decay * value
+            first = 0.6 * means[name][0] + 0.4 * gradient
+            second = 0.95 * means[name][1] + 0.05 * gradient**2
+            means[name] = (first, second)
+            change = (first / (1 - 0.6**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-2)
+            expected[name] = value - 0.05 * change
+        optimizer.step()
+    torch.testing.assert_close(matrix.detach().double(), expected["w"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gain.detach().double(), expected["g"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizers_name_is_torchs() -> None:
+    section = OptimizerSection()
+    made = {
+        one.name: type(one.build.load()(param_groups(module().named_parameters(), section), section))
+        for one in titan_optimizers()
+    }
+    assert made == {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "fused", "foreach"),
+    [("auto", True, False), ("fused", True, False), ("foreach", False, True), ("for-loop", False, False)],
+)
+def test_the_implementation_is_the_one_that_was_set(implementation: Any, fused: bool, foreach: bool) -> None:
+    section = OptimizerSection(implementation=implementation)
+    optimizer = build_adamw(param_groups(module().named_parameters(), section), section)
+    assert (optimizer.defaults["fused"], optimizer.defaults["foreach"]) == (fused, foreach)
+
+
+def test_patterns_set_decay_and_rate_of_their_parameters_alone() -> None:
+    section = OptimizerSection(lr=0.1, weight_decay=0.2, param_groups=[ParamGroupSpec(pattern="norm*", weight_decay=0.0)])
+    model = module()
+    optimizer = build_adamw(param_groups(model.named_parameters(), section), section)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name] * (1.0 if "norm" in name else 1 - 0.1 * 0.2))
 
 
 def test_the_first_pattern_that_matches_decides() -> None:
@@ -98,6 +270,16 @@ def test_implementations_agree(implementation: str, build: Any) -> None:
             optimizer.zero_grad()
         results.append(model.weight.detach())
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(0.3, 1.0), (1.0, 1.0), (3.0, 1.0), (3.0, 0.5), (3.0, 10.0)])
+def test_clipping_shortens_what_is_too_long_and_lengthens_nothing(size: float, limit: float) -> None:
+    gradient = torch.tensor([0.6, 0.8]) * size
+    clipped = gradient.clone()
+    clip_gradients({1: [clipped]}, torch.tensor(size), limit)
+    torch.testing.assert_close(clipped, gradient * min(1.0, limit / size), rtol=1e-5, atol=0)
+    if size < limit:
+        assert torch.equal(clipped, gradient)
 
 
 def test_norm_and_clipping_are_torchs_on_one_device() -> None:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
+from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
 from titan_core.data.loader import DataLoader
-from titan_core.data.source import DatasetRequest
+from titan_core.data.reading import DocumentReader, ReadPolicy
+from titan_core.data.shuffled import ShuffledDocuments
+from titan_core.data.source import CorruptRecord, DatasetRequest
 from titan_core.data.stream_spec import DatasetSpec
-from titan_core.data.tokenize import tokenize
+from titan_core.data.tokenize import _write_part, tokenize
 from titan_core.data.tokenized import INDEX, check_tokenized, open_tokenized
+from titan_core.data.tokens import TokenStream
 from titan_core.errors import UserError
 from titan_core.job.batch_plan import BatchPlan
 from titan_core.ref import Ref
@@ -34,8 +40,9 @@ def make(folder: Path, parts: int = 7, workers: int = 1) -> list[Any]:
     return list(tokenize(spec, spec.datasets[0], "byte", folder, parts, workers))
 
 
-def request(folder: Path, tokenizer: str = "") -> DatasetRequest:
-    return DatasetRequest("tokenized", str(folder), "text", 0, "training.dataset_path", tokenizer=tokenizer)
+def request(folder: Path, tokenizer: str = "", vocab_size: int | None = None) -> DatasetRequest:
+    where = "training.dataset_path"
+    return DatasetRequest("tokenized", str(folder), "text", 0, where, tokenizer=tokenizer, vocab_size=vocab_size)
 
 
 def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
@@ -130,7 +137,7 @@ def swap(folder: Path) -> None:
     (ends + 1).tofile(folder / "part-00001.idx")
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, r"part-00001\.bin: it has \d+ bytes, and tokenized\.json says \d+: the index does not match"),
     "another index": (
         swap,
@@ -144,6 +151,26 @@ DAMAGE = {
         r"its format is 9, and this titan-core",
     ),
 }
+
+
+def with_field(key: str, value: Any) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        contents = json.loads((folder / INDEX).read_text())
+        (contents if key in contents else contents["parts"][0])[key] = value
+        (folder / INDEX).write_text(json.dumps(contents))
+
+    return spoil
+
+
+DAMAGE |= {
+    f"{key} {value!r}"[:40]: (with_field(key, value), r"tokenized\.json: damaged: ")
+    for key, value in [
+        ("dtype", "<f4"), ("dtype", "O"), ("dtype", 7), ("tokenizer", None), ("parts", 3), ("parts", {"a": 1}),
+        ("parts", [{"name": "part-00000", "documents": 1}]), ("name", "../part-00000"), ("name", "/etc/passwd"), ("name", 5),
+        ("documents", -1), ("documents", "9"), ("documents", True), ("tokens", 1.5), ("tokens", None),
+    ]
+}  # fmt: skip
+DAMAGE["nested"] = (lambda folder: (folder / INDEX).write_text("[" * 100_000), r"tokenized\.json: damaged: ")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -169,3 +196,89 @@ def test_another_dataset_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokens" / "plan.json").write_text(json.dumps({"dataset": "json", "parts": 7}))
     with pytest.raises(UserError, match="another tokenisation was begun here, of dataset 'json'"):
         make(tmp_path / "tokens")
+
+
+def test_ids_beyond_the_vocabulary_are_reported_with_their_file_and_document(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    make(folder, parts=2)
+    ids, ends = numpy.fromfile(folder / "part-00001.bin", "<u2"), numpy.fromfile(folder / "part-00001.idx", "<i8")
+    ids[ends[4] + 3] = 40_000  # of document 5, which is long enough
+    assert ends[5] - ends[4] > 3
+    ids.tofile(folder / "part-00001.bin")
+    source = open_tokenized(request(folder, vocab_size=BYTE.vocab_size))
+    told = r"part-00001\.bin, document 5: token 3 has the id 40000, and the vocabulary ends at 257: damaged"
+    with pytest.raises(CorruptRecord) as caught:
+        list(source.shard(0, 1, 0))
+    assert re.search(told, f"{caught.value.place}: {caught.value.why}")
+    # What data.on_corrupt says of records holds of them too.
+    training = DatasetSpec(
+        "tokenized", 1.0, Ref("titan_core.data.tokenized:open_tokenized"), request(folder, vocab_size=BYTE.vocab_size)
+    )
+    (strict, lenient) = (
+        DataLoader(stream(training, plan=PLAN, on_corrupt=what), [source], BYTE, 0) for what in ("stop", "skip")
+    )
+    with pytest.raises(UserError, match=told):
+        list(iter(strict.next_step, None))
+    corrupt = 0
+    while not corrupt:
+        step = lenient.next_step()
+        assert step is not None
+        corrupt = step.corrupt
+    strict.close()
+    lenient.close()
+
+
+def test_ends_of_documents_that_go_back_are_reported_with_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    make(folder, parts=1)
+    whole = numpy.fromfile(folder / "part-00000.idx", "<i8")
+    for place, value in ((7, whole[6] - 1), (7, whole[8] + 1), (0, -1), (7, whole[-1] + 1)):
+        ends = whole.copy()
+        ends[place] = value
+        ends.tofile(folder / "part-00000.idx")
+        with pytest.raises(UserError, match=r"part-00000\.idx: .*(the index is damaged|does not match its data)"):
+            list(open_tokenized(request(folder)).shard(0, 1, 0))
+
+
+def test_a_jobs_tokenised_dataset_is_held_against_its_tokenizer(tmp_path: Path) -> None:
+    make(tmp_path / "tokens")
+    settings = {"training.dataset": "tokenized", "training.dataset_path": tmp_path / "tokens"}
+    asked = make_job("llama3_debug", settings).data.datasets[0].request
+    assert asked.vocab_size == BYTE.vocab_size
+    assert asked.tokenizer == fingerprint(BYTE)
+
+
+@pytest.mark.parametrize("ids", [[1, 258, 2], [1, -1], [2**40], numpy.array([1.0, 2.0]), numpy.array([[1]])], ids=str)
+def test_ids_of_a_tokenizers_or_datasets_plugin_are_held_against_the_vocabulary(tmp_path: Path, ids: Any) -> None:
+    class Odd:
+        vocab_size = 258
+
+        def encode_document(self, text: str) -> Any:
+            return ids if text else []
+
+        def decode(self, ids: object) -> str:
+            return ""
+
+    spec = letters("3,4,5,6")
+    reader = DocumentReader(ReadPolicy(), "mine")
+    why = "the vocabulary ends at 257|not a list of token ids"
+    with pytest.raises(UserError, match=f"dataset 'mine', logical shard 0 of 1, .*{why}.*fix the plugin of the tokenizer"):
+        TokenStream(spec.open.load()(spec.request), Odd(), 0, 1, "repeat", "mine", reader).take(5)
+
+    class Source:
+        def __len__(self) -> int:
+            return 1
+
+        def text(self, index: int) -> Any:
+            return numpy.asarray(ids)
+
+    with pytest.raises(UserError, match=f"{why}.*fix the plugin of the dataset"):
+        TokenStream(ShuffledDocuments(Source(), 0), BYTE, 0, 1, "repeat", "mine", reader).take(5)
+
+
+def test_ids_are_never_cut_to_the_size_that_they_are_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer whose ids go beyond what it calls its vocabulary."""
+    spec = stream(letters("3,4"), plan=PLAN)
+    monkeypatch.setattr(type(BYTE), "vocab_size", 100)
+    with pytest.raises(UserError, match=r"dataset 'letters', part 0, document 0: token 0 has the id 256"):
+        _write_part(spec, spec.datasets[0], str(tmp_path), 0, 1, "<u2")

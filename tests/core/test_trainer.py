@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from rich.console import Console
 from harness.distributions import write_distribution
 from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.cli.main import main
+from titan_core.data import loader
+from titan_core.data.batch import IGNORE, Batch
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.console import ConsoleLog
 from titan_core.metrics.jsonl import JsonLines
 from titan_core.train.finite_guard import NonFiniteError
+from titan_core.train.lookahead import Lookahead
 from titan_core.train.run_directory import RunDirectory
 from titan_core.train.trainer import train
 
@@ -81,7 +85,7 @@ def test_accumulation_does_not_change_the_loss(in_tmp: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = {**TINY, "optimizer.lr": 1e30, "training.max_norm": 0, "training.steps": 50}
+    overrides = {**TINY, "optimizer.lr": 100, "optimizer.weight_decay": 100, "training.max_norm": 0, "training.steps": 50}
     recorder = Recorder(weights=False)
     with pytest.raises(NonFiniteError, match=r"step \d+: .* nan; training stops.*Lower optimizer\.lr"):
         train(make_job("llama3_debug", overrides), [recorder])
@@ -252,6 +256,52 @@ def test_a_folder_outside_of_the_run_is_refused(folder: str) -> None:
         make_job("llama3_debug", {"metrics.save_tb_folder": repr(folder)})
 
 
+class Interrupts:
+    """Presses Ctrl-C in a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self._step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_finishes_the_step_saves_and_resumes_bit_for_bit(in_tmp: Path) -> None:
+    whole = run_recipe("llama3_debug", {**TINY, "job.dump_folder": "whole"})
+    resumable = {**TINY, "checkpoint.enable": "true", "checkpoint.interval": 100, "job.dump_folder": "run"}
+    end = train(make_job("llama3_debug", resumable), [Interrupts(2)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (end.interrupted, end.failed, end.completed, end.preempted) == (True, False, False, False)
+    assert (in_tmp / f"run/checkpoint/step-{end.step}/checkpoint.json").exists()
+    events = [json.loads(line) for line in (in_tmp / "run/events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "checkpoint", "end"]
+    assert events[-1]["interrupted"] and not events[-1]["failed"]
+    assert whole.losses[: end.step] + run_recipe("llama3_debug", resumable).losses == whole.losses
+
+
+def test_an_interrupt_while_a_run_is_built_ends_it_at_once(in_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Building:
+        @hookimpl
+        def titan_train_start(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(make_job("llama3_debug", TINY), [Building()])
+    assert "titan: interrupted" not in capfd.readouterr().err  # the command says that
+
+
+def test_an_application_that_handles_interrupts_keeps_its_handler(in_tmp: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert train(make_job("llama3_debug", TINY), [Interrupts(2)]).completed
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
 def test_a_checkpoint_that_is_asked_for_in_vain_is_told(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Signals:
         @hookimpl
@@ -322,3 +372,34 @@ class ConsoleRun:
     @hookimpl
     def titan_train_end(self, end: Any) -> None:
         self.log.titan_train_end(end)
+
+
+def test_a_copy_of_the_weights_without_a_target_in_a_step_learns_nothing(
+    monkeypatch: pytest.MonkeyPatch, in_tmp: Path
+) -> None:
+    """Where copies train apart (local SGD), another may have all targets of a global batch: its share is 0, not 0 / 0."""
+    look, batch = Lookahead.look, loader._batch
+
+    def without_targets(rows: Any, lengths: Any, document_mask: bool) -> Batch:
+        made = batch(rows, lengths, document_mask)
+        return replace(made, targets=torch.full_like(made.targets, IGNORE))
+
+    monkeypatch.setattr(loader, "_batch", without_targets)
+    monkeypatch.setattr(Lookahead, "look", lambda self: replace(look(self), num_targets=100, copy_targets=0))
+    record = run_recipe("llama3_debug", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
+    assert record.losses == [0.0]
+    assert record.grad_norms == [0.0]
+    assert all(torch.equal(record.initial[name], final) for name, final in record.final.items())
+
+
+def test_a_dataset_of_empty_texts_is_an_error_and_not_a_loss_of_zero(in_tmp: Path) -> None:
+    texts = {"empty": ["", ""] * 10, "some": ["", "a document that says something"] * 10}
+    for name, lines in texts.items():
+        (in_tmp / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    settings = {**TINY, "training.dataset": "json"}
+    with pytest.raises(UserError, match=r"dataset 'json': all \d+ documents of logical shard \d of 4 are empty"):
+        run_recipe("llama3_debug", {**settings, "training.dataset_path": "empty.jsonl"})
+    run_recipe("llama3_debug", {**settings, "training.dataset_path": "some.jsonl", "job.dump_folder": "some"})
+    last = json.loads((in_tmp / "some/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["empty_documents"] > 0
+    assert last["corrupt_records"] == 0

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
+from titan_core.data.loader import DataLoader
 from titan_core.hookspecs import hookimpl
 from titan_core.train.run_directory import EVENTS
 from titan_debug.flight.analysis import Analysis, analyse
@@ -73,6 +74,20 @@ def raises(rank: int, step: int) -> None:
         raise ValueError("the disk is on fire")
 
 
+def waits_for_data(rank: int, step: int) -> None:
+    """Rank 1's next batch takes as long to load as the watchdogs take to notice."""
+    if rank == 1:
+        patch = pytest.MonkeyPatch()
+        peek = DataLoader.peek
+
+        def slow(loader: DataLoader) -> object:
+            patch.undo()
+            sleeps(rank, step)
+            return peek(loader)
+
+        patch.setattr(DataLoader, "peek", slow)
+
+
 def other_operation(rank: int, step: int) -> None:
     numbers = torch.ones(6)
     if rank == 1:
@@ -122,6 +137,12 @@ def test_a_rank_that_sleeps_is_found_while_training_goes_on(gloo: GlooPool, tmp_
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
     (finding,) = (event for event in events if event["event"] == "finding")
     assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
+
+
+def test_a_loader_that_hangs_is_found(gloo: GlooPool, tmp_path: Path) -> None:
+    _, found = analysed(gloo, tmp_path, waits_for_data, comm__train_timeout_seconds=90)
+    assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
+    assert "rank 1 is behind in step 3: it is in time.sleep(1), at" in found.verdict
 
 
 def test_steps_that_are_always_slow_are_told_of_once(gloo: GlooPool, tmp_path: Path) -> None:

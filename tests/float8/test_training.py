@@ -236,9 +236,9 @@ def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
     peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])
-        ideal = functools.partial(peak_flops.ideal_seconds_per_token, 6e12, torch.bfloat16)
-        assert ideal({}, device) == 6.0
-        assert ideal({torch.float8_e4m3fn: 4e12}, device) == 2.0 + 2.0
+        ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
+        assert ideal({}, device) == peak_flops.IdealTime(6.0, estimated=False)
+        assert ideal({torch.float8_e4m3fn: 4e12}, device) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)
 
 
 def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:

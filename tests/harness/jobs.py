@@ -131,6 +131,11 @@ def run_recipe(
     recipe: str, overrides: dict[str, object] | None = None, weights: bool = False, observers: Iterable[object] = ()
 ) -> RunRecord:
     """Train and tell what happened."""
+    return run_job(make_job(recipe, overrides), weights, observers)
+
+
+def run_job(job: Job, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
+    """Train ``job`` and report what happened."""
     from titan_core.train import trainer
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -142,7 +147,7 @@ def run_recipe(
 
     original, trainer.global_norm = trainer.global_norm, global_norm
     try:
-        trainer.train(make_job(recipe, overrides), [recorder, *observers])
+        trainer.train(job, [recorder, *observers])
     finally:
         trainer.global_norm = original
     return recorder.record

@@ -4,17 +4,18 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from titan_core.config.numbers import LearningRate, Ranks, Steps
 from titan_core.config.section import Section
 
 
 class LocalSGDSection(Section):
     section: ClassVar[str] = "local_sgd"
 
-    islands: int = Field(default=1, gt=0)
+    islands: Ranks = Field(default=1, gt=0)
     """Copies of the model that train apart."""
-    sync_every: int = Field(default=20, gt=0)
+    sync_every: Steps = Field(default=20, gt=0)
     """Steps between two meetings of the islands."""
-    outer_lr: float = Field(default=0.7, gt=0.0)
+    outer_lr: LearningRate = Field(default=0.7, gt=0.0)
     """Learning rate of the outer optimizer; 1 with no momentum takes the mean of the islands' weights."""
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Nesterov momentum of the outer optimizer."""

@@ -1,6 +1,8 @@
 """The model's sizes."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from titan_core.config.numbers import Heads, Layers, Tokens, Vocabulary, Width
 
 
 class TinyGPTArgs(BaseModel):
@@ -8,15 +10,15 @@ class TinyGPTArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: int = 96
+    dim: Width = Field(default=96, gt=0)
     """Width of the hidden states."""
-    n_layers: int = 4
+    n_layers: Layers = Field(default=4, gt=0)
     """Transformer blocks."""
-    n_heads: int = 4
+    n_heads: Heads = Field(default=4, gt=0)
     """Attention heads."""
-    vocab_size: int = 288
+    vocab_size: Vocabulary = Field(default=288, gt=0)
     """Tokens in the vocabulary."""
-    max_seq_len: int = 512
+    max_seq_len: Tokens = Field(default=512, gt=0)
     """Longest context in tokens."""
 
     @property

@@ -13,8 +13,9 @@ from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import NAME, BrokenCheckpoint, Manifest, verify_data
 from titan_ckpt.retention import remove
-from titan_core.cli.arguments import json_argument
+from titan_core.cli.arguments import json_argument, whole
 from titan_core.cli.output import print_json, print_table
+from titan_core.config.numbers import MOST_STEPS
 from titan_core.errors import UserError
 
 EXIT_BROKEN = 1
@@ -29,7 +30,9 @@ def list_arguments(parser: argparse.ArgumentParser) -> None:
 def show_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint show``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="which one (default: the newest that is complete)")
+    parser.add_argument(
+        "--step", type=whole(0, MOST_STEPS), metavar="N", help="which one (default: the newest that is complete)"
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor too")
     json_argument(parser)
 
@@ -37,14 +40,14 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint verify``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="only this one (default: all)")
+    parser.add_argument("--step", type=whole(0, MOST_STEPS), metavar="N", help="only this one (default: all)")
     json_argument(parser)
 
 
 def rm_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint rm``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=int, nargs="+", required=True, metavar="N", help="which ones")
+    parser.add_argument("--step", type=whole(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="which ones")
     parser.add_argument("--force", action="store_true", help="even if no complete checkpoint would be left")
 
 

@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from titan_core.config.numbers import Count, Steps
+from titan_core.config.paths import AnyPath
 from titan_core.config.section import Section
 
 
@@ -14,22 +16,22 @@ class CheckpointSection(Section):
 
     enable: bool = False
     """Save checkpoints, and go on from the newest one at the start."""
-    folder: str = "checkpoint"
+    folder: AnyPath = "checkpoint"
     """Where checkpoints are: a folder within job.dump_folder, or any URL that fsspec knows (s3://bucket/run)."""
-    interval: int = Field(default=500, gt=0)
+    interval: Steps = Field(default=500, gt=0)
     """Steps between two checkpoints. The last step is always saved; SIGUSR1 requests one after the next step."""
     enable_first_step_checkpoint: bool = False
     """Save after the first step too: it shows early whether saving works."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
     """Whether training goes on while a checkpoint is written; with pinned memory the copy that is written from is made
     faster (CUDA)."""
-    keep_latest_k: int = Field(default=10, ge=0)
+    keep_latest_k: Count = Field(default=10, ge=0)
     """How many checkpoints to keep; 0 keeps all. An older one is removed only after a newer one is complete."""
-    keep_every_n_steps: int = Field(default=0, ge=0)
+    keep_every_n_steps: Steps = Field(default=0, ge=0)
     """Keep every checkpoint whose step is a multiple of this for good; 0 keeps none so."""
-    load_step: int = Field(default=-1, ge=-1)
+    load_step: Steps = Field(default=-1, ge=-1)
     """Go on from this step's checkpoint; -1: from the newest that is whole. A restart by the launcher takes the newest."""
-    initial_load_path: str | None = None
+    initial_load_path: AnyPath | None = None
     """A checkpoint to begin with where the run has none of its own yet."""
     initial_load_model_only: bool = True
     """Take only the weights from initial_load_path, and begin at step 0."""

@@ -23,6 +23,7 @@ from titan_ckpt.manifest import BrokenCheckpoint, Chunk, Manifest, StoredTensor,
 from titan_ckpt.tensors import MODEL
 from titan_core.components import Model
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.registry import Registry
 from titan_core.weights import ForeignTensor, WeightFormat
 
@@ -44,23 +45,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError.one(str(target), "is there already, and not empty", "name a new folder")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     kind = kind_of(source) if source.is_dir() else None
-    # Nobody shall take half of it for the whole: the name comes last.
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        if kind is not None:
-            from_foreign(source, kind, partial, arguments.registry, arguments.model, dtype)
-        else:
-            to_hf(arguments.source, partial, arguments.registry, dtype, arguments.tokenizer)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except OSError as error:
-        why = f"cannot be written: {error.strerror or error}"
-        raise UserError.one(str(target), why, "make room, or choose another place") from error
-    finally:
+    with FolderLock.beside(target, str(target)):
+        # Nobody shall take half of it for the whole: the name comes last.
+        partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            if kind is not None:
+                from_foreign(source, kind, partial, arguments.registry, arguments.model, dtype)
+            else:
+                to_hf(arguments.source, partial, arguments.registry, dtype, arguments.tokenizer)
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+        except OSError as error:
+            why = f"cannot be written: {error.strerror or error}"
+            raise UserError.one(str(target), why, "make room, or choose another place") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {target}")
     return 0
 

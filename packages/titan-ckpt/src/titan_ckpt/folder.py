@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Folder:
     def is_local(self) -> bool:
         """Whether it is on this machine's file systems."""
         return "://" not in self.url or self.url.startswith("file://")
+
+    @property
+    def local_path(self) -> Path | None:
+        """As a path, where the folder is on this machine's file systems."""
+        return Path(self._located[1]) if self.is_local else None
 
     @cached_property
     def _located(self) -> tuple[AbstractFileSystem, str]:

@@ -4,7 +4,8 @@ at a time."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -177,11 +178,12 @@ def their_rows(whole: Tensor, tensor: ForeignTensor) -> Tensor:
 def require_tensors(
     files: ForeignFiles, tensors: Iterable[ForeignTensor], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    """Every tensor that the model needs must be there, in its shape.
+    """Every tensor that the model needs must be there, in its shape, and equal to its copies.
 
     Raises:
         UserError: naming the first few that are not.
     """
+    tensors = list(tensors)
     there = files.names()
     problems = []
     for tensor in tensors:
@@ -190,6 +192,26 @@ def require_tensors(
             problems.append(f"{tensor.name} is not there")
         elif files.shape(tensor) != wanted:
             problems.append(f"{tensor.name} is {list(files.shape(tensor))} there, and the model wants {list(wanted)}")
+    if not problems:
+        problems += (why for tensor in tensors for why in _different_copies(files, tensor))
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise UserError.one(where, "; ".join(problems[:3]) + more, "are these the weights of this model?")
+
+
+_COMPARED_ROWS = 8192
+"""Rows that are compared at a time: an embedding of 128,256 x 3,072 takes 0.8 GB in bf16."""
+
+
+def _different_copies(files: ForeignFiles, tensor: ForeignTensor) -> Iterator[str]:
+    """What is wrong with the copies of ``tensor`` that are there."""
+    for name in sorted(files.names().intersection(tensor.copies)):
+        copy, shape = replace(tensor, name=name), files.shape(tensor)
+        if files.shape(copy) != shape:
+            yield f"{name} is {list(files.shape(copy))} there, and {tensor.name}, which the model ties it to, {list(shape)}"
+            continue
+        for start in range(0, shape[0], _COMPARED_ROWS):
+            stop = min(start + _COMPARED_ROWS, shape[0])
+            if not torch.equal(files.rows(tensor, start, stop), files.rows(copy, start, stop)):
+                yield f"{name} differs from {tensor.name} in rows {start} to {stop - 1}, and the model ties one to the other"
+                break

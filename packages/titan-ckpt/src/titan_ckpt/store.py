@@ -51,7 +51,8 @@ class Store:
         self._saving.close()
 
     def _require_writable(self) -> None:
-        """Find out before training, not after its first interval.
+        """Find out before training, not after its first interval, and hold a local folder against other jobs: it may lie
+        outside of the run's directory.
 
         Raises:
             UserError: on every rank.
@@ -62,6 +63,10 @@ class Store:
                 self._folder.make()
                 self._folder.write(".writable", b"")
                 self._folder.remove(".writable")
+                if (path := self._folder.local_path) is not None:
+                    self._request.hold(path, f"checkpoints in {self._folder}")
+            except UserError:
+                raise
             except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
                 return getattr(error, "strerror", None) or str(error)
             return ""

@@ -8,9 +8,13 @@ def main() -> int:
     """Run the command line. The garbage collector rests while modules are imported, where it finds nothing to collect and
     takes a tenth of the start-up; :func:`titan_core.cli.main.main` wakes it before a command runs."""
     gc.disable()
-    from titan_core.cli.main import main as run
+    try:
+        from titan_core.cli.main import main as run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # while it was imported
+        print("titan: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

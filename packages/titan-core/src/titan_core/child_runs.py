@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import NoReturn
 
 from titan_core.config.overrides import Override
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.job import Job
+from titan_core.parent_process import environment_of_child
 
 PATIENCE_SECONDS = 60.0
 """How long a child that is to end has for it."""
@@ -49,7 +52,7 @@ class ChildRun:
         on from an earlier one would compare with nothing. The child ends with this process.
 
         Raises:
-            UserError: it failed; with the last line that says why.
+            UserError: it failed, with the last line that says why; or another job is writing to the directory.
         """
         self._make_room()
         command = [sys.executable, "-m", "titan_core", "train", self.recipe]
@@ -58,7 +61,8 @@ class ChildRun:
         for override in (*self.overrides, Override("job.dump_folder", str(self.folder))):
             command.append(f"--{override.key}={override.text}")
         with self.log.open("w", encoding="utf-8") as log:
-            status = _wait_for(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+            environment = {**os.environ, **environment_of_child()}
+            status = _wait_for(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         if status:
             why = f"it failed: {self._reason(status)}"
             raise UserError.one(f"run {str(self.folder)!r}", why, f"all of it is in {self.log}")
@@ -70,7 +74,8 @@ class ChildRun:
         previous = self.folder.parent / "previous"
         previous.mkdir(exist_ok=True)
         number = next(number for number in itertools.count(1) if not (previous / f"{self.folder.name}.{number}").exists())
-        self.folder.rename(previous / f"{self.folder.name}.{number}")
+        with FolderLock(self.folder, f"run {str(self.folder)!r}"):  # a job that writes there must not be moved
+            self.folder.rename(previous / f"{self.folder.name}.{number}")
 
     def _reason(self, status: int) -> str:
         lines = [

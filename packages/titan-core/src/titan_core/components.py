@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from importlib.resources.abc import Traversable
 
+    from torch import nn
     from torch.optim import Optimizer as TorchOptimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from titan_core.layout import ModelDefinition
     from titan_core.metrics.logger import LoggerRequest, MetricLog
     from titan_core.model.part import ModelPart, TransformContext
+    from titan_core.model.trial import ModelTrial
     from titan_core.optim.param_groups import ParamGroup
     from titan_core.tokenizers.tokenizer import TextTokenizer
     from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore
@@ -84,12 +86,18 @@ class Transform(Component):
     from its default that no active transform serves is an error."""
     mesh_dims: tuple[MeshDim, ...] = ()
     """Mesh dimensions of its own, beyond the standard ones."""
+    reduces: tuple[str, ...] = ()
+    """Names of the mesh dimensions over which it sums gradients. A dimension that divides the batch or the sequence, without
+    ``copies``, needs an active transform that sums gradients over it: without one, its ranks' weights would diverge."""
     before: tuple[str, ...] = ()
     """Transforms of the same phase that must come later."""
     after: tuple[str, ...] = ()
     """Transforms of the same phase that must come earlier."""
     check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
     """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+    check_model: Ref[Callable[[nn.Module, ModelTrial, TransformContext], Iterable[Problem]]] | None = None
+    """(model, trial, context) -> what in the model makes it impossible. Called when active, with the whole model on the meta
+    device before any transform, and with a :class:`~titan_core.model.trial.ModelTrial`: a small copy of it that runs."""
     hardware: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
     """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
     step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
@@ -134,9 +142,11 @@ class Dataset(Component):
     open: Ref[Callable[[DatasetRequest], DocumentSource]]
     check: Ref[Callable[[DatasetRequest], Iterable[Problem]]] | None = None
     """Cheap look at whether it can be opened (file there, not empty, field present). Free of torch."""
+    splits: bool = False
+    """Whether it reads the split that its request names; a job that names one for another dataset is refused."""
     holds_tokens: bool = False
     """Whether its documents are token ids, which mean something with one tokenizer alone: its request then has the
-    fingerprint of the job's."""
+    fingerprint and the vocabulary's size of the job's."""
 
 
 @dataclass(frozen=True, kw_only=True)

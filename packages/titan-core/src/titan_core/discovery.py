@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import importlib_metadata
 import pluggy
 
 from titan_core import API_VERSION, hookspecs
+from titan_core.component_checks import PluginError, components_from, with_origin
 from titan_core.components import (
     Checkpoint,
     Command,
@@ -28,7 +29,7 @@ from titan_core.components import (
     Tokenizer,
     Transform,
 )  # fmt: skip
-from titan_core.config.section import Section
+from titan_core.plugin_guard import Origin
 
 GROUP = "titan.plugins"
 CORE = "core"
@@ -62,6 +63,11 @@ class Plugin:
     module: ModuleType
     components: tuple[Component, ...]
 
+    @property
+    def origin(self) -> Origin:
+        """Whose code a call into this plugin is."""
+        return Origin(self.name, self.distribution, self.version, removable=self.name != CORE)
+
 
 @dataclass(frozen=True)
 class BrokenPlugin:
@@ -91,10 +97,6 @@ class Discovery:
     disabled: tuple[DisabledPlugin, ...] = ()
 
 
-class PluginError(Exception):
-    """Why a plugin cannot be used. Becomes :attr:`BrokenPlugin.reason`."""
-
-
 def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
     """Load every installed plugin (or those of ``entry_points``), less those that ``TITAN_DISABLE_PLUGINS`` names."""
     if entry_points is None:
@@ -115,7 +117,8 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             continue
         try:
             module = _import(entry_point)
-            plugins.append(Plugin(entry_point.name, distribution, version, module, components_of(module)))
+            plugin = Plugin(entry_point.name, distribution, version, module, components_of(module))
+            plugins.append(replace(plugin, components=tuple(with_origin(one, plugin.origin) for one in plugin.components)))
         except PluginError as error:
             broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
     return Discovery(tuple(plugins), tuple(broken), tuple(disabled))
@@ -161,19 +164,16 @@ def components_of(module: ModuleType) -> tuple[Component, ...]:
         raise PluginError(" ".join(str(error).split())) from error
     components: list[Component] = []
     for hook, kind in REGISTRATION_HOOKS.items():
-        try:
-            # One plugin has at most one implementation; it may return any iterable, a generator too.
-            found = [component for result in getattr(manager.hook, hook)() for component in result]
-        except Exception as error:
-            raise PluginError(f"hook {hook} raised {type(error).__name__}: {error}") from error
-        for component in found:
-            if not isinstance(component, kind):
-                raise PluginError(f"hook {hook} returned {component!r}, which is not a {kind.__name__}")
-            if component.config is not None and not (
-                isinstance(component.config, type) and issubclass(component.config, Section)
-            ):
-                raise PluginError(f"the config of {component.name!r} is no subclass of Section")
-        components += found
+        # Called without pluggy, which would drop a None. A module has at most one implementation of a hook.
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if implementation.wrapper or implementation.hookwrapper:
+                raise PluginError(f"hook {hook} is a wrapper; there is nothing to wrap when a plugin registers")
+            try:
+                components += components_from(hook, kind, implementation.function())
+            except PluginError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginError(f"hook {hook} raised {type(error).__name__}: {error}") from error
     return tuple(components)
 
 

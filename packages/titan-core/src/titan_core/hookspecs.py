@@ -187,6 +187,15 @@ def titan_exception(error: BaseException) -> None:
     """The run is ending because ``error`` was raised (KeyboardInterrupt included)."""
 
 
+@hookspec(firstresult=True)
+def titan_diagnose(run: str, since: float) -> str | None:
+    """The ranks of a job have ended, and none of them by an error of its own: each lost another. What the files in the
+    directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
+    say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
+
+    Called by ``titan train`` in the launcher, on plugin modules alone: no observer lives there."""
+
+
 @hookspec
 def titan_train_end(end: TrainEnd) -> None:
     """The run is over, by whatever way; the process group still exists, if the run came to have one."""

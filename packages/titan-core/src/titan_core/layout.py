@@ -2,7 +2,8 @@
 
 A model plugin gives an ordinary ``nn.Module`` and a :class:`ModelLayout`. Transforms read the layout alone. Names are
 fully qualified module or parameter names; patterns are those of :mod:`titan_core.patterns`.
-:mod:`titan_core.model.layout_check` holds a layout against its model when the model is built.
+:mod:`titan_core.model.layout_check` compares a layout with its model when the model is built, and
+:mod:`titan_core.model.layout_trial` with what the model does.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class ModelLayout:
     the hidden states ``[batch, seq, dim]`` as first argument and as result, and keep no other state between blocks. Where
     the model is cut into stages, a later stage is called with hidden states in the place of ``tokens``, and always with
     ``positions``; what else the blocks are given must come from those.
+
+    Each parameter and each persistent buffer belongs to exactly one module of ``embedding``, ``blocks`` and ``head``.
     """
 
     # -- sizes
@@ -57,7 +60,8 @@ class ModelLayout:
     row: tuple[str, ...] = ()
     """Linear layers that may be divided by input features (their inputs are the outputs of divided columns)."""
     regions: tuple[str, ...] = ()
-    """Modules that begin with ``column`` layers and end with ``row`` layers: between the two, features are divided."""
+    """Modules that begin with ``column`` layers and end with ``row`` layers: between the two, features are divided. Each has
+    both, and all of these layers are in one."""
     per_position: tuple[str, ...] = ()
     """Modules that treat each position by itself (norms), whose sequence may therefore be divided."""
     mixers: tuple[str, ...] = ()

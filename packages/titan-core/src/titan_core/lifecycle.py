@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import pluggy
 
 from titan_core import hookspecs
+from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
     from titan_core.job.job import Job
@@ -50,23 +51,29 @@ class Lifecycle:
         for observer in observers:
             self.register(observer)
 
-    def register(self, observer: ModuleType | object, failed: Callable[[Exception], None] | None = None) -> None:
+    def register(
+        self,
+        observer: ModuleType | object,
+        failed: Callable[[Exception], None] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
         """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
 
         Args:
             failed: takes what a hook of the observer's raises, which then does not end the run.
+            origin: whose the observer is. What a hook of it raises then names the plugin
+                (:class:`~titan_core.plugin_guard.PluginFailure`).
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
         """
         self._manager.register(observer)
         self._manager.check_pending()
-        if failed is not None:
-            for caller in self._manager.get_hookcallers(observer) or ():
-                for implementation in caller.get_hookimpls():
-                    if implementation.plugin is observer:
-                        # ``function`` is public, but declared final.
-                        setattr(implementation, "function", _guarded(implementation.function, failed))  # noqa: B010
+        for caller in self._manager.get_hookcallers(observer) or ():
+            for implementation in caller.get_hookimpls():
+                if implementation.plugin is observer:
+                    function = _guarded(caller.name, implementation, failed, origin)
+                    setattr(implementation, "function", function)  # noqa: B010 - it is public, but declared final
 
         if self._restored is not None:
             others = [one for _, one in self._manager.list_name_plugin() if one is not observer]
@@ -98,8 +105,16 @@ class Lifecycle:
 
     @same_generators()
     def before_update(self, update: PendingUpdate) -> bool:
-        """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out."""
-        return any(self._manager.hook.titan_before_update(update=update))
+        """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out.
+
+        Raises:
+            TypeError: an observer returns neither a bool nor ``None``.
+        """
+        answers = self._manager.hook.titan_before_update(update=update)  # without those that are None
+        strange = next((answer for answer in answers if not isinstance(answer, bool)), None)
+        if strange is not None:
+            raise TypeError(f"a titan_before_update returned {strange!r}, which is neither a bool nor None")
+        return True in answers
 
     @same_generators()
     def step_end(self, report: StepReport) -> None:
@@ -161,6 +176,15 @@ class Lifecycle:
                 except Exception:  # an observer's own failure must not hide the one that ends the run; it is logged whole
                     log.exception("observer %r failed in %s", observer, name)
 
+    def diagnose(self, run: str, since: float) -> str | None:
+        """See :func:`titan_core.hookspecs.titan_diagnose`. A plugin that fails at it is logged, and says nothing."""
+        try:
+            found: str | None = self._manager.hook.titan_diagnose(run=run, since=since)
+        except Exception:  # what ended the run is still to be printed
+            log.exception("a plugin failed in titan_diagnose")
+            return None
+        return found
+
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.hookspecs.titan_train_end`."""
         self._manager.hook.titan_train_end(end=end)
@@ -174,7 +198,19 @@ def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
         return False
 
 
-def _guarded(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
+def _guarded(
+    hook: str,
+    implementation: pluggy.HookImpl,
+    failed: Callable[[Exception], None] | None,
+    origin: Origin | None,
+) -> Callable[..., Any]:
+    function = implementation.function
+    if origin is not None:
+        guard = origin.guard_wrapper if implementation.wrapper or implementation.hookwrapper else origin.guard
+        function = guard(hook, function)
+    if failed is None:
+        return function
+
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)

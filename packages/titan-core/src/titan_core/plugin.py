@@ -26,18 +26,21 @@ def titan_datasets() -> list[Dataset]:
             summary="local JSON lines",
             open=Ref("titan_core.data.huggingface:open_local"),
             check=Ref(files),
+            splits=True,
         ),
         Dataset(
             name="parquet",
             summary="local Parquet files",
             open=Ref("titan_core.data.huggingface:open_local"),
             check=Ref(files),
+            splits=True,
         ),
         Dataset(
             name="arrow",
             summary="local Arrow files",
             open=Ref("titan_core.data.huggingface:open_local"),
             check=Ref(files),
+            splits=True,
         ),
         Dataset(
             name="tokenized",
@@ -51,24 +54,28 @@ def titan_datasets() -> list[Dataset]:
             summary="local text files",
             open=Ref("titan_core.data.text_files:open_text"),
             check=Ref(files),
+            splits=True,
         ),
         Dataset(
             name="hub",
             summary="any dataset of the Hugging Face hub, streamed",
             open=Ref(hub),
             check=Ref("titan_core.data.local_files:check_hub"),
+            splits=True,
         ),
         Dataset(
             name="c4",
             summary="C4 (allenai/c4, en), streamed",
             open=Ref(hub),
             check=Ref("titan_core.data.local_files:check_hub"),
+            splits=True,
         ),
         Dataset(
             name="c4_validation",
             summary="C4's validation split, streamed",
             open=Ref(hub),
             check=Ref("titan_core.data.local_files:check_hub"),
+            splits=True,
         ),
     ]
 

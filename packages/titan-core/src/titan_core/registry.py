@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from titan_core.components import KINDS, Component, Transform
 from titan_core.config.section import Section
 from titan_core.config.sections import CORE_SECTIONS
-from titan_core.discovery import BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
+from titan_core.discovery import CORE, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
 from titan_core.errors import Problem, UserError, nearest
+from titan_core.plugin_guard import Origin
 
 C = TypeVar("C", bound=Component)
+
+NO_PLUGIN = Origin(CORE, "titan-core", "?", removable=False)
+"""Where not even the core was discovered, in tests."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,17 @@ class Registry:
     def owner(self, component: Component) -> Plugin:
         """The plugin that registered ``component``."""
         return next(plugin for plugin in self.found.plugins if any(component is one for one in plugin.components))
+
+    def origin(self, component: Component) -> Origin:
+        """Whose code a call of ``component``'s is."""
+        return replace(self.owner(component).origin, component=f"{component.kind} {component.name!r}")
+
+    def origin_of(self, section: type[Section]) -> Origin:
+        """Whose code a config section's is: the first plugin's that registers a component with it, else the core's."""
+        for plugin in self.found.plugins:
+            if any(component.config is section for component in plugin.components):
+                return plugin.origin
+        return next((plugin.origin for plugin in self.found.plugins if plugin.name == CORE), NO_PLUGIN)
 
     def sections(self) -> dict[str, list[type[Section]]]:
         """Every section, with the classes that own keys in it: the core's first."""

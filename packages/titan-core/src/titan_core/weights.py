@@ -25,6 +25,9 @@ class ForeignTensor:
     ``row_order[j]`` of that block there. Empty: the same order."""
     split: Literal[0, 1] | None = None
     """The dimension along which files of a format that divides tensors over files have divided it."""
+    copies: tuple[str, ...] = ()
+    """Names under which files there may hold the parameter again (a tied output layer, written out). A reader must refuse
+    one that differs from the parameter, and must not ask for one that is not there; a writer writes none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,13 @@ def titan_debuggers() -> list[Debugger]:
 
 
 @hookimpl
+def titan_diagnose(run: str, since: float) -> str | None:
+    from titan_debug.flight.diagnose import diagnose
+
+    return diagnose(run, since)
+
+
+@hookimpl
 def titan_commands() -> list[Command]:
     return [
         Command(

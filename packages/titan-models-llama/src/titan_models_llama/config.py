@@ -7,6 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from titan_core.config.numbers import Epsilon, Factor, Heads, Layers, Tokens, Vocabulary, Wavelength, Width
+
 
 class RopeScaling(BaseModel):
     """How Llama 3.1 stretches RoPE to longer contexts: low frequencies are slowed down by ``factor``, high ones kept, and
@@ -14,14 +16,22 @@ class RopeScaling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    factor: float = Field(default=8.0, gt=0.0)
+    factor: Factor = Field(default=8.0, ge=1.0)
     """How much slower the low frequencies turn."""
-    low_freq_factor: float = Field(default=1.0, gt=0.0)
+    low_freq_factor: Factor = Field(default=1.0, gt=0.0)
     """Wavelengths above original_max_seq_len / low_freq_factor count as low frequencies."""
-    high_freq_factor: float = Field(default=4.0, gt=0.0)
+    high_freq_factor: Factor = Field(default=4.0, gt=0.0)
     """Wavelengths below original_max_seq_len / high_freq_factor count as high frequencies."""
-    original_max_seq_len: int = Field(default=8192, gt=0)
+    original_max_seq_len: Tokens = Field(default=8192, gt=0)
     """The context, in tokens, before stretching."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor:g} must be less than high_freq_factor {self.high_freq_factor:g}"
+            )
+        return self
 
 
 class LlamaArgs(BaseModel):
@@ -29,25 +39,25 @@ class LlamaArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: int = Field(gt=0)
+    dim: Width = Field(gt=0)
     """Width of the hidden states."""
-    n_layers: int = Field(gt=0)
+    n_layers: Layers = Field(gt=0)
     """Transformer blocks."""
-    n_heads: int = Field(gt=0)
+    n_heads: Heads = Field(gt=0)
     """Query heads."""
-    n_kv_heads: int = Field(gt=0)
+    n_kv_heads: Heads = Field(gt=0)
     """Key and value heads, each shared by n_heads / n_kv_heads query heads."""
-    ffn_dim: int = Field(gt=0)
+    ffn_dim: Width = Field(gt=0)
     """Width inside the feed-forward layer."""
-    vocab_size: int = Field(default=128_256, gt=0)
+    vocab_size: Vocabulary = Field(default=128_256, gt=0)
     """Tokens in the vocabulary."""
-    max_seq_len: int = Field(default=131_072, gt=0)
+    max_seq_len: Tokens = Field(default=131_072, gt=0)
     """Longest context in tokens."""
-    rope_theta: float = Field(default=500_000.0, gt=0.0)
+    rope_theta: Wavelength = 500_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = RopeScaling()
     """Llama 3.1's frequency scaling."""
-    norm_eps: float = Field(default=1e-5, gt=0.0)
+    norm_eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether the output layer shares the embedding's weight."""

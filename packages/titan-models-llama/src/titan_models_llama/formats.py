@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from titan_core.weights import ForeignTensor
-from titan_models_llama.config import LlamaArgs, RopeScaling
+from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 
 _LAYER = {
     "attention.wq": "self_attn.q_proj",
@@ -26,7 +26,8 @@ def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:
     Meta's, ``2 i`` with ``2 i + 1``: the rows that make queries and keys are ordered otherwise within each head."""
     pairs = range(args.head_dim // 2)
     order = tuple(row for pair in pairs for row in (pair, pair + args.head_dim // 2))
-    tensors = [ForeignTensor("model.embed_tokens.weight", "tok_embeddings.weight")]
+    copies = ("lm_head.weight",) if args.tie_embeddings else ()
+    tensors = [ForeignTensor("model.embed_tokens.weight", "tok_embeddings.weight", copies=copies)]
     for layer in range(args.n_layers):
         for ours, theirs in _LAYER.items():
             rows = order if ours in ("attention.wq", "attention.wk") else ()
@@ -78,27 +79,26 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
     for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
+        if _flag(config, key):
             raise ValueError(f"{key} is true, and this Llama has no biases")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act is {config['hidden_act']!r}, and this Llama has 'silu'")
-    heads, dim = config["num_attention_heads"], config["hidden_size"]
+    heads, dim = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     if config.get("head_dim") not in (None, dim // heads):
         raise ValueError(f"head_dim is {config['head_dim']}, and this Llama's is hidden_size / heads = {dim // heads}")
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or rope
+    rope = _table(config, "rope_parameters")
     return LlamaArgs(
         dim=dim,
-        n_layers=config["num_hidden_layers"],
+        n_layers=_count(config, "num_hidden_layers"),
         n_heads=heads,
-        n_kv_heads=config.get("num_key_value_heads") or heads,
-        ffn_dim=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        max_seq_len=config["max_position_embeddings"],
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        rope_scaling=_scaling(scaling),
-        norm_eps=float(config["rms_norm_eps"]),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        n_kv_heads=heads if config.get("num_key_value_heads") is None else _count(config, "num_key_value_heads"),
+        ffn_dim=_count(config, "intermediate_size"),
+        vocab_size=_count(config, "vocab_size"),
+        max_seq_len=_count(config, "max_position_embeddings"),
+        rope_theta=_number({"rope_theta": 10_000.0, **config, **rope}, "rope_theta"),
+        rope_scaling=_scaling(_table(config, "rope_scaling") or rope),
+        norm_eps=_number(config, "rms_norm_eps"),
+        tie_embeddings=_flag(config, "tie_word_embeddings"),
     )
 
 
@@ -109,16 +109,17 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
     if kind != "llama3":
         raise ValueError(f"rope_type is {kind!r}, and this Llama knows 'llama3' alone")
     return RopeScaling(
-        factor=float(config["factor"]),
-        low_freq_factor=float(config["low_freq_factor"]),
-        high_freq_factor=float(config["high_freq_factor"]),
-        original_max_seq_len=int(config["original_max_position_embeddings"]),
+        factor=_number(config, "factor"),
+        low_freq_factor=_number(config, "low_freq_factor"),
+        high_freq_factor=_number(config, "high_freq_factor"),
+        original_max_seq_len=_count(config, "original_max_position_embeddings"),
     )
 
 
 def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
     """Meta's names are this model's; its larger models are divided over files as tensor parallelism divides them."""
-    tensors = [ForeignTensor("tok_embeddings.weight", "tok_embeddings.weight", split=0)]
+    copies = ("output.weight",) if args.tie_embeddings else ()
+    tensors = [ForeignTensor("tok_embeddings.weight", "tok_embeddings.weight", split=0, copies=copies)]
     for layer in range(args.n_layers):
         for name in _LAYER:
             split = None if name.endswith("norm") else 1 if name in ("attention.wo", "feed_forward.w2") else 0
@@ -130,29 +131,103 @@ def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
     return tensors
 
 
+_META_KEYS = {
+    "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta",
+    "use_scaled_rope", "rope_scaling_factor",
+    "max_seq_len", "max_batch_size", "model_parallel_size",  # of Meta's inference code, not of the weights
+}  # fmt: skip
+
+
 def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
     """The model that a ``params.json`` describes.
 
+    It says neither whether the output layer is tied to the embedding nor, in the files of Llama 3.1 and 3.2, by what factor
+    RoPE is scaled. Both are known of the published sizes, and are refused of any other that needs them.
+
     Raises:
-        ValueError: what a Llama 3 has is not there.
+        ValueError: what a Llama 3 has is not there, or what is there is not known.
     """
-    dim = params["dim"]
+    unknown = sorted(key for key, value in params.items() if key not in _META_KEYS and value not in (None, False))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)} are nothing that this Llama has")
+    dim, multiple = _count(params, "dim"), _count(params, "multiple_of")
     hidden = int(2 * (4 * dim) / 3)
-    if params.get("ffn_dim_multiplier"):
-        hidden = int(params["ffn_dim_multiplier"] * hidden)
-    multiple = params["multiple_of"]
-    scaled = bool(params.get("use_scaled_rope", False))
-    if params["vocab_size"] <= 0:
+    if params.get("ffn_dim_multiplier") is not None:
+        hidden = int(_number(params, "ffn_dim_multiplier") * hidden)
+    heads = _count(params, "n_heads")
+    if params["vocab_size"] == -1:
         raise ValueError("vocab_size is left to the tokenizer, as in Llama 2")
-    return LlamaArgs(
+    scaled = _flag(params, "use_scaled_rope")
+    args = LlamaArgs(
         dim=dim,
-        n_layers=params["n_layers"],
-        n_heads=params["n_heads"],
-        n_kv_heads=params.get("n_kv_heads") or params["n_heads"],
+        n_layers=_count(params, "n_layers"),
+        n_heads=heads,
+        n_kv_heads=heads if params.get("n_kv_heads") is None else _count(params, "n_kv_heads"),
         ffn_dim=-(-hidden // multiple) * multiple,
-        vocab_size=params["vocab_size"],
+        vocab_size=_count(params, "vocab_size"),
         max_seq_len=131_072 if scaled else 8192,
-        rope_theta=float(params.get("rope_theta", 10_000.0)),
-        rope_scaling=RopeScaling(factor=float(params.get("rope_scaling_factor", 8.0))) if scaled else None,
-        norm_eps=float(params["norm_eps"]),
+        rope_theta=_number({"rope_theta": 10_000.0, **params}, "rope_theta"),
+        rope_scaling=None,
+        norm_eps=_number(params, "norm_eps"),
     )
+    if not scaled:
+        return args
+    published = next((one for one in FLAVORS.values() if one.rope_scaling is not None and _size(one) == _size(args)), None)
+    if params.get("rope_scaling_factor") is not None:
+        scaling = RopeScaling(factor=_number(params, "rope_scaling_factor"))
+    elif published is not None:
+        assert published.rope_scaling is not None
+        scaling = published.rope_scaling
+    else:
+        raise ValueError(
+            "use_scaled_rope is true without rope_scaling_factor, and this is no size of Llama 3.1 (factor 8) or 3.2 (32)"
+        )
+    tied = published is not None and published.tie_embeddings
+    return args.model_copy(update={"rope_scaling": scaling, "tie_embeddings": tied})
+
+
+def _size(args: LlamaArgs) -> tuple[int, ...]:
+    """What tells published models apart."""
+    return args.dim, args.n_layers, args.n_heads, args.n_kv_heads, args.ffn_dim, args.vocab_size
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    """A whole number above 0.
+
+    Raises:
+        KeyError: it is not there.
+        ValueError: it is something else.
+    """
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"{key} is {_shown(value)}, not a whole number above 0")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str) -> float:
+    """A finite number above 0. Raises as :func:`_count`."""
+    value = config[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e300:
+        raise ValueError(f"{key} is {_shown(value)}, not a number above 0")
+    return float(value)
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    """True or false; false where it is not there. Raises as :func:`_count`."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} is {_shown(value)}, not true or false")
+    return bool(value)
+
+
+def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object; empty where it is not there. Raises as :func:`_count`."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{key} is {_shown(value)}, not an object")
+    return value or {}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,7 +14,9 @@ from titan_models_llama.config import LlamaArgs, RopeScaling
 def rope_table(args: LlamaArgs) -> Tensor:
     """Cosines and sines of all positions: fp32 ``[max_seq_len, 2, head_dim / 2]``."""
     exponents = torch.arange(0, args.head_dim, 2, dtype=torch.float32, device="cpu") / args.head_dim
-    frequencies = args.rope_theta**-exponents
+    # The published models were trained with this fp32 expression. ``theta ** -e`` is the same number in exact arithmetic,
+    # but it rounds differently, and position 131,071 multiplies that difference into angles that are off by 0.01.
+    frequencies = 1.0 / args.rope_theta**exponents
     if args.rope_scaling is not None:
         frequencies = scale_frequencies(frequencies, args.rope_scaling)
     angles = torch.outer(torch.arange(args.max_seq_len, dtype=torch.float32, device="cpu"), frequencies)
@@ -22,12 +24,15 @@ def rope_table(args: LlamaArgs) -> Tensor:
 
 
 def scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow down the frequencies whose wavelengths do not fit into the original context."""
+    """Slow down the frequencies whose wavelengths do not fit into the original context. The order of operations is that of
+    Llama 3.1's published code, for the same rounding (see :func:`rope_table`)."""
+    original, low, high = scaling.original_max_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
-    # 0 for low frequencies, 1 for high ones, and straight between them in turns over the original context.
-    turns = scaling.original_max_seq_len / wavelengths
-    kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / scaling.factor)
+    slowed = frequencies / scaling.factor
+    kept = (original / wavelengths - low) / (high - low)
+    blended = (1.0 - kept) * frequencies / scaling.factor + kept * frequencies
+    scaled = torch.where(wavelengths > original / low, slowed, blended)
+    return torch.where(wavelengths < original / high, frequencies, scaled)
 
 
 def apply_rope(x: Tensor, rope: Tensor) -> Tensor:

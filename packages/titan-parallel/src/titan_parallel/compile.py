@@ -19,5 +19,5 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         for block in part.blocks().values():
             block.compile(backend=section.backend, fullgraph=section.fullgraph)
     if "loss" in section.components:
-        part.loss = torch.compile(part.loss, backend=section.backend)
+        part.wrap_loss(lambda loss: torch.compile(loss, backend=section.backend))
     return part

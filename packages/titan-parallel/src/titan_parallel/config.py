@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from titan_core.config.numbers import MOST_LAYERS, Layers, LocalSequences, Share
+from titan_core.config.paths import AnyPath
 from titan_core.config.section import Section
 
 
@@ -45,20 +47,20 @@ class PipelineKeys(Section):
     ] = "1F1B"
     """Order in which stages run forward and backward. GPipe and 1F1B have one stage a rank, ZBVZeroBubble and DualPipeV two,
     the others two or more."""
-    pipeline_parallel_schedule_csv: str | None = None
+    pipeline_parallel_schedule_csv: AnyPath | None = None
     """A schedule of your own instead, as torch writes them: a row a rank, cells like 0F3 (stage, F B I or W, microbatch)."""
-    pipeline_parallel_microbatch_size: int = Field(default=1, gt=0)
+    pipeline_parallel_microbatch_size: LocalSequences = Field(default=1, gt=0)
     """Sequences in a pipeline microbatch; divides training.local_batch_size. All microbatches of an optimizer step pass
     through the pipeline in one go."""
     pipeline_parallel_split_points: list[str] = Field(default_factory=list)
     """Modules with which the second and each later stage begin, e.g. ["layers.8", "layers.16"]. Empty: cut where the stages
     come out most even."""
-    pipeline_parallel_layers_per_stage: int | None = Field(default=None, gt=0)
+    pipeline_parallel_layers_per_stage: Layers | None = Field(default=None, gt=0)
     """How many blocks' worth of work a stage should have, which decides the number of stages. Default: as few stages as the
     schedule allows, two a rank where it is free."""
-    pipeline_parallel_first_stage_less_layers: int | None = Field(default=None, ge=0)
+    pipeline_parallel_first_stage_less_layers: Layers | None = Field(default=None, ge=0)
     """How many blocks the embedding counts as when stages are evened out. Default: half of what the head does."""
-    pipeline_parallel_last_stage_less_layers: int | None = Field(default=None, ge=0)
+    pipeline_parallel_last_stage_less_layers: Layers | None = Field(default=None, ge=0)
     """How many blocks the head counts as. Default: by its floating-point operations."""
 
 
@@ -72,14 +74,14 @@ class ActivationCheckpointSection(Section):
     """For "selective": "op" keeps attention, reduce-scatters and every second matrix product of a block; a number N
     recomputes every N-th block whole."""
 
-    memory_budget: float = Field(default=0.5, ge=0.0, le=1.0)
+    memory_budget: Share = 0.5
     """For "memory_budget": the share of a block's activations that may be kept, 0 as "full" keeps, 1 as "none" does."""
 
     @field_validator("selective_ac_option")
     @classmethod
     def _op_or_number(cls, value: str) -> str:
-        if value != "op" and not (value.isdecimal() and int(value) > 0):
-            raise ValueError('must be "op" or a whole number of at least 1, as text')
+        if value != "op" and not (value.isascii() and value.isdigit() and len(value) < 8 and 0 < int(value) <= MOST_LAYERS):
+            raise ValueError(f'must be "op" or a whole number from 1 to {MOST_LAYERS}, as text')
         return value
 
 

@@ -43,6 +43,8 @@ def titan_parallelisms() -> list[Transform]:
                 "training.mixed_precision_reduce",
                 "training.enable_cpu_offload",
             ),
+            reduces=("dp_replicate", "dp_shard", "cp"),
+            check=Ref("titan_parallel.fsdp_check:check"),
             apply=Ref("titan_parallel.fsdp:apply"),
         ),
         Transform(
@@ -53,6 +55,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("pp") > 1,
             serves=("parallelism.pipeline_parallel_degree",),
             check=Ref("titan_parallel.pipeline_check:check"),
+            check_model=Ref("titan_parallel.model_checks:pipeline"),
             apply=Ref("titan_parallel.pipeline:apply"),
             step=Ref("titan_parallel.pipeline:make_step"),
         ),
@@ -64,6 +67,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
+            check_model=Ref("titan_parallel.model_checks:tensor"),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
         ),
         Transform(
@@ -74,6 +78,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
             check=Ref("titan_parallel.context_parallel_check:check"),
+            check_model=Ref("titan_parallel.model_checks:context"),
             apply=Ref("titan_parallel.context_parallel:apply"),
         ),
         Transform(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -69,7 +70,11 @@ class _Kept:
     """A tensor, as it was."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor.detach(), tensor._version
+        # A detached tensor shares its version with the original only by this key, which is off inside of a dispatch mode
+        # (private; torch's selective checkpoint does the same in 2.11 to 2.15).
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            self._tensor = tensor.detach()
+        self._version = self._tensor._version
 
     def tensor_of(self, operator: Operator) -> Tensor:
         """The tensor, each time as another one that autograd knows nothing of yet."""

@@ -8,6 +8,8 @@ all of them. Inside a region (attention, feed-forward) all positions are there, 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,8 +24,10 @@ from torch.distributed.tensor.parallel import (
 
 from titan_core.data.batch import with_positions
 from titan_core.errors import Problem, UserError
+from titan_core.layout import ModelLayout
 from titan_core.model.part import ModelPart, TransformContext
 from titan_core.patterns import matches
+from titan_core.train.loss import cross_entropy_sum
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.loss_parallel import VocabularyParallelLoss
 from titan_parallel.styles import GatherInput, ReplicateWeights, SplitOutput, WaitForOutput
@@ -41,6 +45,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
             parallelize_module(part.module.get_submodule(name), mesh, style)
     part.retie()
     if not keys.disable_loss_parallel:
+        _require_cross_entropy(part)
         part.loss = VocabularyParallelLoss(mesh.get_group(), part.layout.vocab_size)
     if keys.enable_async_tensor_parallel:
         _enable_async(mesh, context.device)
@@ -54,8 +59,9 @@ Plan = dict[str, list[ParallelStyle]]
 
 
 def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
+    """The first module is computed whole on each rank; those behind it get hidden states, as those in blocks do."""
     plan: Plan = {}
-    for name, whole in part.present(part.layout.embedding).items():
+    for name, whole in part.present(part.layout.embedding[:1]).items():
         for path, module in whole.named_modules(prefix=name):
             if isinstance(module, nn.Embedding) and module.num_embeddings == part.layout.vocab_size:
                 output = hidden if path == name else Replicate()
@@ -79,9 +85,15 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
         elif matches(name, layout.row):
             plan[name] = [RowwiseParallel(output_layouts=hidden)]
         elif matches(name, layout.per_position):
-            whole = hidden.is_replicate()
+            # Within a region each rank has other features, so there too gradients are sums over what ranks have.
+            whole = hidden.is_replicate() and not _is_in_region(name, layout)
             plan[name] = [ReplicateWeights() if whole else SequenceParallel(use_local_output=True)]
     return plan
+
+
+def _is_in_region(name: str, layout: ModelLayout) -> bool:
+    parents = itertools.accumulate(name.split(".")[:-1], lambda path, leaf: f"{path}.{leaf}")
+    return any(matches(parent, layout.regions) for parent in parents)
 
 
 def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> Plan:
@@ -103,10 +115,24 @@ def _require_whole(part: ModelPart, plan: Plan) -> None:
             "the model's plugin should name it in column, row or per_position",
         )
         for name, module in part.module.named_modules()
-        if name not in plan and any(True for _ in module.parameters(recurse=False))
+        if (name not in plan or matches(name, part.layout.regions)) and any(True for _ in module.parameters(recurse=False))
     ]
     if problems:
         raise UserError(*problems)
+
+
+def _require_cross_entropy(part: ModelPart) -> None:
+    """The loss on a divided vocabulary takes the place of the whole one, and knows cross entropy alone.
+
+    Raises:
+        UserError: another transform has set another loss.
+    """
+    if part.loss is not cross_entropy_sum:
+        raise UserError.one(
+            "transform 'tensor_parallel'",
+            "it computes cross entropy on a divided vocabulary, and an earlier transform has set a loss of its own",
+            "set parallelism.disable_loss_parallel = true, or switch that transform off",
+        )
 
 
 def _enable_async(mesh: DeviceMesh, device: torch.device) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 from titan_core.config.config import Config
 from titan_core.config.load import load_config
+from titan_core.config.numbers import LONGEST_SECONDS, MOST_PROCESSES, MOST_RANKS, MOST_STEPS
+from titan_core.config.problems import shorten
 from titan_core.registry import Registry
 
 DEFAULT_RECIPE = "llama3_debug"
@@ -27,28 +30,59 @@ def world_size_argument(parser: argparse.ArgumentParser) -> None:
     """``--world-size N``."""
     parser.add_argument(
         "--world-size",
-        type=positive,
+        type=rank_count,
         metavar="N",
         help="number of processes (default: the smallest that the config allows)",
     )
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an argument that takes whole numbers from ``least`` to ``most``."""
+
+    def whole_number(text: str) -> int:
+        value = parse_whole(text, least, most)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number from {least} to {most}")
+        return value
+
+    return whole_number
 
 
-def seconds(text: str) -> float:
-    """A time greater than 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds greater than 0")
-    return value
+def parse_whole(text: str, least: int, most: int) -> int | None:
+    """``text`` as a whole number from ``least`` to ``most``; ``None`` if it is none."""
+    # Only as many digits as can count: Python takes long for very long numbers, and other scripts have digits too.
+    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
+        return None
+    return int(text) if least <= int(text) <= most else None
+
+
+step_count = whole(1, MOST_STEPS)
+"""A number of optimizer steps."""
+rank_count = whole(1, MOST_RANKS)
+"""A number of processes over all machines."""
+process_count = whole(1, MOST_PROCESSES)
+"""A number of processes on one machine."""
+few = whole(1, 10_000)
+"""A number of things that are shown, written or done one after another."""
+
+
+def real(what: str, least: float, most: float) -> Callable[[str], float]:
+    """The type of an argument that takes numbers from ``least`` to ``most``; ``what`` names it in an error."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {what} from {least:g} to {most:g}")
+        return value
+
+    return number
+
+
+seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
+"""How long to wait, or between two looks."""
 
 
 def json_argument(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import positive, recipe_arguments
+from titan_core.cli.arguments import few, process_count, recipe_arguments, step_count
 from titan_core.cli.output import print_table
 from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
 from titan_core.compare.variants import Variant, folders_of, variants_of
@@ -17,6 +17,7 @@ from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.config.sections import JobSection, TrainingSection
 from titan_core.errors import Problem, UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
 from titan_core.metrics.run_log import RunLog
@@ -39,13 +40,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--variant", action="append", default=[], metavar="'SECTION.KEY=A ...'",
         help="a variant beside the recipe as it is (or beside those of --vary); may be given several times",
     )  # fmt: skip
-    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="steps of each run (default: 20)")
+    parser.add_argument("--steps", type=step_count, default=20, metavar="N", help="steps of each run (default: 20)")
     parser.add_argument(
-        "--rounds", type=positive, default=1, metavar="N",
+        "--rounds", type=few, default=1, metavar="N",
         help="run every variant so many times, in turns, the order turned round each time: what else the machine does then "
              "hits all of them (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--nproc-per-node", type=positive, default=1, metavar="N", help="processes of each run (default: 1)")
+    parser.add_argument(
+        "--nproc-per-node", type=process_count, default=1, metavar="N", help="processes of each run (default: 1)"
+    )
     parser.add_argument(
         "--output", metavar="DIR", help="where runs, table and report go (default: outputs/compare/<recipe>)"
     )
@@ -70,6 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
+    with FolderLock(folder, f"--output {folder}"):
+        return _compare(arguments, entries, jobs, folder)
+
+
+def _compare(arguments: argparse.Namespace, entries: list[_Entry], jobs: list[Job], folder: Path) -> int:
     for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
         turn = list(zip(entries, jobs, folders, strict=True))
         for entry, job, place in reversed(turn) if number % 2 else turn:

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.cli.arguments import json_argument, load, positive, recipe_arguments
+from titan_core.cli.arguments import few, json_argument, load, recipe_arguments
 from titan_core.cli.output import print_json, print_table
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
-from titan_core.tokenizers.tokenizer import TextTokenizer
+from titan_core.tokenizers.tokenizer import DescribesMarks, TextTokenizer
 
 _EDGE = 12
 """Ids and characters that are shown of each end of a long piece."""
@@ -29,7 +29,7 @@ class _Sequence:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data inspect``."""
     recipe_arguments(parser)
-    parser.add_argument("--sequences", type=positive, default=4, metavar="N", help="how many sequences (default: 4)")
+    parser.add_argument("--sequences", type=few, default=4, metavar="N", help="how many sequences (default: 4)")
     parser.add_argument("--full", action="store_true", help="every id and the whole text")
     json_argument(parser)
 
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not sequences:
         print("the data ends before a whole global batch")
+    if isinstance(job.text_tokenizer, DescribesMarks):
+        print("\n".join([*job.text_tokenizer.describe_marks(), ""]))
     for one in sequences:
         _print(one, job, arguments.full)
     total = sum(one.weight for one in job.data.datasets)

@@ -6,8 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from titan_core.cli.arguments import load, positive, recipe_arguments
+from titan_core.cli.arguments import few, load, process_count, recipe_arguments
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.assemble import assemble
 
 
@@ -16,9 +17,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; one that was begun goes on")
     parser.add_argument(
-        "--workers", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
+        "--workers", type=process_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
     )
-    parser.add_argument("--parts", type=positive, default=64, metavar="N", help="parts to divide it into (default: 64)")
+    parser.add_argument("--parts", type=few, default=64, metavar="N", help="parts to divide it into (default: 64)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         TimeRemainingColumn(),
     )
     folders = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    lock = FolderLock.beside(Path(arguments.output).resolve(), f"--output {arguments.output}")
+    with lock, Progress(*columns, console=Console(stderr=True)) as progress:
         for dataset in datasets:
             folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
             if len(datasets) > 1 and (folder / INDEX).exists():

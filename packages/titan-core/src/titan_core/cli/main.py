@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -11,6 +12,8 @@ from typing import NoReturn
 
 from titan_core.components import Command
 from titan_core.config.overrides import parse_overrides
+from titan_core.config.problems import shorten
+from titan_core.config.redaction import text_without_secrets
 from titan_core.config.render import describe_options
 from titan_core.discovery import CORE
 from titan_core.errors import UserError, nearest
@@ -20,6 +23,7 @@ from titan_core.registry import Registry
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,6 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough (`titan plugins | head`). Keep the interpreter from complaining too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        mistake = _path_error(error)
+        if mistake is None or os.environ.get("TITAN_TRACEBACK"):
+            raise
+        report(mistake)
+        return EXIT_USER_ERROR
+
+
+def _path_error(error: OSError) -> UserError | None:
+    """An argument that no file system can have as a path, as a mistake; ``None`` for other failures of files."""
+    if error.errno not in _NO_PATH or error.filename is None:
+        return None
+    return UserError.one(shorten(os.fsdecode(error.filename)), f"cannot be used: {error.strerror}", "give another path")
 
 
 def _stdout_is_closed() -> bool:
@@ -63,7 +80,8 @@ def report(error: UserError) -> None:
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     for problem in error.problems:
-        print(f"{prefix}{problem}", file=sys.stderr)
+        line = f"{prefix}{text_without_secrets(str(problem))}"
+        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)  # arguments may hold bytes that are no text
 
 
 def _run(argv: list[str]) -> int:

@@ -6,12 +6,23 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from titan_core.cli.arguments import load, recipe_arguments
+from titan_core.cli.arguments import load, parse_whole, recipe_arguments, whole
+from titan_core.config.numbers import MOST_RANKS
+from titan_core.config.redaction import text_without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.parent_process import end_with_parent
+
+if TYPE_CHECKING:
+    from titan_core.train.events import TrainEnd
 
 EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 EXIT_PREEMPTED = 75
 """As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers start such a job again."""
 
@@ -28,36 +39,101 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--rdzv-backend", default="c10d", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
     )
     launch.add_argument("--rdzv-id", default="titan", metavar="ID", help="the job's name at the rendezvous")
-    launch.add_argument("--max-restarts", type=int, default=0, metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument(
+        "--rdzv-timeout",
+        type=whole(1, 86_400),
+        default=600,
+        metavar="SECONDS",
+        help="how long to wait for them (default: 600)",
+    )
+    launch.add_argument(
+        "--max-restarts", type=whole(0, 1000), default=0, metavar="N", help="restarts after a failure (default: 0)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the job, then train it here or launch the processes that do."""
+    end_with_parent()
     config, registry = load(arguments)
     if arguments.nproc_per_node is not None or arguments.nnodes != "1":
         from titan_core.train.launch import launch, processes
 
         # Checked once here, so that a mistake is told once, before any process starts.
-        assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes)).require_hardware()
-        return launch(arguments)
+        job = assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
+        job.require_hardware()
+        return launch(arguments, job)
     rank, world_size = _place_in_environment()
     job = assemble(config, registry, world_size)
-    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in {plugin.module.__name__.partition(".")[0] for plugin in registry.found.plugins}:
         logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-    from torch.distributed.elastic.multiprocessing.errors import record
+    return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
+
+def _train_alone(job: Job) -> int:
+    """One process, without a launcher: what it cannot explain ends in a traceback."""
+    from titan_core.train.launch import own_command
+    from titan_core.train.outcome import OutcomeRecorder, interrupted_line
     from titan_core.train.trainer import train
 
+    recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
-        # Under torchrun, ``record`` leaves the error where the launcher finds it.
-        end = (record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train)(job)
+        end = train(job, [recorder])
     except RunStopped as error:
-        if rank == 0:
-            print(f"titan: stopped: {error}", file=sys.stderr)
+        print(f"titan: stopped: {error}", file=sys.stderr)
         return EXIT_FAILURE
+    if end.interrupted:
+        print(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)
+    return _status(end)
+
+
+def _train_rank(job: Job, rank: int) -> int:
+    """One of several processes. Its errors end in its log, and in a line of the launcher's."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from titan_core.train.outcome import OutcomeRecorder, interrupted_line, reported_by_launcher
+    from titan_core.train.trainer import train
+
+    recorder = OutcomeRecorder(rank, job.dump_folder)
+    # Under torchrun, ``record`` leaves the error where that finds it.
+    run: Callable[..., TrainEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
+    try:
+        end = run(job, [recorder])
+    except Exception as error:
+        recorder.failed(error)
+        if os.environ.get("TITAN_TRACEBACK"):
+            raise
+        if not reported_by_launcher():
+            recorder.print()
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
+    except KeyboardInterrupt:
+        if reported_by_launcher():
+            return EXIT_INTERRUPTED
+        raise
+    if end is None or not end.interrupted:
+        return _status(end)
+    if reported_by_launcher():
+        return 0  # else torch's agent would start the ranks again
+    if rank == 0:
+        line = interrupted_line(recorder.outcome, "start the job again as before")
+        print(f"titan: {line}", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _status(end: TrainEnd | None) -> int:
+    if end is not None and end.interrupted:
+        return EXIT_INTERRUPTED
     return EXIT_PREEMPTED if end is not None and end.preempted else 0
+
+
+class _WithoutSecrets(logging.Formatter):
+    """Logs are kept and passed on: addresses with passwords, such as a checkpoint's, are shown without them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return text_without_secrets(super().format(record))
 
 
 def _place_in_environment() -> tuple[int, int]:
@@ -69,10 +145,12 @@ def _place_in_environment() -> tuple[int, int]:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
         return 0, 1
-    if rank is None or world_size is None or not (rank.isdecimal() and world_size.isdecimal()):
+    here = parse_whole(rank or "", 0, MOST_RANKS - 1)
+    ranks = parse_whole(world_size or "", 1, MOST_RANKS)
+    if here is None or ranks is None or here >= ranks:
         raise UserError.one(
             f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
-            "a launcher sets both, to whole numbers",
+            "a launcher sets both, to whole numbers, RANK below WORLD_SIZE",
             "start with torchrun or --nproc-per-node, or unset them",
         )
-    return int(rank), int(world_size)
+    return here, ranks

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from titan_core.metrics.mfu import format_mfu, is_estimated
 from titan_core.metrics.run_log import RunLog
 
 HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
@@ -19,6 +20,8 @@ class Outcome:
     """Over all devices; the median of the runs' medians."""
     step_seconds: float
     mfu: float
+    mfu_estimated: bool
+    """Whether it is relative to a peak that was measured."""
     memory_gib: float
     """The peak of the device that needed most."""
     final_loss: float | None
@@ -32,6 +35,7 @@ def outcome_of(runs: Sequence[RunLog], after: int) -> Outcome:
         statistics.median(_median(run, "tokens_per_second", after) for run in runs),
         statistics.median(_median(run, "step_seconds", after) for run in runs),
         statistics.median(_median(run, "mfu", after) for run in runs),
+        any(is_estimated(run.steps) for run in runs),
         max(record["memory_peak_gib"] for run in runs for record in run.steps),
         runs[-1].steps[-1]["loss"],
     )
@@ -77,7 +81,7 @@ def _cells(outcome: Outcome, speed_up: float) -> tuple[str, ...]:
         f"{outcome.tokens_per_second:,.0f}",
         f"{speed_up:.3f}",
         f"{outcome.step_seconds:.4g}",
-        f"{outcome.mfu:.1%}",
+        format_mfu(outcome.mfu, outcome.mfu_estimated),
         f"{outcome.memory_gib:.2f}",
         "nan" if outcome.final_loss is None else f"{outcome.final_loss:.4f}",
     )

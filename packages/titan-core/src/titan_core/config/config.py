@@ -34,7 +34,7 @@ class Config:
     def where(self, key: str, value: Any = None) -> str:
         """Where ``key`` came from, for an error: ``"my.toml: training.steps = 3"``."""
         origin = COMMAND_LINE if self._is_overridden(key) else self.source
-        return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value)}"
+        return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value, key)}"
 
     def problem(self, key: str, why: str, way_out: str = "") -> Problem:
         """A problem with the present value of ``key`` (``"training.seq_len"``)."""

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli
 from pydantic import ValidationError
 
 from titan_core.components import Recipe
 from titan_core.config.config import Config
 from titan_core.config.overrides import COMMAND_LINE, Override, value_of
-from titan_core.config.problems import problems_of, show
+from titan_core.config.problems import problems_of, shorten, show
+from titan_core.config.redaction import lacks_secret, text_without_secrets
 from titan_core.config.section import Section
 from titan_core.config.sections import JobSection, PluginsSection
+from titan_core.config.toml import LONGEST, BadToml, parse_toml
 from titan_core.errors import Problem, UserError, nearest
 from titan_core.known_packages import package_for
 from titan_core.registry import Registry
@@ -57,25 +58,38 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
         text = registry.get(Recipe, recipe).file.read_text(encoding="utf-8")
         return RawConfig(recipe, recipe, _parse(text, recipe))
     path = Path(recipe)
-    if not (recipe.endswith(".toml") or path.exists()):
+    if not (recipe.endswith(".toml") or _exists(path)):
         raise UserError.one(recipe, "no recipe of this name, and no file", f"{nearest(recipe, names)} (see `titan recipes`)")
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)  # one byte more than is taken: it may be endless, such as a device
+        if len(content) > LONGEST:
+            raise UserError.one(shorten(recipe), f"longer than {LONGEST:,} bytes", "give a recipe")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError.one(recipe, f"not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8") from None
-    except OSError as error:
-        raise UserError.one(recipe, f"cannot be read: {error.strerror}", "check the path") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise UserError.one(shorten(recipe), f"cannot be read: {reason}", "check the path") from None
     return RawConfig(recipe, path.stem, _parse(text, recipe))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _parse(text: str, source: str) -> Table:
     try:
-        return tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        line = text.splitlines()[error.lineno - 1].strip() if error.lineno <= len(text.splitlines()) else "end of file"
-        raise UserError.one(
-            f"{source}:{error.lineno}", f"not valid TOML: {error.msg} (column {error.colno})", f"mend this line: {line}"
-        ) from None
+        return parse_toml(text)
+    except BadToml as error:
+        lines = text.splitlines()
+        if error.line is None:
+            raise UserError.one(source, str(error), "write it as in a recipe (see `titan config show`)") from None
+        line = shorten(lines[error.line - 1].strip()) if error.line <= len(lines) else "end of file"
+        raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {text_without_secrets(line)}") from None
 
 
 def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
@@ -112,18 +126,30 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             table.setdefault("dump_folder", f"outputs/{raw.name}")
         known = [key for cls in owners for key in cls.model_fields]
         for key in table:
+            where = config.where(f"{name}.{key}", table[key])
             if key not in known:
-                where = config.where(f"{name}.{key}", table[key])
                 problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
+            elif lacks_secret(table[key]):
+                why = "its secret was left out where this config was written"
+                problems.append(Problem(where, why, f"give it again, such as by --{name}.{key} VALUE"))
         for cls in owners:
             mine = {key: value for key, value in table.items() if key in cls.model_fields}
-            try:
-                sections[cls] = cls.model_validate(mine)
-            except ValidationError as error:
-                problems += problems_of(error, name, cls, mine, config.where)
+            found = registry.origin_of(cls).call(f"section [{name}]", _validate, (cls, mine))
+            if isinstance(found, ValidationError):
+                problems += problems_of(found, name, cls, mine, config.where)
+            else:
+                sections[cls] = found
     if problems:
         raise UserError(*problems)
     return Config(raw.source, sections, overridden)
+
+
+def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
+    """The error is returned: it is the user's mistake, and whatever else a validator raises is its plugin's."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        return error
 
 
 def unknown_section(config: Config, name: str, registry: Registry) -> Problem:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tomli
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from titan_core.config.toml import BadToml, parse_toml
 from titan_core.errors import UserError
 
 COMMAND_LINE = "command line"
@@ -73,6 +73,7 @@ def value_of(text: str, cls: type[BaseModel] | None, field: str) -> Any:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomli.loads(f"value = {text}")["value"]
-    except tomli.TOMLDecodeError:
+        document = parse_toml(f"value = {text}")
+    except BadToml:
         return text
+    return document["value"] if len(document) == 1 else text  # a text of several lines may hold further keys

@@ -1,4 +1,4 @@
-"""Leaving secrets out of what is shown to others: pages that are mailed, attached to tickets, put on the web."""
+"""Leaving secrets out of what is written or shown: run directories, checkpoints, errors, pages that are passed on."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ def _means_a_secret(before: str, word: str, after: str) -> bool:
     return word in _WORDS
 
 
+_MARK = re.escape(LEFT_OUT)
+_LACKING = re.compile(
+    rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
+)
+
+
+def lacks_secret(value: Any) -> bool:
+    """Whether a secret was left out anywhere in ``value``, by the functions of this module."""
+    if isinstance(value, Mapping):
+        return any(map(lacks_secret, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(lacks_secret, value))
+    return isinstance(value, str) and _LACKING.search(value) is not None
+
+
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` without the values of secret keys, those of everything below a secret section, and passwords within other
     texts. Keys stay, and so do values that tell nothing: ``None``, truth values, and what is empty."""
@@ -119,11 +134,11 @@ def arguments_without_secrets(arguments: list[str]) -> list[str]:
 def _argument(text: str) -> str:
     """One value: whole, without passwords, or left out if it is a table or an array that holds a secret."""
     if text.startswith(("{", "[")):
-        import tomli
+        from titan_core.config.toml import BadToml, parse_toml
 
         try:
-            value = tomli.loads(f"value = {text}")
-        except tomli.TOMLDecodeError:
+            value = parse_toml(f"value = {text}")
+        except BadToml:
             return text_without_secrets(text)
         return text if without_secrets(value) == value else LEFT_OUT
     return text_without_secrets(text)

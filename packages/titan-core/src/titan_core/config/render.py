@@ -12,14 +12,16 @@ from pydantic import BaseModel
 from titan_core.config.config import Config
 from titan_core.config.docs import field_docs
 from titan_core.config.problems import show
+from titan_core.config.redaction import without_secrets
 from titan_core.config.section import Section
 
 
 def to_toml(config: Config) -> str:
-    """The resolved config, every section and key, as TOML that gives the same config when read."""
+    """The resolved config, every section and key, as TOML that gives the same config when read; but without secrets, which
+    nothing that is written or shown may hold. A recipe that lacks one is refused until it is given again."""
     import tomli_w  # only wanted here, and every command imports this module
 
-    return tomli_w.dumps(config.as_dict())
+    return tomli_w.dumps(without_secrets(config.as_dict()))
 
 
 def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int = 100) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from titan_core.config.paths import require_nameable
 from titan_core.config.section import Section
 
 PREVIOUS = "previous"
@@ -19,7 +20,7 @@ class _InRun:
 
 
 def _below(folder: str) -> str:
-    path = PurePosixPath(folder)
+    path = PurePosixPath(require_nameable(folder))
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the run's directory, such as debug/mine")
     if path.parts[0] == PREVIOUS:

@@ -6,6 +6,26 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from titan_core.config.numbers import (
+    Documents,
+    Epsilon,
+    Factor,
+    FewSteps,
+    GlobalSequences,
+    GradientNorm,
+    LearningRate,
+    LocalSequences,
+    Processes,
+    Ranks,
+    Retries,
+    Seconds,
+    Share,
+    Steps,
+    Tokens,
+    WeightDecay,
+    WholeSeconds,
+)
+from titan_core.config.paths import AnyPath
 from titan_core.config.run_folder import RunFolder
 from titan_core.config.section import Section
 
@@ -15,7 +35,7 @@ class JobSection(Section):
 
     description: str = ""
     """What this run is about, in your words; written into the run's directory."""
-    dump_folder: str = ""
+    dump_folder: AnyPath = ""
     """The run's directory: resolved config, plugin versions, metrics. Default: outputs/<recipe>."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; "auto" is CUDA where there is one."""
@@ -39,7 +59,7 @@ class ModelSection(Section):
     """Single model arguments that differ from the flavor's, e.g. --model.args.n_layers 4."""
     tokenizer: str = "byte"
     """Tokenizer: "byte" (needs no file), "llama3" (tokenizer.model), "hf" (tokenizer.json), or a plugin's."""
-    tokenizer_path: str | None = None
+    tokenizer_path: AnyPath | None = None
     """The tokenizer's file."""
 
 
@@ -50,21 +70,24 @@ class TrainingSection(Section):
     """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
     dataset_path), "json", "parquet", "arrow", "text" (local files in dataset_path), "tokenized" (made by `titan data
     tokenize`), or a plugin's."""
-    dataset_path: str | None = None
+    dataset_path: AnyPath | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
-    steps: int = Field(default=1000, gt=0)
+    dataset_split: str | None = None
+    """The split to train on, of a dataset that has several; "all" reads every file, whatever its split. Default: "train"; a
+    folder of several splits where that one is not clear is refused."""
+    steps: Steps = Field(default=1000, gt=0)
     """Optimizer steps."""
-    stop_at_step: int | None = Field(default=None, ge=0)
+    stop_at_step: Steps | None = Field(default=None, ge=0)
     """End the job after this step, with a checkpoint if there are any, as if it were to go on later: the schedule of the
     learning rate stays that of all steps. 0 trains nothing: the checkpoint holds the initial weights."""
-    seq_len: int = Field(default=2048, gt=0)
+    seq_len: Tokens = Field(default=2048, gt=0)
     """Tokens in a sequence."""
-    local_batch_size: int = Field(default=8, gt=0)
+    local_batch_size: LocalSequences = Field(default=8, gt=0)
     """Sequences that one data-parallel rank takes in one forward pass."""
-    global_batch_size: int = Field(default=-1, ge=-1)
+    global_batch_size: GlobalSequences = Field(default=-1, ge=-1)
     """Sequences in one optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size times the
     data-parallel degree (so no accumulation)."""
-    max_norm: float = Field(default=1.0, ge=0.0)
+    max_norm: GradientNorm = Field(default=1.0, ge=0.0)
     """Clip gradients to this global norm; 0 does not clip."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides initial weights and the order of data."""
@@ -91,9 +114,11 @@ class MixtureEntry(BaseModel):
 
     dataset: str
     """As training.dataset."""
-    dataset_path: str | None = None
+    dataset_path: AnyPath | None = None
     """As training.dataset_path."""
-    weight: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    dataset_split: str | None = None
+    """As training.dataset_split."""
+    weight: Factor = Field(default=1.0, ge=0.0)
     """Share of the sequences that come from it, relative to the other weights."""
     name: str = ""
     """What it is called in metrics. Default: the dataset's name."""
@@ -118,23 +143,23 @@ class DataSection(Section):
     tokens, whatever documents it holds."""
     on_end: Literal["repeat", "stop"] = "repeat"
     """When a dataset ends: read it again, or stop the job cleanly."""
-    logical_shards: int = Field(default=0, ge=0)
+    logical_shards: GlobalSequences = Field(default=0, ge=0)
     """Streams that the dataset is divided into; ranks own whole streams, so it must be a multiple of the data-parallel
     degree and divide the global batch. 0: one for each sequence of the global batch. Changing it changes the data's
     order; changing the number of ranks does not."""
-    shuffle_buffer: int = Field(default=0, ge=0)
+    shuffle_buffer: Documents = Field(default=0, ge=0)
     """Shuffle a streamed dataset among so many documents of each logical shard; 0 keeps its own order. Local files are
     shuffled whole, anew in each epoch."""
-    num_workers: int = Field(default=0, ge=0)
+    num_workers: Processes = Field(default=0, ge=0)
     """Processes of each rank that read and tokenise; 0 does so in a thread beside training."""
-    prefetch: int = Field(default=2, ge=1)
+    prefetch: FewSteps = Field(default=2, ge=1)
     """Steps that are read before they are wanted."""
     on_corrupt: Literal["stop", "skip"] = "stop"
     """What to do about a record that holds no text (undecodable, no JSON, without the field): stop, or leave it out, count
     it and say where it is."""
-    retries: int = Field(default=5, ge=0)
+    retries: Retries = Field(default=5, ge=0)
     """How often to try again after a transient error of the network or the disk, waiting twice as long each time."""
-    retry_seconds: float = Field(default=1.0, ge=0.0)
+    retry_seconds: Seconds = Field(default=1.0, ge=0.0)
     """How long to wait before the first of them."""
 
 
@@ -145,15 +170,17 @@ class ValidationSection(Section):
     """Measure the loss on other data now and then."""
     dataset: str = "c4_validation"
     """As training.dataset."""
-    dataset_path: str | None = None
+    dataset_path: AnyPath | None = None
     """As training.dataset_path."""
+    dataset_split: str | None = None
+    """As training.dataset_split. Default: "validation", or "test" where that is the only split."""
     text_field: str | None = None
     """Instead of data.text_field."""
     format: str | None = None
     """Instead of data.format."""
-    freq: int = Field(default=100, gt=0)
+    freq: Steps = Field(default=100, gt=0)
     """Validate every so many steps (and after the last)."""
-    steps: int = Field(default=-1, ge=-1)
+    steps: Steps = Field(default=-1, ge=-1)
     """Global batches of one validation, the same ones each time; -1 takes the whole dataset, each token once."""
 
     @field_validator("steps")
@@ -171,9 +198,9 @@ class ParamGroupSpec(BaseModel):
 
     pattern: str
     """Shell wildcards over the parameter's full name, e.g. "*norm*"."""
-    weight_decay: float | None = Field(default=None, ge=0.0)
+    weight_decay: WeightDecay | None = Field(default=None, ge=0.0)
     """Instead of optimizer.weight_decay."""
-    lr_scale: float = Field(default=1.0, ge=0.0)
+    lr_scale: Factor = Field(default=1.0, ge=0.0)
     """Times optimizer.lr."""
 
 
@@ -182,21 +209,22 @@ class OptimizerSection(Section):
 
     name: str = "AdamW"
     """Optimizer: "AdamW", "Adam", or a plugin's."""
-    lr: float = Field(default=8e-4, gt=0.0)
+    lr: LearningRate = Field(default=8e-4, gt=0.0)
     """Peak learning rate."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay of the running mean of gradients."""
     beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
     """Decay of the running mean of squared gradients."""
-    eps: float = Field(default=1e-8, gt=0.0)
+    eps: Epsilon = 1e-8
     """Added to the denominator."""
-    weight_decay: float = Field(default=0.1, ge=0.0)
+    weight_decay: WeightDecay = Field(default=0.1, ge=0.0)
     """Decoupled weight decay (AdamW), or an L2 penalty (Adam)."""
     implementation: Literal["auto", "for-loop", "foreach", "fused"] = "auto"
     """How the update runs; "auto" is fused, which CPU and CUDA both have."""
     param_groups: list[ParamGroupSpec] | None = None
-    """Settings by parameter name; the first pattern that matches a parameter decides. Default: no weight decay on norms
-    and biases."""
+    """Settings by parameter name; the first pattern that matches a parameter decides, and the rest have the settings of this
+    section. Default: no weight decay on biases and on parameters of fewer than two dimensions (the gains of norms).
+    TorchTitan decays every parameter: `param_groups = []` does so too."""
 
 
 class LRSchedulerSection(Section):
@@ -204,20 +232,20 @@ class LRSchedulerSection(Section):
 
     name: str = "wsd"
     """Schedule: "wsd" (warmup, stable, decay), or a plugin's."""
-    warmup_steps: int = Field(default=200, ge=0)
+    warmup_steps: Steps = Field(default=200, ge=0)
     """Steps over which the learning rate rises linearly to its peak."""
-    decay_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
+    decay_ratio: Share | None = None
     """Share of all steps, the last ones, over which it decays; without it, decay begins right after the warmup."""
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     """Shape of the decay."""
-    min_lr_factor: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_lr_factor: Share = 0.0
     """The learning rate never decays below this times its peak."""
 
 
 class MetricsSection(Section):
     section: ClassVar[str] = "metrics"
 
-    log_freq: int = Field(default=10, gt=0)
+    log_freq: Steps = Field(default=10, gt=0)
     """Log metrics every so many steps (and the first and the last)."""
     enable_tensorboard: bool = False
     """Write TensorBoard event files."""
@@ -238,24 +266,24 @@ class MetricsSection(Section):
 class ParallelismSection(Section):
     section: ClassVar[str] = "parallelism"
 
-    data_parallel_replicate_degree: int = Field(default=1, gt=0)
+    data_parallel_replicate_degree: Ranks = Field(default=1, gt=0)
     """Copies of the model that train on different data (DDP; HSDP together with sharding)."""
-    data_parallel_shard_degree: int = Field(default=-1, ge=-1)
+    data_parallel_shard_degree: Ranks = Field(default=-1, ge=-1)
     """Ranks that one copy of parameters, gradients and optimizer state is divided over (FSDP). -1: all that are left."""
-    tensor_parallel_degree: int = Field(default=1, gt=0)
+    tensor_parallel_degree: Ranks = Field(default=1, gt=0)
     """Ranks that each layer is divided over."""
-    pipeline_parallel_degree: int = Field(default=1, gt=0)
+    pipeline_parallel_degree: Ranks = Field(default=1, gt=0)
     """Groups of ranks that hold successive layers."""
-    context_parallel_degree: int = Field(default=1, gt=0)
+    context_parallel_degree: Ranks = Field(default=1, gt=0)
     """Ranks that each sequence is divided over."""
 
 
 class CommSection(Section):
     section: ClassVar[str] = "comm"
 
-    init_timeout_seconds: int = Field(default=600, gt=0)
+    init_timeout_seconds: WholeSeconds = Field(default=600, gt=0)
     """How long a collective may take until the first step is done: while the model is built, compiled and restored."""
-    train_timeout_seconds: int = Field(default=300, gt=0)
+    train_timeout_seconds: WholeSeconds = Field(default=300, gt=0)
     """How long one may take from then on, before the run ends with an error. Ranks also wait for each other in it where one
     writes its part of a checkpoint more slowly than another; a checkpoint that is written beside training does not count."""
 

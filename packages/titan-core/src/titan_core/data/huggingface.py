@@ -82,7 +82,8 @@ def open_hub(request: DatasetRequest) -> DocumentSource:
         path = request.path or path
     else:
         path, _, configuration = (request.path or "").partition(":")
-        split = "train"
+        split = request.default_split
+    split = request.split or split
     try:
         stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
     except Exception as error:
@@ -90,9 +91,9 @@ def open_hub(request: DatasetRequest) -> DocumentSource:
         if not (is_transient(error) or isinstance(error, OSError | ValueError | RuntimeError)):
             raise
         raise UserError.one(
-            f"dataset {path!r}",
+            f"dataset {path!r}, split {split!r}",
             f"cannot be opened on the hub: {type(error).__name__}: {error}",
-            "check its name and the network, or train on local files (training.dataset = 'json')",
+            f"check its name, {request.split_key} and the network, or train on local files (training.dataset = 'json')",
         ) from error
     return StreamedDocuments(stream, request)
 

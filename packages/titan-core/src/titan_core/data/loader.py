@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class StepData:
@@ -33,6 +36,8 @@ class StepData:
     """Target tokens of this rank's share, by dataset."""
     corrupt: int = 0
     """Corrupt records that this rank has skipped so far."""
+    empty: int = 0
+    """Empty documents that this rank has left out so far."""
     ended: bool = False
     """Whether nothing is left to compute on (of a dataset that is read once; other ranks may have something still)."""
 
@@ -74,6 +79,7 @@ class DataLoader:
         self._prefetch: Prefetch | None = None
         self._positions: dict[str, State] | None = None
         self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
+        self._untrainable: set[int] = set()  # datasets that this was logged of
 
     def peek(self) -> StepData | None:
         """The next step's microbatches, or ``None`` where a logical shard has ended and is not to be repeated. Positions
@@ -133,14 +139,24 @@ class DataLoader:
         whole = _batch(rows, [one for part in parts for one in part.lengths], self._document_mask)
         targets: Counter[int] = Counter()
         datasets = (dataset for part in parts for dataset in part.datasets)
-        for dataset, count in zip(datasets, (whole.targets != IGNORE).sum(1).tolist(), strict=True):
+        pieces = (row for part in parts for row in part.lengths)
+        for dataset, row, count in zip(datasets, pieces, (whole.targets != IGNORE).sum(1).tolist(), strict=True):
             targets[dataset] += count
+            if sum(row) > 1 and not count and dataset not in self._untrainable:
+                self._untrainable.add(dataset)
+                # As an error: only these are logged on ranks other than the first, which have documents of their own.
+                log.error(
+                    "dataset %r: a sequence has no token to train on: each of its documents is one token, and "
+                    "data.document_mask keeps documents apart",
+                    self._spec.datasets[dataset].name,
+                )
         size = self._spec.plan.local_size
         data = StepData(
             whole.split(size),
             epoch=min(part.epoch for part in parts),
             targets_by_dataset=[targets[number] for number in range(len(self._spec.datasets))],
             corrupt=sum(part.corrupt for part in parts),
+            empty=sum(part.empty for part in parts),
             ended=all(part.ended for part in parts),
         )
         return data, {index: position for part in parts for index, position in part.positions.items()}

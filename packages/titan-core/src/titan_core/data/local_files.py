@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import glob
-import gzip
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from titan_core.data.compressed import COMPRESSED
+from titan_core.data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_core.data.records import check_format
-from titan_core.data.source import DatasetRequest
+from titan_core.data.source import ALL_SPLITS, DatasetRequest
+from titan_core.data.splits import files_of_split, without_caches
 from titan_core.errors import Problem, UserError
 
 ENDINGS = {
@@ -27,27 +23,41 @@ ENDINGS = {
 
 def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
     """The files that ``request.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
-    compressed or not.
+    compressed or not; in a folder or a glob that has several splits, those of the requested one.
 
     Raises:
-        UserError: no path, or no file there.
+        UserError: no path, no file there, or no such split.
     """
     if not request.path:
         raise UserError.one(
             request.where, f"dataset {request.name!r} needs the path of its files", "set training.dataset_path"
         )
     path = Path(request.path).expanduser()
-    if path.is_file():
-        return [path]  # also where its name looks like a pattern
+    if path.is_file():  # also where its name looks like a pattern
+        if request.split is not None:
+            why = f"{request.split_key} is {request.split!r}, and the path names one file"
+            raise UserError.one(request.where, why, "drop the key, or name a folder")
+        return [path]
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file() and _plain_suffix(file) in endings]
-        if not files:
-            raise UserError.one(request.where, f"the folder has no file ending in {' or '.join(endings)}", "check the path")
+        root, found = path, (file for file in path.rglob("*") if _plain_suffix(file) in endings)
+        nothing = f"the folder has no file ending in {' or '.join(endings)}", "check the path"
     else:
-        files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
-        if not files:
-            raise UserError.one(request.where, "no such file", "check the path (a file, a folder, or a glob)")
-    return sorted(files)
+        root, found = _fixed_part(path), (Path(name) for name in glob.glob(str(path), recursive=True))
+        nothing = "no such file", "check the path (a file, a folder, or a glob)"
+    files = without_caches(sorted(file for file in found if file.is_file()))
+    if not files:
+        raise UserError.one(request.where, *nothing)
+    return files_of_split(files, root, request)
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder that all matches of a glob lie in."""
+    fixed = Path(pattern.anchor)
+    for part in pattern.relative_to(pattern.anchor).parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed /= part
+    return fixed
 
 
 def check_files(request: DatasetRequest) -> list[Problem]:
@@ -72,6 +82,8 @@ def check_hub(request: DatasetRequest) -> list[Problem]:
     """Whether a name was given; the network is not asked."""
     if request.name == "hub" and not request.path:
         return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
+    if request.split == ALL_SPLITS:
+        return [Problem(f"{request.split_key} = {ALL_SPLITS!r}", "a streamed dataset is read by split", "name one")]
     return check_format(request)
 
 
@@ -85,22 +97,36 @@ def _begins_lines(line: bytes) -> bool:
 
 
 def _first_line(file: Path) -> tuple[int, bytes]:
-    """Number and content of the first line that is not blank; 0 where there is none, or none to be seen cheaply."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-    if file.suffix == ".zst":
-        return 0, b""
+    """Number and content of the first line that is not blank; 0 where there is none.
+
+    Raises:
+        UserError: the file is compressed, and damaged before that line's end.
+    """
     try:
-        with openers.get(file.suffix, open)(file, "rb") as stream:
-            return next(((number, line) for number, line in enumerate(stream, 1) if line.strip()), (0, b""))
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
-        raise UserError.one(str(file), f"cannot be decompressed: {error}", "mend or rename the file") from None
+        return next(((number, line) for number, line in enumerate(_lines(file), 1) if line.strip()), (0, b""))
+    except Damaged as error:
+        raise damaged(file, error) from None
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Lines of a file, compressed or not."""
+    if file.suffix not in COMPRESSED:
+        with file.open("rb") as stream:
+            yield from stream
+        return
+    rest: list[bytes] = []
+    for piece in decompress(file):
+        *ended, last = piece.split(b"\n")
+        for line in ended:
+            yield b"".join([*rest, line, b"\n"])
+            rest.clear()
+        rest.append(last)
+    yield b"".join(rest)
 
 
 def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
     """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
     for file in files:
-        if file.suffix == ".zst":
-            return  # looked at when it is opened
         number, line = _first_line(file)
         if not line:
             continue

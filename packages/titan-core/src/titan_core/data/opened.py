@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_core.data.source import DocumentSource
 from titan_core.job.job import Job
+from titan_core.tokenizers.tokenizer import DescribesMarks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,4 +27,7 @@ class OpenedData:
         Raises:
             UserError: one cannot be.
         """
+        if isinstance(job.text_tokenizer, DescribesMarks):
+            for line in job.text_tokenizer.describe_marks():
+                log.info("tokenizer %s: %s", job.tokenizer.name, line)
         return cls(job.data.open_sources(), job.validation.open_sources() if job.validation is not None else ())

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3"}
 _TOLD = 20
+LONGEST_WAIT = 3600.0
+"""Seconds between two tries at most, however often the wait was doubled."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class DocumentReader:
         self._policy, self._name = policy, name
         self.corrupt = 0
         """Corrupt records that were skipped."""
+        self.empty = 0
+        """Documents without a token of their own that were left out."""
         self.stopped = threading.Event()
         """Set where nobody waits for the data any more."""
 
@@ -61,6 +65,12 @@ class DocumentReader:
                 self._wait(error, attempt)
                 shard.load_state_dict(before)
 
+    def leave_out_empty(self) -> None:
+        """Count a document that has no tokens, and log the first, the tenth, the hundredth..."""
+        self.empty += 1
+        if self.empty == 10 ** (len(str(self.empty)) - 1):
+            log.warning("dataset %r: documents without text are left out; so far %d", self._name, self.empty)
+
     def _tell(self, error: CorruptRecord) -> None:
         self.corrupt += 1
         # As errors: only these are told on ranks other than the first, which have records of their own.
@@ -74,7 +84,7 @@ class DocumentReader:
         if attempt > self._policy.retries:
             why = f"cannot be read, after {self._policy.retries} retries: {reason}"
             raise UserError.one(f"dataset {self._name!r}", why, "check the network or the disk, and start again") from error
-        seconds = self._policy.first_wait * 2 ** (attempt - 1)
+        seconds = min(self._policy.first_wait * 2 ** (attempt - 1), LONGEST_WAIT)
         log.warning("dataset %r: %s; trying again in %.0f s (%d)", self._name, reason, seconds, attempt)
         if self.stopped.wait(seconds):
             raise error

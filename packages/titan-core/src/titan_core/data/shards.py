@@ -34,6 +34,8 @@ class StepRows:
     """How many times the datasets were read to their end."""
     corrupt: int
     """Corrupt records that were skipped so far."""
+    empty: int
+    """Empty documents that were left out so far."""
     ended: bool
     """Whether there is nothing in these rows."""
 
@@ -122,6 +124,7 @@ class ShardGroup:
             positions=self.positions(),
             epoch=min((shard.epoch for shard in self._shards.values()), default=0),
             corrupt=sum(reader.corrupt for reader in self._readers),
+            empty=sum(reader.empty for reader in self._readers),
             ended=not any(window.pieces for window, _ in taken),
         )
 

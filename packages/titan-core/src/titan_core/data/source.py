@@ -15,6 +15,8 @@ State = dict[str, Any]
 Document: TypeAlias = "str | NDArray[Any]"
 """A text, or its token ids where a dataset is tokenised already."""
 
+ALL_SPLITS = "all"
+
 OnEnd = Literal["repeat", "stop", "once"]
 """At a dataset's end: read it again; give nothing for a window that cannot be filled; or give that window short, and
 nothing after it."""
@@ -44,13 +46,22 @@ class DatasetRequest:
     seed: int
     where: str
     """Where ``path`` came from, for errors."""
+    split_key: str = "training.dataset_split"
+    """The key that sets ``split``, for errors."""
     format: str | None = None
     """``"package.module:function"``, from a record (a mapping) to its text, in the place of ``text_field``."""
+    split: str | None = None
+    """The split that was requested, of a dataset that has several; :data:`ALL_SPLITS` is all of them. ``None``:
+    :attr:`default_split`, refused where that is not clear."""
+    default_split: Literal["train", "validation"] = "train"
+    """What the dataset is for, and so which of several splits is read without a request."""
     skip_corrupt: bool = False
     """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
     """Fingerprint of the job's tokenizer (:func:`titan_core.tokenizers.fingerprint.fingerprint`), for datasets of tokens
     alone."""
+    vocab_size: int | None = None
+    """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
 
 
 class DocumentShard(Protocol):

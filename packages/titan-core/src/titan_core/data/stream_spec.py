@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from titan_core.config.redaction import text_without_secrets
 from titan_core.data.reading import ReadPolicy
 from titan_core.data.source import DatasetRequest, DocumentSource, OnEnd
 from titan_core.errors import Problem, UserError
@@ -46,7 +47,13 @@ class StreamSpec:
         """What a position in this stream means something in alone."""
         return {
             "datasets": [
-                [one.request.name, one.request.path, one.weight, one.request.format or one.request.text_field]
+                [
+                    one.request.name,
+                    one.request.path and text_without_secrets(one.request.path),
+                    one.weight,
+                    one.request.format or one.request.text_field,
+                    *([one.request.split] if one.request.split is not None else []),
+                ]
                 for one in self.datasets
             ],
             "number of documents": [source.num_documents for source in sources],

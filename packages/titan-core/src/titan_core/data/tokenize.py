@@ -17,6 +17,7 @@ import numpy
 from titan_core.data.reading import DocumentReader
 from titan_core.data.source import DocumentSource
 from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.data.token_ids import token_ids
 from titan_core.data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 from titan_core.data.worker_process import ENDED, end_now, worker_processes
 from titan_core.errors import UserError
@@ -59,7 +60,8 @@ def tokenize(
         parts = max(1, min(parts, source.num_documents))
     mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
     request = dataset.request
-    plan = {"dataset": request.name, "path": request.path, "text_field": request.text_field, "format": request.format,
+    plan = {"dataset": request.name, "path": request.path, "split": request.split, "text_field": request.text_field,
+            "format": request.format,
             "tokenizer": mark, "documents": source.num_documents, "parts": parts}  # fmt: skip
     _begin(folder, plan)
     names = [f"part-{number:05d}" for number in range(parts)]
@@ -121,12 +123,12 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
     reader = DocumentReader(spec.policy, dataset.name)
     path = Path(folder) / f"part-{number:05d}"
     ends: list[int] = []
-    written = 0
+    written, vocab_size = 0, tokenizer.vocab_size
     try:
         with path.with_suffix(".bin.partial").open("wb") as file:
             while (document := reader.next(shard)) is not None:
                 tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
-                file.write(numpy.asarray(tokens).astype(dtype).tobytes())
+                file.write(token_ids(tokens, vocab_size).astype(dtype).tobytes())
                 written += len(tokens)
                 ends.append(written)
             file.flush()
@@ -137,6 +139,9 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
             file.flush()
             os.fsync(file.fileno())
         path.with_suffix(".idx.partial").replace(path.with_suffix(".idx"))
+    except ValueError as error:
+        where = f"dataset {dataset.name!r}, part {number}, document {len(ends)}"
+        raise UserError.one(where, str(error), "fix the plugin of the dataset or of the tokenizer") from None
     except OSError as error:
         raise UserError.one(
             str(path), f"cannot be written: {error.strerror or error}", "make room; it goes on from here"

@@ -19,12 +19,14 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import DatasetRequest, DocumentSource
+from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.data.token_ids import token_ids
 from titan_core.errors import Problem, UserError
 
 FORMAT = 1
 INDEX = "tokenized.json"
 ENDS = numpy.dtype("<i8")
+DTYPES = ("<u2", "<u4")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TokenizedIndex:
 
 def token_dtype(vocab_size: int) -> str:
     """The smallest type that holds every id."""
-    return "<u2" if vocab_size <= 2**16 else "<u4"
+    return DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]
 
 
 def read_index(folder: Path) -> TokenizedIndex:
@@ -71,12 +73,13 @@ def read_index(folder: Path) -> TokenizedIndex:
         if found != FORMAT:
             raise UserError.one(where, f"its format is {found!r}, and this titan-core reads {FORMAT}", "tokenize it again")
         index = TokenizedIndex(**{**contents, "parts": tuple(Part(**part) for part in contents["parts"])})
-        size_of = numpy.dtype(index.dtype).itemsize
+        _check_index(index)
     except OSError as error:
-        way_out = "make it with `titan data tokenize`; one that was interrupted goes on where it was"
+        way_out = "make it with `titan data tokenize`, which resumes one that was interrupted"
         raise UserError.one(where, f"no tokenised dataset: {INDEX}: {error.strerror or error}", way_out) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenize it again") from None
+    size_of = numpy.dtype(index.dtype).itemsize
     for part in index.parts:
         for ending, expected in ((".bin", part.tokens * size_of), (".idx", part.documents * ENDS.itemsize)):
             file = folder / (part.name + ending)
@@ -91,10 +94,31 @@ def read_index(folder: Path) -> TokenizedIndex:
     return index
 
 
+def _check_index(index: TokenizedIndex) -> None:
+    """Each field's type and range.
+
+    Raises:
+        ValueError: of one that is none of :meth:`TokenizedIndex.write`.
+    """
+    if index.dtype not in DTYPES:
+        raise ValueError(f"dtype is {index.dtype!r}, not one of {', '.join(DTYPES)}")
+    if not isinstance(index.tokenizer, str) or not isinstance(index.fingerprint, str):
+        raise ValueError("tokenizer and fingerprint must be text")
+    for part in index.parts:
+        if not isinstance(part.name, str) or Path(part.name).name != part.name:
+            raise ValueError(f"a part is called {part.name!r}, which is no file's name")
+        for count in (part.documents, part.tokens):
+            if type(count) is not int or count < 0:
+                raise ValueError(f"{part.name} has {count!r} documents or tokens")
+
+
 class MappedTokens:
     """Documents of tokens that can be fetched by index, without reading any other."""
 
-    def __init__(self, folder: Path, index: TokenizedIndex) -> None:
+    def __init__(self, folder: Path, index: TokenizedIndex, vocab_size: int | None = None) -> None:
+        """``vocab_size``: what ids must be below; each document is held against it when it is read."""
+        self._vocab_size = vocab_size
+        self._files = [folder / part.name for part in index.parts if part.documents]
         self._parts = [
             (_mapped(folder / f"{part.name}.bin", index.dtype), _mapped(folder / f"{part.name}.idx", ENDS.str))
             for part in index.parts
@@ -111,11 +135,30 @@ class MappedTokens:
         return self._upto[-1] if self._upto else 0
 
     def text(self, index: int) -> NDArray[Any]:
-        """The tokens of document ``index``, with the marks of its begin and end."""
+        """The tokens of document ``index``, with the marks of its begin and end.
+
+        Raises:
+            CorruptRecord: an id of it is none of the vocabulary's.
+            UserError: the index of documents is damaged there.
+        """
         number = bisect_right(self._upto, index)
         tokens, ends = self._parts[number]
         place = index - (self._upto[number - 1] if number else 0)
-        return tokens[(ends[place - 1] if place else 0) : ends[place]]
+        begin, end = (int(ends[place - 1]) if place else 0), int(ends[place])
+        if not 0 <= begin <= end <= len(tokens):
+            raise UserError.one(
+                f"{self._files[number]}.idx",
+                f"document {place} begins at token {begin:,} and ends at {end:,} of {len(tokens):,}: the index is damaged",
+                "copy the whole folder again, or tokenize it again",
+            )
+        document = tokens[begin:end]
+        if self._vocab_size is not None:
+            try:
+                token_ids(document, self._vocab_size)
+            except ValueError as error:
+                where = f"{self._files[number]}.bin, document {place}"
+                raise CorruptRecord(where, f"{error}: damaged", "copy the file again, or tokenize it again") from None
+        return document
 
 
 def open_tokenized(request: DatasetRequest) -> DocumentSource:
@@ -128,7 +171,7 @@ def open_tokenized(request: DatasetRequest) -> DocumentSource:
     if problems:
         raise UserError(*problems)
     folder = Path(request.path or "").expanduser()
-    return ShuffledDocuments(MappedTokens(folder, read_index(folder)), request.seed)
+    return ShuffledDocuments(MappedTokens(folder, read_index(folder), request.vocab_size), request.seed)
 
 
 def check_tokenized(request: DatasetRequest) -> list[Problem]:

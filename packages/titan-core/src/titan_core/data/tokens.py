@@ -10,7 +10,8 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.data.reading import DocumentReader
-from titan_core.data.source import DocumentShard, DocumentSource, OnEnd, State
+from titan_core.data.source import Document, DocumentShard, DocumentSource, OnEnd, State
+from titan_core.data.token_ids import token_ids
 from titan_core.errors import UserError
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
@@ -29,7 +30,8 @@ class Window:
 
 
 class TokenStream:
-    """Documents of one logical shard, each between its begin and end tokens, one after another, cut into windows.
+    """Documents of one logical shard, each between its begin and end tokens, one after another, cut into windows. A document
+    of these two alone is left out, and counted: a model would only learn that nothing follows a begin.
 
     The state is the position of the document that is being cut, and how many of its tokens are used up: what is
     tokenised but not consumed is tokenised again after a restore, so nothing is lost and nothing comes twice.
@@ -52,6 +54,8 @@ class TokenStream:
         self._on_end = on_end
         self._name = name
         self._reader = reader
+        self._vocab_size = tokenizer.vocab_size
+        self._nothing = numpy.asarray(tokenizer.encode_document(""))
         self._go_to(epoch=0)
         self._position: State = {"epoch": 0, "document": self._document_state, "used": 0}
 
@@ -101,25 +105,54 @@ class TokenStream:
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch
         self._shard: DocumentShard = self._source.shard(self._index, self._count, epoch)
-        self._tokens_read = 0
+        self._tokens_read = self._empty = 0
         self._document_state = self._shard.state_dict()  # the shard's position before the document that is being cut
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._used = 0
 
     def _read_document(self) -> bool:
-        """Go to the next document; ``False`` where there is none and none will come."""
-        state = self._shard.state_dict()
-        document = self._reader.next(self._shard)
-        if document is None:
-            return self._begin_next_epoch()
-        tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
-        self._document = numpy.asarray(tokens, numpy.uint32) if isinstance(tokens, list) else tokens
+        """Go to the next document that has tokens; ``False`` where there is none and none will come."""
+        while True:
+            state = self._shard.state_dict()
+            document = self._reader.next(self._shard)
+            if document is None:
+                return self._begin_next_epoch()
+            tokens = self._tokens_of(document, state)
+            if len(tokens) and not numpy.array_equal(tokens, self._nothing):
+                break
+            self._empty += 1
+            self._reader.leave_out_empty()
+        self._document = tokens
         self._document_state = state
-        self._tokens_read += len(self._document)
+        self._tokens_read += len(tokens)
         self._used = 0
         return True
 
+    def _tokens_of(self, document: Document, state: State) -> NDArray[Any]:
+        """The document's ids.
+
+        Raises:
+            UserError: they are none of the tokenizer's.
+        """
+        tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
+        try:
+            return token_ids(tokens, self._vocab_size)
+        except ValueError as error:
+            raise UserError.one(
+                f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}",
+                str(error),
+                f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which gives these ids",
+            ) from None
+
     def _begin_next_epoch(self) -> bool:
+        if self._on_end == "once":
+            return False
+        if self._tokens_read == 0 and self._empty:
+            raise UserError.one(
+                f"dataset {self._name!r}",
+                f"all {self._empty:,} documents of logical shard {self._index} of {self._count} are empty",
+                "check data.text_field (or data.format), or give documents with text",
+            )
         if self._on_end != "repeat":
             return False
         if self._tokens_read == 0:

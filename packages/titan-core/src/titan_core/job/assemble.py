@@ -35,6 +35,7 @@ from titan_core.job.mesh_plan import plan_mesh
 from titan_core.known_packages import package_for
 from titan_core.layout import ModelDefinition
 from titan_core.phases import in_order
+from titan_core.plugin_guard import PluginFailure
 from titan_core.registry import Registry
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
@@ -82,6 +83,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     facts = JobFacts(config, mesh, batch, definition)
     active = [transform for transform in registry.all(Transform) if transform.active(facts)]
     problems += check_served(facts, active, registry)
+    problems += check_reduced(facts, active)
     loggers = [one for one in registry.all(MetricLogger) if one.active(facts)]
     debuggers = [one for one in registry.all(Debugger) if one.active(facts)]
     checked: list[Transform | MetricLogger | Debugger] = [*active, *loggers, *debuggers]
@@ -168,6 +170,8 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
         return tokenizer.build.load()(path)
+    except PluginFailure:
+        raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
         raise UserError(*(Problem(where, one.why, one.way_out) for one in error.problems)) from error
@@ -222,3 +226,18 @@ def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -
             why = f"{facts.mesh.degrees[dim.name]} processes are left to it, and {why}"
         package = package_for(key)
         yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
+
+
+def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]:
+    """Whether gradients are summed over every mesh dimension whose ranks see different tokens."""
+    reduced = {name for transform in active for name in transform.reduces}
+    for dim in facts.mesh.dims:
+        divides = dim.divides in ("batch", "sequence") and not dim.copies
+        served = any(dim.degree_key in transform.serves for transform in active)
+        if divides and served and facts.mesh.degrees[dim.name] > 1 and dim.name not in reduced:
+            why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, and no "
+            why += "transform in use sums gradients over it, so that their weights would diverge"
+            way_out = (
+                f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"
+            )
+            yield facts.config.problem(dim.degree_key, why, way_out)

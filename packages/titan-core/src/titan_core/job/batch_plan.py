@@ -8,6 +8,9 @@ from titan_core.config.config import Config
 from titan_core.config.sections import DataSection, TrainingSection
 from titan_core.errors import UserError
 
+MOST_TOKENS_AHEAD = 2**31
+"""Tokens that one rank may read ahead: 16 GiB of ids."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -57,6 +60,15 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
                 "data.logical_shards",
                 f"must be a multiple of the data-parallel degree {ranks} and divide the global batch of {size} sequences",
                 f"0 takes {size}",
+            )
+        )
+    ahead = size // ranks * training.seq_len * config.section(DataSection).prefetch
+    if ahead > MOST_TOKENS_AHEAD:
+        raise UserError(
+            config.problem(
+                "data.prefetch",
+                f"each rank would hold {ahead:.3g} tokens in memory ({size // ranks} sequences a step)",
+                f"at most {MOST_TOKENS_AHEAD:.3g}: lower it, training.global_batch_size or training.seq_len",
             )
         )
     return BatchPlan(size, local, size // (local * ranks), ranks, shards, training.seq_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 from titan_core.components import Dataset, Tokenizer
 from titan_core.config.config import Config
@@ -27,12 +28,15 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
     """
     training, data = config.section(TrainingSection), config.section(DataSection)
     if data.mixture is None:
-        entry = MixtureEntry(dataset=training.dataset, dataset_path=training.dataset_path)
-        return (_pick(config, registry, entry, "training.dataset", "training.dataset_path", tokenizer),)
+        entry = MixtureEntry(
+            dataset=training.dataset, dataset_path=training.dataset_path, dataset_split=training.dataset_split
+        )
+        return (_pick(config, registry, entry, "training", tokenizer),)
     problems: list[Problem] = []
-    if training.dataset_path is not None:
-        why = f"{MIXTURE} names the datasets, each with a path of its own"
-        problems.append(config.problem("training.dataset_path", why, f"drop it, or {MIXTURE}"))
+    for key, what in (("dataset_path", "path"), ("dataset_split", "split")):
+        if getattr(training, key) is not None:
+            why = f"{MIXTURE} names the datasets, each with a {what} of its own"
+            problems.append(config.problem(f"training.{key}", why, f"drop it, or {MIXTURE}"))
     if not any(entry.weight for entry in data.mixture):
         problems.append(config.problem(MIXTURE, "no dataset has a weight above 0", "give one a weight"))
     names = Counter(entry.name or entry.dataset for entry in data.mixture)
@@ -41,8 +45,7 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
     specs = []
     for number, entry in enumerate(data.mixture):
         try:
-            key = f"{MIXTURE}[{number}]"
-            specs.append(_pick(config, registry, entry, f"{key}.dataset", f"{key}.dataset_path", tokenizer))
+            specs.append(_pick(config, registry, entry, f"{MIXTURE}[{number}]", tokenizer))
         except UserError as error:
             problems += error.problems
     if problems:
@@ -60,9 +63,13 @@ def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer
     if not section.enable:
         return None
     entry = MixtureEntry(
-        dataset=section.dataset, dataset_path=section.dataset_path, text_field=section.text_field, format=section.format
+        dataset=section.dataset,
+        dataset_path=section.dataset_path,
+        dataset_split=section.dataset_split,
+        text_field=section.text_field,
+        format=section.format,
     )
-    return _pick(config, registry, entry, "validation.dataset", "validation.dataset_path", tokenizer)
+    return _pick(config, registry, entry, "validation", tokenizer, "validation")
 
 
 def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets: tuple[DatasetSpec, ...]) -> StreamSpec:
@@ -81,22 +88,35 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
 
 
 def _pick(
-    config: Config, registry: Registry, entry: MixtureEntry, key: str, path_key: str, tokenizer: TextTokenizer | None
+    config: Config,
+    registry: Registry,
+    entry: MixtureEntry,
+    table: str,
+    tokenizer: TextTokenizer | None,
+    default_split: Literal["train", "validation"] = "train",
 ) -> DatasetSpec:
+    """The dataset that ``entry``, which stands in the config under ``table``, names."""
     data = config.section(DataSection)
     if entry.dataset not in registry.names(Dataset):
         way_out = registry.suggest(Dataset, entry.dataset)
-        raise UserError.one(config.where(key, entry.dataset), registry.unknown(Dataset), way_out)
+        raise UserError.one(config.where(f"{table}.dataset", entry.dataset), registry.unknown(Dataset), way_out)
     dataset = registry.get(Dataset, entry.dataset)
+    if entry.dataset_split is not None and not dataset.splits:
+        where = config.where(f"{table}.dataset_split", entry.dataset_split)
+        raise UserError.one(where, f"dataset {entry.dataset!r} has no splits", "drop it")
     request = DatasetRequest(
         name=entry.dataset,
         path=entry.dataset_path,
         text_field=entry.text_field or data.text_field,
         seed=config.section(TrainingSection).seed,
-        where=config.where(path_key, entry.dataset_path),
+        where=config.where(f"{table}.dataset_path", entry.dataset_path),
+        split_key=f"{table}.dataset_split",
+        split=entry.dataset_split,
+        default_split=default_split,
         format=entry.format or (None if entry.text_field else data.format),
         skip_corrupt=data.on_corrupt == "skip",
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
+        vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
     )
     problems = list(dataset.check.load()(request)) if dataset.check is not None else []
     if problems:

@@ -18,6 +18,7 @@ from titan_core.components import (
     Transform,
 )  # fmt: skip
 from titan_core.config.config import Config
+from titan_core.config.redaction import without_secrets
 from titan_core.config.section import Section
 from titan_core.config.sections import JobSection
 from titan_core.data.stream_spec import StreamSpec
@@ -90,9 +91,13 @@ class Job:
         ]
 
     def identity(self) -> dict[str, Any]:
-        """What all ranks must have in common: the resolved config, and each plugin with its version."""
+        """What all ranks must have in common: the resolved config, and each plugin with its version. Without secrets: it is
+        written into checkpoints, and shown where ranks differ."""
+        return self._identity(without_secrets(self.config.as_dict()))
+
+    def _identity(self, config: dict[str, Any]) -> dict[str, Any]:
         return {
-            "config": self.config.as_dict(),
+            "config": config,
             "plugins": {f"{one['distribution']}:{one['name']}": one["version"] for one in self.plugin_versions()},
         }
 
@@ -108,5 +113,6 @@ class Job:
             raise UserError(*problems)
 
     def digest(self) -> str:
-        """SHA-256 of :meth:`identity`."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of what :meth:`identity` holds, secrets included."""
+        identity = self._identity(self.config.as_dict())
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from titan_core.data.stream_spec import StreamSpec
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.logger import LoggerRequest, Record
+from titan_core.metrics.mfu import format_mfu, is_estimated
 from titan_core.train.events import StepReport, TrainEnd
 
 
@@ -106,7 +107,7 @@ def format_line(record: Record, steps: int) -> str:
             f"grad norm {_figure(record['grad_norm'], '7.3f')}",
             f"lr {_figure(record['lr'], '.2e')}",
             f"{_figure(record['tokens_per_second'], ',.0f')} tokens/s",
-            f"mfu {_figure(record['mfu'], '.1%')}",
+            f"mfu {_mfu(record)}",
             f"memory {_figure(record['memory_peak_gib'], '.2f')} GiB",
         ]
     )
@@ -117,6 +118,11 @@ def _datasets(spec: StreamSpec) -> str:
     total = sum(one.weight for one in spec.datasets)
     names = (f"{one.name} {one.weight / total:.3g}" if len(spec.datasets) > 1 else one.name for one in spec.datasets)
     return ", ".join(names)
+
+
+def _mfu(record: Record) -> str:
+    mfu = record["mfu"]
+    return "nan" if mfu is None else format_mfu(mfu, is_estimated([record]))
 
 
 def _figure(value: float | int | None, form: str) -> str:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
 from titan_core.config.redaction import text_without_secrets
 from titan_core.hookspecs import hookimpl
-from titan_core.metrics.json_lines import open_lines
+from titan_core.metrics.json_lines import LineFile
 from titan_core.metrics.pid_namespace import pid_namespace
 from titan_core.train.events import Finding, RunStart, TrainEnd
 from titan_core.train.run_directory import EVENTS
 from titan_core.train.world import World
-
-log = logging.getLogger(__name__)
 
 
 class EventLog:
@@ -29,7 +23,8 @@ class EventLog:
       ``pid_namespace``, :func:`~titan_core.metrics.pid_namespace.pid_namespace`);
     * ``checkpoint``: ``path``;
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.train.events.Finding`);
-    * ``end``: ``completed``, ``failed``, ``preempted``, ``reason``, and where it failed ``error``, in a line.
+    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and where it failed ``error``, in a
+      line.
 
     An attempt without ``end`` is running, or was killed.
     """
@@ -38,9 +33,8 @@ class EventLog:
         self._world = world
         own = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
         self._processes = world.gather(own)
-        self._file = open_lines(folder / EVENTS) if world.rank == 0 else None
+        self._file = LineFile(folder / EVENTS) if world.rank == 0 else None
         self._error = ""
-        self._writing = threading.Lock()  # findings may come from other threads
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: RunStart) -> None:
@@ -58,7 +52,7 @@ class EventLog:
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
         """It is complete."""
-        self._write("checkpoint", step, path=path)
+        self._write("checkpoint", step, path=text_without_secrets(path))
 
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:
@@ -75,27 +69,23 @@ class EventLog:
         """The attempt is over."""
         more = {"error": self._error} if self._error else {}
         self._write(
-            "end", end.step, completed=end.completed, failed=end.failed, preempted=end.preempted, reason=end.reason, **more
+            "end",
+            end.step,
+            completed=end.completed,
+            failed=end.failed,
+            preempted=end.preempted,
+            interrupted=end.interrupted,
+            reason=end.reason,
+            **more,
         )
 
     def _write(self, event: str, step: int, **more: object) -> None:
-        with self._writing:
-            if self._file is None:
-                return
-            try:
-                self._file.write(json.dumps({"event": event, "time": time.time(), "step": step, **more}) + "\n")
-            except OSError as error:  # a full disk is not worth a run
-                log.warning("%s cannot be written: %s; events are no longer kept", EVENTS, error.strerror or error)
-                self._give_up()
-
-    def _give_up(self) -> None:
-        """Close the file, which tries once more to write what it could not."""
-        file, self._file = self._file, None
+        file = self._file
         if file is not None:
-            with contextlib.suppress(OSError):  # it was told
-                file.close()
+            file.append({"event": event, "time": time.time(), "step": step, **more})
 
     def close(self) -> None:
         """Close the file."""
-        with self._writing:
-            self._give_up()
+        file, self._file = self._file, None  # an observer's thread may still have a finding
+        if file is not None:
+            file.close()

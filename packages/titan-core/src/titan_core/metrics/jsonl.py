@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from titan_core.metrics.json_lines import open_lines
+from titan_core.metrics.json_lines import LineFile
 from titan_core.metrics.logger import LoggerRequest, Record
 from titan_core.train.run_directory import METRICS
 
 
 class JsonLines:
-    """Appends, so that a resumed run goes on in the same file."""
+    """Appends, so that a resumed run continues in the same file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open_lines(path)
+        self._file = LineFile(path)
 
     def log(self, record: Record) -> None:
         """Append a line."""
-        self._file.write(json.dumps(record) + "\n")
+        self._file.append(record)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,11 @@
-"""The metric loggers of a run. One that fails is switched off with a warning, and training goes on."""
+"""The metric loggers of a run. One that fails is switched off with a warning, unless its disk is full or away, which passes;
+training continues."""
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -13,13 +16,17 @@ from titan_core.train.events import Finding, RunStart
 
 log = logging.getLogger(__name__)
 
+TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+"""What a disk or a network file system may recover from."""
+
 
 class Loggers:
-    """Those that are built and have not failed."""
+    """Those that are built and have not failed for good."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._running: dict[str, MetricLog] = {}
+        self._missed: Counter[str] = Counter()  # failures of loggers that have recovered from none of them yet
         self._run: RunStart | None = None
         self._step = 0
 
@@ -34,23 +41,38 @@ class Loggers:
                 self._switch_off(name, error)
                 continue
             self._running[name] = logger
-            self._lifecycle.register(logger, failed=partial(self._switch_off, name))
+            self._lifecycle.register(logger, failed=partial(self._failed, name))
 
     def log(self, record: Record) -> None:
         """Give ``record`` to each."""
         self._step = int(record["step"] or 0)
-        self._each(lambda logger: logger.log(record))
+        for name in self._each(lambda logger: logger.log(record)):
+            if missed := self._missed.pop(name, 0):
+                log.warning("metric logger %r works again; %d calls of it failed", name, missed)
 
     def close(self) -> None:
         """Close each."""
         self._each(lambda logger: logger.close())
 
-    def _each(self, call: Callable[[MetricLog], None]) -> None:
+    def _each(self, call: Callable[[MetricLog], None]) -> list[str]:
+        """Those for which it worked."""
+        worked = []
         for name, logger in list(self._running.items()):
             try:
                 call(logger)
             except Exception as error:  # noqa: BLE001 - as above
-                self._switch_off(name, error)
+                self._failed(name, error)
+            else:
+                worked.append(name)
+        return worked
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if not isinstance(error, OSError) or error.errno not in TRANSIENT:
+            self._switch_off(name, error)
+            return
+        if not self._missed[name]:
+            log.warning("metric logger %r failed, and is tried again at the next step: %s", name, error.strerror)
+        self._missed[name] += 1
 
     def _switch_off(self, name: str, error: Exception) -> None:
         logger = self._running.pop(name, None)

@@ -1,10 +1,16 @@
-"""The most floating-point operations a second that a device can do: what MFU is a share of."""
+"""The most floating-point operations a second that a device can do: what MFU is a share of.
+
+Data sheets give it for known GPUs. Elsewhere it is measured, and so an estimate: a CPU that is busy with something else
+meanwhile seems slower than it is, and MFU then too high, even above 100 %.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -39,48 +45,71 @@ _KNOWN_GPUS = (
 )
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak FLOP/s of one device for products in ``dtype``. Of known GPUs the makers' figures, in bf16 for types of 16 bits
-    and more; of any other device and of CPUs, what is measured in ``dtype``."""
+@dataclass(frozen=True)
+class IdealTime:
+    """How long a token would take at peak speed."""
+
+    seconds: float
+    estimated: bool
+    """Whether some peak was measured, and is not a data sheet's."""
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Peak FLOP/s of a known GPU for products in ``dtype``: the maker's figure, in bf16 for types of 16 bits and more.
+    ``None`` for any other device."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        words = set(re.split(r"[\s-]+", name))
+        words = set(re.split(r"[\s-]+", torch.cuda.get_device_name(device)))
         for part, bf16, float8 in _KNOWN_GPUS:
             if words.issuperset(part.split()):
                 return float8 if dtype.itemsize == 1 and float8 is not None else bf16
-    # There is no product of 8-bit numbers to be measured everywhere; such a device then counts by its 16-bit ones.
-    return measured_flops(device, torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    return None
 
 
-def ideal_seconds_per_token(
+def ideal_time_per_token(
     flops_per_token: float, dtype: torch.dtype, others: Mapping[torch.dtype, float], device: torch.device
-) -> float:
-    """Seconds that one device would take for a token if each product ran at the peak of the type that it is made in: what
-    MFU is measured by.
+) -> IdealTime:
+    """What one device would take for a token if each product ran at the peak of the type that it is made in: what MFU is
+    measured by.
 
     Args:
         flops_per_token: of all products, forward and backward.
         dtype: the type that products are made in.
         others: of the products that are made in another one, by type.
     """
-    seconds = sum(flops / peak_flops(device, one) for one, flops in others.items())
-    return seconds + (flops_per_token - sum(others.values())) / peak_flops(device, dtype)
+    flops = {dtype: flops_per_token - sum(others.values())}
+    for other, count in others.items():
+        flops[other] = flops.get(other, 0.0) + count
+    seconds, estimated = 0.0, False
+    for one, count in flops.items():
+        peak = peak_flops(device, one)
+        estimated |= peak is None
+        seconds += count / (peak if peak is not None else measured_flops(device, one))
+    return IdealTime(seconds, estimated)
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, repeats: int = 8) -> float:
-    """The best of a few matrix products under the present ``float32_matmul_precision``, on the threads that this
-    process has. Takes some 0.1 s on two CPU cores."""
-    # A GPU is given several large ones at once: what passes between the host and it must not count.
-    size, products = (8192, 10) if device.type == "cuda" else (1024, 1)
+def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """The best of many short matrix products under the present ``float32_matmul_precision``, on the threads that this
+    process has. Takes some 0.1 s on an idle CPU."""
+    if dtype.itemsize == 1:
+        dtype = torch.bfloat16  # 8-bit products cannot be measured everywhere; such a device counts by its 16-bit ones
+    if device.type == "cuda":
+        # Several large ones at once: what passes between the host and the device must not count.
+        size, products, repeats, seconds = 8192, 10, 8, 0.0
+    else:
+        # One takes 1 to 3 ms on a core: so short that the system rarely interrupts it, and the fastest of many is as fast as
+        # on an idle machine even where others compete for it.
+        size, products, repeats, seconds = 512, 1, 20, 0.1
     # Not random: a draw on this rank alone would part its generator from those of ranks that see the same tokens.
     left = torch.linspace(-1.0, 1.0, size * size, device=device, dtype=dtype).view(size, size)
     right = left.T.contiguous()
     result = left @ right  # the first one sets up
-    best = float("inf")
-    for _ in range(repeats):
+    result[0, 0].item()
+    best, done, end = math.inf, 0, time.perf_counter() + seconds
+    while done < repeats or time.perf_counter() < end:
         started = time.perf_counter()
         for _ in range(products):
             torch.mm(left, right, out=result)
         result[0, 0].item()  # waits for the device
         best = min(best, (time.perf_counter() - started) / products)
+        done += 1
     return 2 * size**3 / best

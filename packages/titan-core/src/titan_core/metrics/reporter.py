@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -15,13 +16,15 @@ from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
 from titan_core.metrics.logger import LoggerRequest, Record
 from titan_core.metrics.loggers import Loggers
-from titan_core.metrics.peak_flops import ideal_seconds_per_token
+from titan_core.metrics.peak_flops import ideal_time_per_token
 from titan_core.model.part import ModelPart
 from titan_core.train.checkpoint import TrainState
 from titan_core.train.device import device_name, memory, synchronize
 from titan_core.train.events import RunStart, StepReport, TrainEnd, ValidationReport
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.world import World
+
+log = logging.getLogger(__name__)
 
 
 class MetricsReporter:
@@ -36,6 +39,7 @@ class MetricsReporter:
         self._frequency = job.config.section(MetricsSection).log_freq
         self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
+        self._warned = False  # that MFU cannot be right
         self._other_flops = flops_by_type(state.parts, world)
         lifecycle.register(self)
 
@@ -47,9 +51,7 @@ class MetricsReporter:
         if self._world.rank == 0:
             self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
             dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
-            self._ideal_seconds = ideal_seconds_per_token(
-                self._flops_per_token, dtype, self._other_flops, self._world.device
-            )
+            self._ideal = ideal_time_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
             self._loggers.build(self._job.loggers, LoggerRequest(run, device_name(self._world.device)))
         self._begin_window(run.step)
 
@@ -118,7 +120,8 @@ class MetricsReporter:
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_device": tokens_per_second / self._world.size,
             "tflops": tokens_per_second * self._flops_per_token / self._world.size / 1e12,
-            "mfu": tokens_per_second * self._ideal_seconds / self._world.size,
+            "mfu": self._mfu(tokens_per_second),
+            "mfu_estimated": self._ideal.estimated,
             "step_seconds": seconds / steps,
             "forward_backward_seconds": phases.get("forward_backward", 0.0) / steps,
             "optimizer_seconds": phases.get("optimizer", 0.0) / steps,
@@ -126,9 +129,22 @@ class MetricsReporter:
             "tokens_seen": self._state.tokens_seen,
             "epoch": report.epoch,
             "corrupt_records": report.corrupt,
+            "empty_documents": report.empty,
             "skipped_steps": self._skipped,
             **self._tokens_by_dataset(),
         }
+
+    def _mfu(self, tokens_per_second: float) -> float:
+        mfu = tokens_per_second * self._ideal.seconds / self._world.size
+        if mfu > 1.0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "MFU is %.0f %%, so the %s peak of this device is too low: %s",
+                100 * mfu,
+                "estimated" if self._ideal.estimated else "published",
+                "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
+            )
+        return mfu
 
     def _over_ranks(self, steps: int) -> Record:
         """The largest of any rank: how long it waited for its data (a step), and its memory."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli
-
+from titan_core.config.toml import parse_toml
 from titan_core.errors import UserError
 from titan_core.metrics.record_checks import checked_records, event_flaw, metrics_flaw
 from titan_core.train.run_directory import CONFIG, EVENTS, METRICS, PLUGINS
@@ -63,7 +62,7 @@ class RunLog:
         """
         file = _directory(path) / CONFIG
         try:
-            return tomli.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            return parse_toml(file.read_text(encoding="utf-8")) if file.exists() else {}
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
 

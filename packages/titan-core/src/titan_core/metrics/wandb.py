@@ -8,6 +8,7 @@ from typing import Any
 
 import wandb
 
+from titan_core.config.redaction import without_secrets
 from titan_core.config.sections import MetricsSection
 from titan_core.hookspecs import hookimpl
 from titan_core.metrics.logger import LoggerRequest, Record
@@ -61,7 +62,7 @@ def _identity(request: LoggerRequest) -> dict[str, Any]:
     job = request.run.job
     plugins = {f"{one['distribution']}:{one['name']}": one["version"] for one in job.plugin_versions()}
     titan = {"digest": job.digest(), "plugins": plugins, "world_size": job.facts.mesh.world_size, "device": request.device}
-    return {**job.config.as_dict(), "titan": titan}
+    return {**without_secrets(job.config.as_dict()), "titan": titan}
 
 
 def build_wandb(request: LoggerRequest) -> WandbLog:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
 
+from titan_core.components import Transform
 from titan_core.config.config import Config
 from titan_core.config.sections import OptimizerSection, TrainingSection
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.model.layout_check import check_layout
+from titan_core.model.layout_trial import try_model
 from titan_core.model.materialise import materialise
 from titan_core.model.part import ModelPart, TransformContext
+from titan_core.model.part_guard import PartGuard
 from titan_core.patterns import matches
 from titan_core.train.loss import cross_entropy_sum
 
@@ -22,22 +27,27 @@ def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
     """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
 
     Raises:
-        UserError: the model and its layout contradict each other.
+        UserError: the model and its layout contradict each other, or a transform cannot divide the model.
     """
     definition = job.facts.model
     with torch.device("meta"):
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model.name)
     _check_param_groups(model, job.config)
+    try_model(model, job, context)
     parts = [ModelPart(model, definition.layout, cross_entropy_sum)]
+    guard = PartGuard(parts[0])
     for transform in job.transforms:
-        apply = transform.apply.load()
-        results = [apply(part, context) for part in parts]
-        parts = [part for result in results for part in ([result] if isinstance(result, ModelPart) else result)]
+        apply = partial(_apply, transform, context)
+        parts = [one for part in parts for one in guard.apply(transform.name, apply, part)]
     for part in parts:
         materialise(part, context.device, job.config.section(TrainingSection).seed)
         part.module.train()
     return parts
+
+
+def _apply(transform: Transform, context: TransformContext, part: ModelPart) -> ModelPart | Sequence[ModelPart]:
+    return transform.apply.load()(part, context)
 
 
 def _check_param_groups(model: nn.Module, config: Config) -> None:

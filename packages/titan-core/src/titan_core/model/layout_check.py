@@ -16,9 +16,13 @@ def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
     """Hold ``layout`` against ``model`` (whole, before any transform).
 
     Raises:
-        UserError: names or patterns that match nothing, parameters or buffers without a first value, sizes that differ.
+        UserError: names or patterns that match nothing, parameters or buffers without a first value, sizes that differ,
+            parameters that belong to none of embedding, blocks and head, or to two of them.
     """
-    problems = [Problem(f"layout of model {name!r}", why, "mend the model plugin") for why in _mistakes(model, layout)]
+    where, way_out = f"layout of model {name!r}", "fix the model plugin"
+    problems = [Problem(where, why, way_out) for why in _mistakes(model, layout)]
+    if not problems:
+        problems = [Problem(where, *mistake) for mistake in _ownership(model, layout)]
     if problems:
         raise UserError(*problems)
 
@@ -73,3 +77,28 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     aliases = set(parameters) - {path for path, _ in model.named_parameters()}
     for path in sorted(aliases - set(layout.tied)):
         yield f"parameter {path!r} is shared with another, and tied does not say with which"
+
+
+def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
+    """What breaks the rule that each parameter belongs to exactly one of the modules that hidden states pass through, which
+    are the units that a pipeline distributes and FSDP gathers. Yields (why, fix)."""
+    fields = {name: field for field in ("embedding", "head") for name in getattr(layout, field)}
+    blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
+    fields |= dict.fromkeys(blocks, "blocks")
+    named = [*layout.embedding, *blocks, *layout.head]
+    for name in sorted({name for name in named if named.count(name) > 1}):
+        yield f"module {name!r} stands in embedding, blocks and head more than once", "name it in one of them"
+    for name, field in fields.items():
+        for outer, other in fields.items():
+            if name.startswith(f"{outer}."):
+                yield f"{field} names {name!r}, which is a part of {outer!r} in {other}", "name only one of the two"
+    persistent = set(model.state_dict(keep_vars=True))
+    tensors = {path: "parameter" for path, _ in model.named_parameters()}
+    tensors |= {path: "persistent buffer" for path, _ in model.named_buffers() if path in persistent}
+    for path, kind in tensors.items():
+        if not any(path.startswith(f"{unit}.") for unit in fields):
+            owner = path.rpartition(".")[0]
+            way_out = (
+                f"name its module {owner!r} in one of them" if owner else "move it into a module that one of them names"
+            )
+            yield f"{kind} {path!r} belongs to none of embedding, blocks and head", way_out

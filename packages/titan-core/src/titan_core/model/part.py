@@ -48,6 +48,14 @@ class ModelPart:
     positions each."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
+    wrapped_losses: tuple[LossFunction, ...] = ()
+    """The losses that :attr:`loss` calls in the end, where it was wrapped."""
+
+    def wrap_loss(self, wrapper: Callable[[LossFunction], LossFunction]) -> None:
+        """Let ``wrapper(loss)`` be the loss. A transform that assigns :attr:`loss` instead replaces it, which is refused
+        where an earlier transform had set it."""
+        self.wrapped_losses += (self.loss,)
+        self.loss = wrapper(self.loss)
 
     def add_flops(self, dtype: torch.dtype, per_token: float) -> None:
         """Products of ``per_token`` operations are made in ``dtype``."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from titan_core.metrics.pid_namespace import pid_namespace
 
-State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "failed"]
+State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "interrupted", "failed"]
 """``ended``: before the last step, as it should (the data's end, ``training.stop_at_step``)."""
 
 QUIET_AT_LEAST = 60.0
@@ -81,7 +81,7 @@ def state_of(attempt: Attempt, pace: float | None, quiet: float) -> State:
             return "finished"
         if end.get("failed"):
             return "failed"
-        return "preempted" if end.get("preempted") else "ended"
+        return "preempted" if end.get("preempted") else "interrupted" if end.get("interrupted") else "ended"
     if attempt.replaced or processes_are_gone(attempt.start):
         return "killed"
     patience = QUIET_AT_FIRST if pace is None else max(QUIET_AT_LEAST, pace)
@@ -113,6 +113,7 @@ def tell(attempt: Attempt, state: State) -> str:
         "failed": f"failed: {end.get('error') or end.get('reason', '')}",
         "ended": f"ended: {end.get('reason', '')}",
         "preempted": "preempted",
+        "interrupted": "interrupted",
         "killed": "killed",
         "stalled": "no end: killed, or stalled",
         "running": "running",

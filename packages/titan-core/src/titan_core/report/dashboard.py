@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from titan_core.metrics.mfu import format_mfu, is_estimated
 from titan_core.report.attempts import State, tell
 from titan_core.report.braille import bounds, plot
 from titan_core.report.followed_run import FollowedRun, Series
@@ -25,6 +26,7 @@ _COLOURS: dict[State, str] = {
     "finished": "blue",
     "ended": "blue",
     "preempted": "yellow",
+    "interrupted": "yellow",
     "stalled": "yellow",
     "killed": "red",
     "failed": "red",
@@ -102,14 +104,16 @@ def _figures(run: FollowedRun) -> RenderableType:
     right = [
         ("tokens/s", figure(last.get("tokens_per_second"), ",.0f")),
         ("a device", figure(last.get("tokens_per_second_per_device"), ",.0f") + _more(last, "tflops", ", {:.3g} TFLOP/s")),
-        ("MFU", figure(last.get("mfu"), ".1%")),
+        ("MFU", UNKNOWN if (mfu := finite(last.get("mfu"))) is None else format_mfu(mfu, is_estimated([last]))),
         (
             "memory",
             f"{figure(last.get('memory_peak_gib'), '.2f')} GiB peak" + _more(last, "memory_reserved_gib", ", {:.2f} kept"),
         ),
         (
             "a step",
-            f"{figure(last.get('step_seconds'), '.3f')} s" + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False),
+            f"{figure(last.get('step_seconds'), '.3f')} s"
+            + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False)
+            + _more(last, "empty_documents", ", {:.0f} empty", zero=False),
         ),
     ]
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli
-
+from titan_core.config.toml import parse_toml
 from titan_core.metrics.record_checks import event_flaw, metrics_flaw
 from titan_core.report.attempts import Attempt, State, attempts_of, pace_of, state_of
 from titan_core.report.tail import Tail
@@ -141,7 +140,7 @@ class FollowedRun:
             found = file.stat()
             stamp = (found.st_mtime_ns, found.st_size)
             if stamp != self._config_stamp:
-                self.config = tomli.loads(file.read_text(encoding="utf-8"))
+                self.config = parse_toml(file.read_text(encoding="utf-8"))
                 self._config_stamp = stamp
         except OSError:
             self.config, self._config_stamp = {}, None

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from titan_core.metrics.mfu import format_mfu, is_estimated
 from titan_core.metrics.run_log import RunLog
 from titan_core.report.attempts import attempts_of, state_now, tell
 from titan_core.report.numbers import UNKNOWN, duration, figure
@@ -33,6 +34,7 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
     attempts = attempts_of(run.events, run.times)
     best = min(_known(run.validations, "validation_loss"), default=None)
     peak = max(_known(run.steps, "memory_peak_gib"), default=None)
+    mfu = _median(run, "mfu")
     how = tell(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
     if len(attempts) > 1:
         how += f" ({len(attempts)} attempts)"
@@ -44,7 +46,7 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
         figure(best, ".4f"),
         _last(run.validations, "validation_loss"),
         figure(_median(run, "tokens_per_second"), ",.0f"),
-        figure(_median(run, "mfu"), ".1%"),
+        UNKNOWN if mfu is None else format_mfu(mfu, is_estimated(run.steps)),
         UNKNOWN if peak is None else f"{peak:.2f} GiB",
         duration(sum(attempt.seconds for attempt in attempts) if attempts else None),
         how,

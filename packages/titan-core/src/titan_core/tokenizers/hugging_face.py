@@ -7,29 +7,56 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.errors import UserError
+from titan_core.tokenizers.document_marks import TOKENIZER, document_marks
 from titan_core.tokenizers.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", "<bos>")
-_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "[SEP]", "<eos>")
-
 
 class HuggingFaceTokenizer:
-    """A ``tokenizers.Tokenizer``. Documents are marked by its begin and end tokens, as far as it has any."""
+    """A ``tokenizers.Tokenizer``, and the tokens that mark documents."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
+        """``folder``: where the tokenizer's other files are (:mod:`titan_core.tokenizers.document_marks`).
+
+        Raises:
+            UserError: one of them is damaged, or belongs to another tokenizer.
+        """
+        # A tokenizer may have been saved with the limits of a model's inputs: documents would be cut short, or filled up.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         # A document that quotes "<|end_of_text|>" does not end there.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
-        self._begin = self._first_of(_BEGINS)
-        self._end = self._first_of(_ENDS)
+        self._marks = document_marks(tokenizer, folder)
+        self._begin, self._end = list(self._marks.begin.ids), list(self._marks.end.ids)
+        self._vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return self._vocab_size
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """What a document begins with."""
+        return list(self._begin)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """What a document ends with."""
+        return list(self._end)
+
+    def describe_marks(self) -> list[str]:
+        """What documents begin and end with, and which file says so; and which other file contradicts it."""
+        lines = []
+        for verb, marks in (("begin", self._marks.begin), ("end", self._marks.end)):
+            names = " ".join(f"{self._tokenizer.id_to_token(token)!r} ({token})" for token in marks.ids) or "no token"
+            lines.append(f"documents {verb} with {names}: {marks.source}")
+            if marks.contradiction:
+                lines[-1] += f" (but {marks.contradiction})"
+        return lines
 
     def encode_document(self, text: str) -> list[int]:
         """The ids of ``text`` between begin and end of text."""
@@ -44,16 +71,12 @@ class HuggingFaceTokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def _first_of(self, names: tuple[str, ...]) -> list[int]:
-        found = [self._tokenizer.token_to_id(name) for name in names]
-        return [token for token in found if token is not None][:1]
-
 
 def build_hf(path: str | None) -> HuggingFaceTokenizer:
-    """Read ``path``, a ``tokenizer.json`` or the folder that holds one.
+    """Read ``path``, a ``tokenizer.json`` or the folder that holds one, and the config files beside it.
 
     Raises:
-        UserError: no such file, not a tokenizer, or ``tokenizers`` is not installed.
+        UserError: no such file, not a tokenizer, damaged config files, or ``tokenizers`` is not installed.
     """
     if path is None:
         raise UserError.one("model.tokenizer_path", "tokenizer 'hf' needs a tokenizer.json", "set model.tokenizer_path")
@@ -64,7 +87,7 @@ def build_hf(path: str | None) -> HuggingFaceTokenizer:
             "tokenizer 'hf'", "the package tokenizers is not installed", "`uv pip install 'titan-core[tokenizers]'`"
         ) from None
     file = Path(path).expanduser()
-    file = file / "tokenizer.json" if file.is_dir() else file
+    file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
         raise UserError.one(str(file), "no such file", "check the path")
     try:
@@ -73,4 +96,5 @@ def build_hf(path: str | None) -> HuggingFaceTokenizer:
         raise UserError.one(
             str(file), f"not a tokenizer.json: {error}", "give the file of a Hugging Face tokenizer"
         ) from None
-    return HuggingFaceTokenizer(tokenizer)
+    # A file of another name is one of several there, perhaps, and the config of any.
+    return HuggingFaceTokenizer(tokenizer, file.parent if file.name == TOKENIZER else None)

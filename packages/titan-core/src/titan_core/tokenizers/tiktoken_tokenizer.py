@@ -58,6 +58,16 @@ class TiktokenTokenizer:
         """One more than the largest id."""
         return self._encoding.n_vocab
 
+    @property
+    def begin_ids(self) -> list[int]:
+        """What a document begins with."""
+        return [self._begin]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """What a document ends with."""
+        return [self._end]
+
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
         """The ids of ``text`` between begin and end of text."""
         import numpy  # not with this module, which commands import that tokenise nothing

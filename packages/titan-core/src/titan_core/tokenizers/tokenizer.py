@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,4 +24,13 @@ class TextTokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, special tokens shown by name."""
+        ...
+
+
+@runtime_checkable
+class DescribesMarks(Protocol):
+    """A tokenizer that found out which tokens mark documents, and can say from where."""
+
+    def describe_marks(self) -> list[str]:
+        """A line for the begin and one for the end."""
         ...

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from torch.optim import Optimizer
@@ -42,6 +44,9 @@ class CheckpointRequest:
     """What observers are to hear: ``settle`` with the step before a checkpoint of it is taken, which raises where its
     numbers are bad; ``save_state`` for what they want to be kept in it, ``restore_state`` with that; and
     ``checkpoint_saved`` once it is complete."""
+    hold: Callable[[Path, str], None]
+    """Holds a folder against other jobs until the run ends, or raises :class:`~titan_core.errors.UserError` with its second
+    argument as the place. For rank 0: a job has one lock for each folder."""
 
 
 class CheckpointStore(Protocol):

@@ -91,6 +91,8 @@ class StepReport:
     """How long this rank waited for its data."""
     corrupt: int = 0
     """Corrupt records that all ranks have skipped since the job was started."""
+    empty: int = 0
+    """Empty documents that all ranks have left out since the job was started."""
     skipped: bool = False
     """Whether the update was left out (:func:`titan_core.hookspecs.titan_before_update`)."""
 
@@ -123,3 +125,5 @@ class TrainEnd:
     """Whether an exception ended it."""
     preempted: bool = False
     """Whether SIGTERM ended it, after a whole step: it wants to be started again."""
+    interrupted: bool = False
+    """Whether a person ended it by an interrupt (Ctrl-C), after a whole step."""

@@ -1,20 +1,32 @@
-"""Signals that ask a run for something: SIGTERM to stop after the present step (preemption), SIGUSR1 for a checkpoint."""
+"""Signals that request something of a run: SIGTERM to stop after the present step (preemption), SIGINT (Ctrl-C) likewise,
+SIGUSR1 to save a checkpoint."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
 
+from titan_core.hookspecs import hookimpl
+from titan_core.train.outcome import reported_by_launcher
 from titan_core.train.shared_request import SharedRequest
+
+FIRST_INTERRUPT = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 
 
 class Interruption:
-    """What signals have asked for since it was entered. A second SIGTERM ends the process at once."""
+    """What signals have requested since it was entered. A second SIGTERM or SIGINT ends the process at once.
+
+    Until ``titan_train_start`` SIGINT does what it did: there is nothing to finish yet.
+    """
 
     def __init__(self) -> None:
         self.stop = SharedRequest()
+        self.interrupt = SharedRequest()
+        """Why to stop: a person has interrupted the run."""
         self.save = SharedRequest()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -30,9 +42,30 @@ class Interruption:
             signal.signal(which, handler)
         self._before.clear()
 
+    @hookimpl(trylast=True)
+    def titan_train_start(self) -> None:
+        """From now on an interrupt waits for the end of the step. One that is ignored (``nohup``, a shell's background
+        job) or handled by an application around the trainer is left as it is."""
+        if self._before and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_int)
+
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self.stop.ask()
         signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])
 
+    def _on_int(self, number: int, frame: FrameType | None) -> None:
+        self.interrupt.ask()  # first: ranks that agree to stop must know why
+        self.stop.ask()
+        # Python would handle the next one only once a collective or a kernel returns, which it may never do.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
+            announce_interrupt()
+
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self.save.ask()
+
+
+def announce_interrupt() -> None:
+    """Say what the first Ctrl-C does. Safe in a signal handler, where ``print`` and logging are not."""
+    line_break = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
+    os.write(2, f"{line_break}{FIRST_INTERRUPT}\n".encode())

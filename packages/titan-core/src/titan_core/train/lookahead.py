@@ -25,6 +25,8 @@ class StepTotals:
     """Target tokens of the global batch, by dataset."""
     corrupt: int
     """Corrupt records skipped since the job was started."""
+    empty: int
+    """Empty documents left out since the job was started."""
     data_ended: bool
     """Some rank has no data for the step."""
     data_seconds: float
@@ -42,11 +44,15 @@ class Lookahead:
         """
         self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
 
-    def look(self) -> StepTotals:
+    def look(self, skipped: bool = False) -> StepTotals:
         """To be called by all ranks.
+
+        Args:
+            skipped: whether this rank left out the update of the step before.
 
         Raises:
             UserError: a rank's data is bad; on every rank.
+            RuntimeError: some ranks left out that update and others did not; on every rank.
         """
         world, requests = self._world, self._requests
         data: StepData | None = None
@@ -60,17 +66,22 @@ class Lookahead:
         # Counted once for ranks that see the same tokens.
         counts = data is not None and world.is_first_along("layers", "sequence", "weights")
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
-        corrupt = data.corrupt if data is not None and counts else 0
+        left_out = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
         asked = [request.asked for request in requests]  # a signal may come at any moment
-        flags = (data is None, mistake is not None, *asked)
-        totals = world.sum(torch.tensor([*map(int, flags), corrupt, *targets])).tolist()
-        ended, mistakes, *anywhere = totals[: len(flags)]
-        all_corrupt, *by_dataset = totals[len(flags) :]
+        flags = (data is None, mistake is not None, skipped, *asked)
+        totals = world.sum(torch.tensor([*map(int, flags), *left_out, *targets])).tolist()
+        ended, mistakes, skips, *anywhere = totals[: len(flags)]
+        corrupt, empty, *by_dataset = totals[len(flags) :]
         for request, told, some in zip(requests, asked, anywhere, strict=True):
             request.agree(told, some > 0)
+        if world.plan.copies == 1 and skips not in (0, world.size):
+            raise RuntimeError(
+                f"{skips} of {world.size} ranks left out the update of the last step, so that their weights differ from the "
+                "others': an observer's titan_before_update must return the same on all ranks"
+            )
         copy_targets = sum(by_dataset)
         if world.plan.copies > 1:
             copy_targets = int(world.sum_over_copy(torch.tensor(sum(targets))))
         if mistakes:
             world.raise_together(mistake)
-        return StepTotals(sum(by_dataset), copy_targets, by_dataset, all_corrupt, ended > 0, seconds)
+        return StepTotals(sum(by_dataset), copy_targets, by_dataset, corrupt, empty, ended > 0, seconds)

@@ -23,16 +23,10 @@ class MissingGradients:
         self._lifecycle = lifecycle
         self._reported: set[str] = set()
 
-    def look(self, step: int, received: int) -> None:
-        """Look at the gradients of ``step``, which are complete.
-
-        Args:
-            received: how many parameters have one; names are looked for only where that is too few.
-        """
-        if received == len(self._trained) or not self._reports:
-            return
+    def look(self, step: int) -> None:
+        """Look at what the optimizer is about to take ``step`` by."""
         names = [name for name, parameter in self._trained if parameter.grad is None and name not in self._reported]
-        if not names:
+        if not names or not self._reports:
             return
         self._reported.update(names)
         message = (

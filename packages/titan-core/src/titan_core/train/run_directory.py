@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_core.config.render import to_toml
 from titan_core.config.run_folder import PREVIOUS, run_folders
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.job import Job
 from titan_core.metrics.record_checks import checked_records, metrics_flaw
 
@@ -22,9 +25,41 @@ EVENTS = "events.jsonl"
 DEBUG = "debug"
 """A folder for what debugging plugins leave: traces, dumps, statistics."""
 LOGS = "logs"
-"""A folder for metric loggers with files of their own."""
+"""A folder for metric loggers with files of their own, and for the log of each rank (:mod:`titan_core.train.outcome`)."""
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
 """What belongs to one run, from a fresh start to its end."""
+LOCKED = "TITAN_LOCKED"
+"""Environment variable: the run's directory that a rank's launcher has locked."""
+
+
+@contextmanager
+def run_lock(folder: str) -> Iterator[None]:
+    """Hold a run's directory against other jobs. A job has one lock: its launcher's where that is Titan's and starts all
+    ranks, else rank 0's, which takes it before it waits for other ranks.
+
+    Raises:
+        UserError: another job writes there.
+    """
+    if os.environ.get("RANK", "0") != "0" or os.environ.get(LOCKED) == str(Path(folder).resolve()):
+        yield
+        return
+    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}"):
+        yield
+
+
+@contextmanager
+def lock_for_ranks(folder: str) -> Iterator[None]:
+    """The lock of a launcher: it outlives ranks that fail and are started again.
+
+    Raises:
+        UserError: another job writes there.
+    """
+    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}"):
+        os.environ[LOCKED] = str(Path(folder).resolve())
+        try:
+            yield
+        finally:
+            del os.environ[LOCKED]
 
 
 @dataclass(frozen=True)
@@ -32,6 +67,16 @@ class RunDirectory:
     """``job.dump_folder``."""
 
     path: Path
+    locks: ExitStack = field(default_factory=ExitStack, compare=False)
+    """Of further folders that the run writes to; to be closed at its end."""
+
+    def hold(self, folder: Path, where: str) -> None:
+        """Hold ``folder`` against other jobs until the run ends.
+
+        Raises:
+            UserError: another one writes there; ``where`` names the folder.
+        """
+        self.locks.enter_context(FolderLock(folder, where))
 
     @classmethod
     def create(cls, folder: str) -> RunDirectory:

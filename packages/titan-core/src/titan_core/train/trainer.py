@@ -30,7 +30,7 @@ from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.preserved import preserved_state
-from titan_core.train.run_directory import RunDirectory
+from titan_core.train.run_directory import RunDirectory, run_lock
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.shared_request import SharedRequests
 from titan_core.train.step import GradientAccumulation, StepRunner
@@ -51,9 +51,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
     Raises:
         UserError: a mistake in the config that only the data or the other ranks could show.
     """
-    lifecycle = Lifecycle(plugin.module for plugin in job.registry.found.plugins)
+    lifecycle = Lifecycle()
+    for plugin in job.registry.found.plugins:
+        lifecycle.register(plugin.module, origin=plugin.origin)
     for debugger in job.debuggers:
-        lifecycle.register(debugger.build.load()(job.facts))
+        lifecycle.register(debugger.build.load()(job.facts), origin=job.registry.origin(debugger))
     for observer in observers:
         lifecycle.register(observer)
     with ExitStack() as stack:
@@ -64,8 +66,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
+            stack.enter_context(run_lock(job.dump_folder))
+            stack.enter_context(directory.locks)
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
+            lifecycle.register(interruption)
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
@@ -104,7 +109,7 @@ class Trainer:
         self.run_step = self._step_runner(parts, context)
         for transform in job.transforms:
             if transform.observe is not None:
-                lifecycle.register(transform.observe.load()(parts, context))
+                lifecycle.register(transform.observe.load()(parts, context), origin=job.registry.origin(transform))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.missing_gradients = MissingGradients(named, world, lifecycle)
@@ -112,7 +117,7 @@ class Trainer:
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
         self.state = TrainState(parts, optimizer, lr_scheduler, loader)
-        self.checkpoints = self._checkpoint_store(job.checkpoint)
+        self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
             self.checkpoints.restore()
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
@@ -124,7 +129,8 @@ class Trainer:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
-        self.requests = SharedRequests([self.interruption.stop, self.interruption.save])
+        self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
+        self.skipped = False  # whether the last step's update was left out
         self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
@@ -159,7 +165,7 @@ class Trainer:
 
     @property
     def preempted(self) -> bool:
-        """Whether some rank was asked to stop."""
+        """Whether some rank was requested to stop, by SIGTERM or by an interrupt."""
         return self.interruption.stop.agreed
 
     def step(self) -> bool:
@@ -170,7 +176,7 @@ class Trainer:
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
-        totals = self.lookahead.look()
+        totals = self.lookahead.look(self.skipped)
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
@@ -216,6 +222,8 @@ class Trainer:
             reason = "all steps are done"
         elif step >= self.last_step:
             reason = "training.stop_at_step was reached"
+        elif self.interruption.interrupt.agreed:
+            return TrainEnd(step, completed, reason="interrupted, after a whole step", interrupted=True)
         elif self.preempted:
             return TrainEnd(
                 step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True
@@ -228,16 +236,19 @@ class Trainer:
         """Forward, backward, clip, update."""
         state, device, training = self.state, self.world.device, self.training
         microbatches = [batch.to(device) for batch in data.microbatches]
+        # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
+        divisor = max(1, totals.copy_targets)
         with self.stopwatch.phase("forward_backward"):
-            loss, rank_losses = self._losses(self.run_step(microbatches, totals.copy_targets), data, totals)
+            loss, rank_losses = self._losses(self.run_step(microbatches, divisor), data, totals)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
-            self.missing_gradients.look(state.step + 1, sum(map(len, gradients.values())))
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
         repeat = partial(self._repeat_forward, microbatches)
         pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, repeat)
-        skipped = self.lifecycle.before_update(pending)
+        skipped = self.skipped = self.lifecycle.before_update(pending)
+        if not skipped:
+            self.missing_gradients.look(state.step + 1)  # only now: observers may have lost some
         if self.checkpoints is not None and not skipped:
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.before_update()
@@ -262,6 +273,7 @@ class Trainer:
             epoch=data.epoch,
             data_seconds=totals.data_seconds,
             corrupt=totals.corrupt,
+            empty=totals.empty,
             skipped=skipped,
         )
 
@@ -285,7 +297,7 @@ class Trainer:
         (part,) = parts
         return GradientAccumulation(part)
 
-    def _checkpoint_store(self, checkpoint: Checkpoint | None) -> CheckpointStore | None:
+    def _checkpoint_store(self, checkpoint: Checkpoint | None, directory: RunDirectory) -> CheckpointStore | None:
         if checkpoint is None:
             return None
-        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle))
+        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle, directory.hold))

@@ -207,12 +207,17 @@ def require_same_job(job: Job) -> None:
         *(
             Problem(
                 f"rank {rank}",
-                f"its job differs from rank 0's in {', '.join(_differences(identities[0], identities[rank]))}",
+                f"its job differs from rank 0's in {_differences_of(identities[0], identities[rank])}",
                 "start all ranks with the same config and the same packages",
             )
             for rank in different
         )
     )
+
+
+def _differences_of(one: object, other: object) -> str:
+    """What is different; secrets are compared, and not shown."""
+    return ", ".join(_differences(one, other)) or "a secret (a key such as a password, or one within an address)"
 
 
 def _differences(one: object, other: object, path: str = "") -> list[str]:

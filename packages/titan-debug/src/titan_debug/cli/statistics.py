@@ -8,8 +8,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from titan_core.cli.arguments import json_argument, seconds
+from titan_core.cli.arguments import json_argument, seconds, whole
 from titan_core.cli.output import print_json, print_table
+from titan_core.config.numbers import MOST_STEPS
 from titan_core.errors import UserError
 from titan_core.metrics.run_log import RunLog
 from titan_debug.cli.running import ask_and_wait, world_size
@@ -22,7 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan statistics``."""
     parser.add_argument("run", metavar="RUN", help="a run's directory")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that there is)")
+    which.add_argument(
+        "--step", type=whole(0, MOST_STEPS), metavar="N", help="the step (default: the last one that there is)"
+    )
     which.add_argument("--now", action="store_true", help="ask a run that is going on for those of its next step")
     parser.add_argument(
         "--wait",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.cli.arguments import json_argument, positive
+from titan_core.cli.arguments import few, json_argument
 from titan_core.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a trace (.json or .json.gz), a folder of one step's traces, or a run's directory"
     )
-    parser.add_argument("--top", type=positive, default=10, metavar="N", help="how many operators (default: 10)")
+    parser.add_argument("--top", type=few, default=10, metavar="N", help="how many operators (default: 10)")
     json_argument(parser)
 
 

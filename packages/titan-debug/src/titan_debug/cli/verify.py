@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import json_argument, positive, recipe_arguments
+from titan_core.cli.arguments import json_argument, real, recipe_arguments, step_count
 from titan_core.cli.output import print_json, print_table
 from titan_core.config.overrides import Override
 from titan_core.config.sections import JobSection, TrainingSection
 from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock
 from titan_core.job.job import Job
 from titan_core.metrics.run_log import RunLog
 from titan_debug.config import NumericsSection
@@ -34,9 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a mesh such as dp_shard=2,tp=2, or 1 for one device; give it several times: the first is the reference "
              "(of one alone, the reference is one device)",
     )  # fmt: skip
-    parser.add_argument("--steps", type=positive, default=5, metavar="N", help="steps to train (default: 5)")
+    parser.add_argument("--steps", type=step_count, default=5, metavar="N", help="steps to train (default: 5)")
     parser.add_argument(
-        "--tolerance", type=_tolerance, metavar="X",
+        "--tolerance", type=real("a relative difference", 0.0, 1e6), metavar="X",
         help="the largest relative difference of losses that is rounding (default: 1e-4; in bfloat16 2e-2)",
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="where the runs go (default: outputs/verify/<recipe>)")
@@ -62,26 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
         job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is told before anything is trained
         place = folder / str(mesh).replace(" ", "_")
         runs.append(ChildRun(arguments.recipe, [*overrides, *overrides_for(mesh, dims)], mesh.processes, place))
-    for mesh, child in zip(meshes, runs, strict=True):
-        if not arguments.json:
-            print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
-        child.train()
+    with FolderLock(folder, f"--output {folder}"):
+        for mesh, child in zip(meshes, runs, strict=True):
+            if not arguments.json:
+                print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
+            child.train()
     curves = [read_curve(child.folder) for child in runs]
     tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
     verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
     tell(meshes, curves, verdicts, tolerance, arguments.json)
     return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
-
-
-def _tolerance(text: str) -> float:
-    """A number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
 
 
 def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:

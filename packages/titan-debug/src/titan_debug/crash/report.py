@@ -14,10 +14,11 @@ from titan_core.config.redaction import text_without_secrets, without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
+from titan_core.plugin_guard import PluginFailure
+from titan_core.train.consequences import follows_from_a_peer
 from titan_core.train.events import RunStart
 from titan_core.train.run_directory import DEBUG, METRICS
 from titan_debug.config import CommTraceSection
-from titan_debug.consequences import follows_from_a_peer
 from titan_debug.crash.environment import command_line, describe_environment
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page
 from titan_debug.crash.rank_files import QUIET, CrashFiles
@@ -63,6 +64,12 @@ class CrashReport:
         run = self._run
         if run is None or isinstance(error, KeyboardInterrupt):
             return
+        try:
+            self._report(run, error)
+        except OSError as problem:  # a full disk must not hide the error itself behind a traceback
+            log.error("the crash report cannot be written: %s", problem)
+
+    def _report(self, run: RunStart, error: BaseException) -> None:
         folder = self._folder / DEBUG / FOLDER
         own = self._crash(run, error)
         files = CrashFiles(folder, run.attempt, run.world.size)
@@ -106,7 +113,7 @@ class CrashReport:
             log.warning("the crash report cannot be kept up to date: %s", error)
 
     def _crash(self, run: RunStart, error: BaseException) -> RankCrash:
-        told = isinstance(error, UserError | RunStopped)
+        told = isinstance(error, UserError | RunStopped) and not isinstance(error, PluginFailure)
         return RankCrash(
             rank=run.world.rank,
             world_size=run.world.size,

@@ -12,9 +12,9 @@ from titan_core.config.redaction import text_without_secrets
 from titan_core.config.sections import CommSection, JobSection
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
+from titan_core.train.consequences import follows_from_a_peer
 from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd
-from titan_debug.config import CommTraceSection
-from titan_debug.consequences import follows_from_a_peer
+from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.dump import Dump, write_dump
@@ -37,8 +37,8 @@ class FlightRecorder:
     def __init__(self, comm: CommSection, section: CommTraceSection, dump_folder: str) -> None:
         self._section = section
         self._folder = Path(dump_folder) / section.save_traces_folder
-        self._first_limit = SHARE * comm.init_timeout_seconds
-        self._limit = section.watchdog_seconds or SHARE * comm.train_timeout_seconds
+        self._first_limit = max(LEAST_WATCHED_SECONDS, SHARE * comm.init_timeout_seconds)
+        self._limit = section.watchdog_seconds or max(LEAST_WATCHED_SECONDS, SHARE * comm.train_timeout_seconds)
         self._run: RunStart | None = None
         self._assembled = self._attempt = 0.0
         self._step, self._in_step = 0, False

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from titan_debug.config import LEAST_WATCHED_SECONDS
 from titan_debug.request import Request, Requests
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,8 @@ class Watchdog:
 
     def _wind_up(self) -> None:
         if self._stacks is not None:
-            faulthandler.dump_traceback_later(self._later_limit + self._poll, file=self._stacks)
+            seconds = max(LEAST_WATCHED_SECONDS, self._later_limit) + self._poll
+            faulthandler.dump_traceback_later(seconds, file=self._stacks)
 
     def _look(self) -> None:
         step, limit = self._step, self._limit

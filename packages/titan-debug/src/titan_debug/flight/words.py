@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from titan_core.rank_names import ranks as ranks
 from titan_debug.flight.dump import Dump, Entry, Frame, Group
 from titan_debug.flight.stacks import location, short_path
 
@@ -12,23 +13,6 @@ _DTYPES = {
     "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool",
 }  # fmt: skip
 _FUNCTIONS = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """``rank 1``, or ``ranks 0-2, 5``."""
-    numbers = sorted(set(numbers))
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """``0-2, 5``."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def verb(numbers: Sequence[int], one: str, many: str) -> str:

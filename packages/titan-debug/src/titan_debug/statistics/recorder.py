@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor, nn
 
 from titan_core.hookspecs import hookimpl
 from titan_core.job.job import JobFacts
-from titan_core.metrics.json_lines import open_lines
+from titan_core.metrics.json_lines import LineFile
 from titan_core.train.events import Finding, PendingUpdate, RunStart
 from titan_core.train.shared_request import SharedRequest
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import named_gradients, place_in_model, replay
 from titan_debug.request import Requests
 from titan_debug.statistics.read import RANK_FILE
-
-log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often rank 0 looks for a person's request, at most."""
@@ -37,11 +31,10 @@ class StatisticsRecorder:
     def __init__(self, section: NumericsSection) -> None:
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
         self._requests: Requests | None = None  # of people; rank 0 looks, and tells the others
         self._asked: SharedRequest | None = None
         self._looked = 0.0
-        self._given_up = False
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
@@ -85,38 +78,17 @@ class StatisticsRecorder:
             "outputs": outputs,
             "gradients": gradients,
         }
-        with self._going_on():
-            if asked:
-                self._given_up = False  # there may be room by now
-            self._write(run, record)
-        if asked and run.world.rank == 0 and not self._given_up:
+        if self._file is None:
+            self._file = LineFile(Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank))
+        if self._file.append(record) and asked and run.world.rank == 0:
             run.tell(Finding("statistics", f"of modules and gradients, as asked for, in {self._folder}", update.step))
 
     @hookimpl
     def titan_train_end(self) -> None:
         """Close the file."""
-        with self._going_on():
-            file, self._file = self._file, None
-            if file is not None:
-                file.close()
-
-    def _write(self, run: RunStart, record: dict[str, object]) -> None:
-        if self._given_up:
-            return
-        if self._file is None:
-            file = Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_lines(file)
-        self._file.write(json.dumps(record) + "\n")
-
-    @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """A full disk is not worth a run: what cannot be written is told, and no more is written."""
-        try:
-            yield
-        except OSError as error:
-            self._file, self._given_up = None, True
-            log.warning("statistics cannot be written: %s; none are kept from here on", error.strerror or error)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 @torch.no_grad()

@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from titan_core.cli.arguments import parse_whole
 from titan_core.components import Transform
 from titan_core.config.load import load_config
+from titan_core.config.numbers import MOST_PROCESSES
 from titan_core.config.overrides import Override
+from titan_core.config.problems import shorten
 from titan_core.config.sections import TrainingSection
 from titan_core.errors import UserError, nearest
 from titan_core.job.assemble import assemble
@@ -52,9 +55,11 @@ def parse_mesh(text: str, dims: Sequence[MeshDim]) -> Mesh:
         name, _, degree = (one.strip() for one in part.partition("="))
         if name not in names:
             raise UserError.one(f"--mesh {text}", f"there is no mesh dimension {name!r}", nearest(name, names))
-        if not degree.isdecimal() or int(degree) < 1 or name in degrees:
-            raise UserError.one(f"--mesh {text}", f"{part.strip()!r} is no degree", "write it as in --mesh dp_shard=2,tp=2")
-        degrees[name] = int(degree)
+        number = parse_whole(degree, 1, MOST_PROCESSES)
+        if number is None or name in degrees:
+            why = f"{shorten(part.strip())!r} is no degree from 1 to {MOST_PROCESSES}"
+            raise UserError.one(f"--mesh {shorten(text)}", why, "write it as in --mesh dp_shard=2,tp=2")
+        degrees[name] = number
     return Mesh({name: degree for name, degree in degrees.items() if degree > 1})
 
 

@@ -1,0 +1,315 @@
+"""Configs that nobody would write: each is read, checked and assembled, as ``titan config check`` and ``job show`` do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import random
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.fuzz.values import ABSURD, random_value
+from titan_core.cli.job import describe
+from titan_core.components import Model, Recipe
+from titan_core.config.load import load_config
+from titan_core.config.overrides import parse_overrides
+from titan_core.config.render import to_toml
+from titan_core.errors import RunStopped, UserError
+from titan_core.job.assemble import assemble
+from titan_core.job.job import Job
+from titan_core.plugin_guard import PluginFailure
+from titan_core.registry import Registry
+
+LONGEST_SECONDS = 10
+MEMORY = 4 * 2**30
+"""Bytes of address space that a case may take beyond what the process had."""
+LARGEST = 1e13
+"""No key but the seed means anything beyond this."""
+TRAINED_EVERY = 250
+"""One of so many cases is trained for two steps, where it is valid and tiny."""
+TINY: dict[str, dict[str, Any]] = {
+    "model": {
+        "name": "llama3",
+        "flavor": "debug",
+        "args": {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 64},
+    },
+    "training": {"seq_len": 16, "local_batch_size": 2, "steps": 2},
+    "lr_scheduler": {"warmup_steps": 1},
+}  # fmt: skip
+
+
+class TookTooLong(BaseException):
+    """Not an ``Exception``, which code under test may catch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One config."""
+
+    text: bytes | None
+    """A recipe's contents; ``None`` takes ``recipe`` as it is."""
+    recipe: str
+    overrides: list[str] = field(default_factory=list)
+    world_size: int | None = None
+
+    def __str__(self) -> str:
+        text = f" from {self.text[:300]!r}" if self.text is not None else f" of {self.recipe[:80]!r}"
+        overrides = [one[:120] for one in self.overrides]
+        return f"world size {self.world_size}, overrides {overrides}{text}"
+
+
+def run(count: int, seed: int, folder: Path) -> list[str]:
+    """``count`` cases of ``seed``; returns the failures, each with its number, from which :func:`case` makes it again."""
+    registry = Registry.from_installed()
+    keys = keys_of(registry)
+    with contextlib.chdir(folder):
+        # Before time and memory are limited: importing torch takes more than a case may.
+        plain = check(Case(tomli_w.dumps(TINY).encode(), "fuzz.toml", [], 1), registry, folder, train=True)
+    cases = [_numbered(number, seed, registry, keys) for number in range(count)]
+    found = run_limited(cases, registry, folder)
+    failures = [f"case {number} of seed {seed}: {one}" for number, one in enumerate(found) if one]
+    return [f"the recipe without mistakes: {plain}", *failures] if plain else failures
+
+
+def run_limited(cases: list[Case], registry: Registry, folder: Path) -> list[str]:
+    """The failure of each case, empty where there is none, within limits of time and memory."""
+    failures: list[str] = []
+    with contextlib.chdir(folder), _limits() as limited:
+        for number, made in enumerate(cases):
+            trained = number % TRAINED_EVERY == 0
+            try:
+                failure = limited(lambda made=made, trained=trained: check(made, registry, folder, trained))
+            except TookTooLong:
+                failure = f"took longer than {LONGEST_SECONDS} s"
+            failures.append(f"{failure}\n    {made}" if failure else "")
+    return failures
+
+
+def _numbered(number: int, seed: int, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
+    """Case ``number`` of ``seed``; one that is trained is a variant of the tiny recipe."""
+    rng = random.Random(f"{seed}/{number}")
+    if number % TRAINED_EVERY == 0:
+        return Case(_structured(rng, keys), "fuzz.toml", [], 1)
+    return case(rng, registry, keys)
+
+
+def keys_of(registry: Registry) -> dict[tuple[str, str], Any]:
+    """(section, key) -> type; with the arguments of every model family under section ``model.args``."""
+    keys = {
+        (name, key): info.annotation
+        for name, owners in registry.sections().items()
+        for cls in owners
+        for key, info in cls.model_fields.items()
+    }
+    for model in registry.all(Model):
+        for key, info in type(next(iter(model.flavors.values()))).model_fields.items():
+            keys["model.args", key] = info.annotation
+    return keys
+
+
+def case(rng: random.Random, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
+    """A random case."""
+    world_size = rng.choice((None, None, 1, 1, 1, 2, 4, 7, 8, 512, 2**20))
+    kind = rng.random()
+    if kind < 0.5:
+        return Case(_structured(rng, keys), "fuzz.toml", _overrides(rng, keys, 0.2), world_size)
+    if kind < 0.75:
+        return Case(_mutated(rng, registry), "fuzz.toml", [], world_size)
+    recipe = rng.choice(
+        (
+            *registry.names(Recipe),
+            "llama3_debug",
+            "llama3_debug",
+            "",
+            "no such",
+            "a" * 300 + ".toml",
+            "/dev/zero",
+            ".",
+            "x\0.toml",
+        )
+    )
+    return Case(None, recipe, _overrides(rng, keys, 1.0), world_size)
+
+
+def _structured(rng: random.Random, keys: dict[tuple[str, str], Any]) -> bytes:
+    tables: dict[str, Any] = json.loads(json.dumps(TINY)) if rng.random() < 0.8 else {}
+    for section, key in rng.sample(list(keys), rng.randint(0, 5)):
+        table = tables
+        for part in section.split("."):
+            table = table.setdefault(part, {}) if isinstance(table, dict) else {}
+        if isinstance(table, dict):
+            table[key] = random_value(keys[section, key], rng)
+    if rng.random() < 0.05:
+        tables[rng.choice(("training", "nonsense", "", "a.b"))] = rng.choice(ABSURD)
+    try:
+        return tomli_w.dumps(tables).encode(errors="surrogatepass")
+    except (TypeError, ValueError, RecursionError):  # what TOML cannot say comes by the command line instead
+        return b"[training]\nsteps = 1\n"
+
+
+def _mutated(rng: random.Random, registry: Registry) -> bytes:
+    recipes = registry.all(Recipe)
+    data = bytearray(rng.choice(recipes).file.read_bytes())
+    for _ in range(rng.choice((1, 1, 2, 5, 40))):
+        place = rng.randrange(len(data) + 1)
+        what = rng.randrange(9)
+        if what == 0:
+            data[place : place + rng.randint(1, 20)] = b""
+        elif what == 1:
+            data[place:place] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 8)))
+        elif what == 2 and place < len(data):
+            data[place] ^= 1 << rng.randrange(8)
+        elif what == 3:
+            data[place:] = b""
+        elif what == 4:
+            data[place:place] = rng.choice(
+                (b"[" * 1000, b"{a=" * 1000, b"x=" + b"[" * 5000, b"a." * 2000, b"9" * 5000, b"\0", b"\xff")
+            )
+        elif what == 5:
+            data = bytearray(
+                bytes(data).decode("utf-8", "replace").encode(rng.choice(("utf-16", "latin-1", "utf-8-sig")), "replace")
+            )
+        elif what == 6:
+            lines = bytes(data).splitlines(keepends=True)
+            rng.shuffle(lines)
+            data = bytearray(b"".join(lines))
+        elif what == 7:
+            data += bytes(data[place:])
+        else:
+            digits = [at for at, byte in enumerate(data) if chr(byte).isdigit()]
+            if digits:
+                at = rng.choice(digits)
+                data[at : at + 1] = rng.choice(
+                    (b"-1", b"1e300", b"nan", b"0x" + b"f" * 5000, b"9" * 40, b"9" * 5000, b"inf")
+                )
+    return bytes(data)
+
+
+def _overrides(rng: random.Random, keys: dict[tuple[str, str], Any], share: float) -> list[str]:
+    arguments: list[str] = []
+    if rng.random() >= share:
+        return arguments
+    for section, key in rng.sample(list(keys), rng.randint(1, 4)):
+        value = random_value(keys[section, key], rng)
+        flag = rng.choice((f"--{section}.{key}", f"--{section}.{key}".replace("_", "-")))
+        if rng.random() < 0.05:
+            flag = rng.choice(
+                ("--a.b.c.d", "--.", "--training.", "--.steps", "--training.steps.x", "-x", "steps", "--" + "a." * 500 + "b")
+            )
+        arguments.append(f"{flag}={_toml(value)}")
+    return arguments
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return repr(value)
+    try:
+        return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> str:
+    """What is wrong with how ``made`` is taken; empty where nothing is."""
+    file = folder / "fuzz.toml"
+    if made.text is not None:
+        file.write_bytes(made.text)
+    began = time.monotonic()
+    try:
+        config, left = load_config(
+            str(file) if made.text is not None else made.recipe, parse_overrides(made.overrides), registry
+        )
+        job = assemble(config, left, made.world_size)
+        to_toml(config).encode()
+        json.dumps(describe(job), allow_nan=False).encode()
+    except PluginFailure as error:
+        return f"a plugin of ours failed: {error}"
+    except UserError as error:
+        str(error).encode(errors="backslashreplace")
+        return ""
+    except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return traceback.format_exc(limit=-6).replace("\n", "\n    ")
+    if time.monotonic() - began > LONGEST_SECONDS:
+        return f"took {time.monotonic() - began:.0f} s"
+    for key, value in _numbers(config.as_dict()):
+        if not math.isfinite(value) or (abs(value) > LARGEST and key != "training.seed"):
+            return f"accepted {key} = {value}"
+    return _train(job) if train and _is_tiny(job) else ""
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _numbers(one, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _numbers(one, key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+
+
+def _is_tiny(job: Job) -> bool:
+    batch, sections = job.facts.batch, job.config.as_dict()
+    return (
+        job.facts.mesh.world_size == 1
+        and job.facts.model.num_params < 10**6
+        and batch.tokens_per_step < 10**4
+        and job.data.datasets[0].request.name == "stdlib"
+        and sections["data"]["num_workers"] == 0
+        and not sections["compile"]["enable"]
+        and not sections["validation"]["enable"]
+    )
+
+
+def _train(job: Job) -> str:
+    """Train its few steps, unseen."""
+    from titan_core.train.trainer import train
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            train(job)
+    except PluginFailure as error:
+        return f"a plugin of ours failed in training: {error}"
+    except (UserError, RunStopped):
+        return ""
+    except Exception:  # noqa: BLE001 - likewise
+        return "training: " + traceback.format_exc(limit=-6).replace("\n", "\n    ")
+    return ""
+
+
+@contextlib.contextmanager
+def _limits() -> Iterator[Callable[[Callable[[], str]], str]]:
+    """Calls a function with limits of time and of memory."""
+
+    def ring(signum: int, frame: object) -> None:
+        raise TookTooLong
+
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    before, limits = signal.signal(signal.SIGALRM, ring), resource.getrlimit(resource.RLIMIT_AS)
+
+    def call(function: Callable[[], str]) -> str:
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_SECONDS)
+        try:
+            return function()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, limits[1]))
+    try:
+        yield call
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGALRM, before)

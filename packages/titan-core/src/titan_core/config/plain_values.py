@@ -1,0 +1,70 @@
+"""What no value of a config may be, whatever key it stands under and whichever plugin owns the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from titan_core.config.numbers import LARGEST
+
+DEEPEST = 16
+"""Tables and lists within one another."""
+LONGEST_TEXT = 65_536
+"""Characters in one value."""
+
+
+def require_sane(value: Any) -> None:
+    """Refuse numbers, texts and nesting that nothing can work with, anywhere in ``value``.
+
+    Raises:
+        ValueError: saying what is wrong, and where inside ``value``.
+    """
+    flaw = next(_flaws(value, "", 0), None)
+    if flaw is not None:
+        raise ValueError(flaw)
+
+
+def _flaws(value: Any, path: str, depth: int) -> Iterator[str]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        flaw = _flaw_of_number(value)
+    elif isinstance(value, str):
+        flaw = _flaw_of_text(value)
+    elif isinstance(value, Mapping | list | tuple):
+        if depth >= DEEPEST:
+            yield f"tables and lists may be nested {DEEPEST} deep"
+            return
+        if isinstance(value, Mapping):
+            for key in value:
+                if isinstance(key, str) and (flaw := _flaw_of_text(key)):
+                    yield f"a key inside it {flaw}"
+            items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+        else:
+            items = [(f"{path}[{number}]", one) for number, one in enumerate(value)]
+        for inner, one in items:
+            yield from _flaws(one, inner, depth + 1)
+        return
+    else:
+        return
+    if flaw:
+        yield f"{path} {flaw}" if path else flaw
+
+
+def _flaw_of_number(value: float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    return "" if abs(value) <= LARGEST else f"must be at most {LARGEST:.2g} in size"
+
+
+def _flaw_of_text(text: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        return f"must be at most {LONGEST_TEXT} characters long"
+    if "\0" in text:
+        return "must not contain the character NUL"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "must be valid Unicode text (it holds bytes that are not UTF-8)"
+    return ""

@@ -1,0 +1,164 @@
+"""Comparing a layout with what its model does: one forward pass of a small copy, and more where the job divides it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from titan_core.config.sections import DataSection
+from titan_core.errors import Problem, UserError
+from titan_core.job.job import Job
+from titan_core.model.part import TransformContext
+from titan_core.model.trial import CannotTry, ModelTrial
+from titan_core.patterns import matches
+
+log = logging.getLogger(__name__)
+
+
+def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
+    """Try ``model`` (whole, on the meta device) with a few tokens.
+
+    Raises:
+        UserError: it does not do what its layout says, or what a transform of the job needs.
+    """
+    try:
+        trial = _trial(model, job, context)
+    except CannotTry as error:
+        needs = [transform.name for transform in job.transforms if transform.check_model is not None]
+        why = f"a trial of its forward on a few tokens raised {error}"
+        if needs:
+            way_out = "fix the model plugin, or do without these"
+            raise UserError.one(
+                f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", way_out
+            ) from error
+        log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
+        return
+    problems = list(_mistakes(trial))
+    if not problems:
+        problems = list(_dependences(trial, job))
+    if not problems:
+        checks = (one.check_model.load() for one in job.transforms if one.check_model is not None)
+        problems = [problem for check in checks for problem in check(model, trial, context)]
+    if problems:
+        raise UserError(*problems)
+
+
+def _trial(model: nn.Module, job: Job, context: TransformContext) -> ModelTrial:
+    """On the CPU; where the model fails there, with longer sequences, and on the device that it trains on."""
+    cpu, layout = torch.device("cpu"), job.facts.model.layout
+    attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.facts.batch.seq_len))]
+    if context.device.type != "cpu":
+        attempts += [(context.device, length) for _, length in attempts]
+    first: CannotTry | None = None
+    for device, length in attempts:
+        try:
+            return ModelTrial(model, layout, job.model.name, device, length)
+        except CannotTry as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _mistakes(trial: ModelTrial) -> Iterator[Problem]:
+    """What the layout says of every model, whatever is done to it."""
+    layout, batch, seq = trial.layout, *trial.tokens.shape
+    logits = (batch, seq, layout.vocab_size)
+    if not isinstance(trial.logits, Tensor) or tuple(trial.logits.shape) != logits:
+        found = list(trial.logits.shape) if isinstance(trial.logits, Tensor) else type(trial.logits).__name__
+        why = f"forward must return logits [batch, seq, vocab_size] = {list(logits)}, and returns {found}"
+        yield trial.problem(why, "fix vocab_size, or the model's forward")
+        return
+    called = {call.name for call in trial.calls}
+    for name in trial.units():
+        if name not in called:
+            field = "blocks" if name.startswith(f"{layout.blocks}.") else "embedding or head"
+            why = f"{field} names {name!r}, and the model's forward never calls it"
+            yield trial.problem(why, "call the module itself, not its weight; or name the modules that are called")
+    blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
+    hidden = (batch, seq, layout.dim)
+    for call in trial.calls_of(blocks):
+        if call.output != hidden:
+            shown = f"[batch, seq, dim] = {list(hidden)}, and returns {_text(call.output)}"
+            why = f"{call.name!r} must return hidden states {shown}"
+            yield trial.problem(why, "fix dim, or the module's forward")
+            break
+    yield from _mixers(trial)
+    if layout.max_seq_len > trial.seq:
+        last = trial.positions.clone()
+        last[:, -1] = layout.max_seq_len - 1
+        try:
+            trial.run(trial.tokens, last)
+        except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+            why = f"max_seq_len is {layout.max_seq_len}, and position {layout.max_seq_len - 1} raises {type(error).__name__}"
+            yield trial.problem(f"{why}: {' '.join(str(error).split())[:120]}", "fix max_seq_len, or the model's table")
+
+
+def _mixers(trial: ModelTrial) -> Iterator[Problem]:
+    """How mixers are called."""
+    layout, batch, seq = trial.layout, *trial.tokens.shape
+    mixers = [call for call in trial.calls if matches(call.name, layout.mixers)]
+    for call in mixers:
+        tensors = [one for one in call.arguments[:3] if isinstance(one, tuple) and len(one) == 4]
+        count = 4 if layout.masks_documents else 3
+        way_out = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
+        if len(tensors) != 3 or len(call.arguments) > count or any(one[0] != batch or one[2] != seq for one in tensors):
+            found = ", ".join(map(_text, call.arguments)) or "keywords alone"
+            why = f"mixers names {call.name!r}, which is called with {found}"
+            yield trial.problem(why, way_out)
+            return
+        q, k, v = tensors
+        if (q[1], k[1], v[1]) != (layout.heads, layout.kv_heads, layout.kv_heads):
+            why = (
+                f"heads is {layout.heads} and kv_heads {layout.kv_heads}, and {call.name!r} is called with {q[1]} and {k[1]}"
+            )
+            yield trial.problem(why, "fix heads and kv_heads")
+            return
+        if call.output != q:
+            yield trial.problem(f"mixers names {call.name!r}, which returns {_text(call.output)} for q {list(q)}", way_out)
+            return
+
+
+def _dependences(trial: ModelTrial, job: Job) -> Iterator[Problem]:
+    """No sequence, and no document where these are masked, may depend on what else is in the batch."""
+    facts = job.facts
+    if facts.batch.ranks * facts.batch.microbatches > 1 or facts.mesh.world_size > 1:
+        for number in range(len(trial.tokens)):
+            place = trial.fault(partial(trial.run, trial.tokens[number : number + 1]), sequence=number)
+            if place is not None:
+                why = f"{place} mixes the sequences of a batch, so that results depend on how the global batch is divided"
+                yield trial.problem(why, "compute each sequence by itself, or train on one rank with one microbatch")
+                return
+    if facts.config.section(DataSection).document_mask:
+        yield from _documents(trial)
+
+
+def _documents(trial: ModelTrial) -> Iterator[Problem]:
+    """Two documents in a sequence must come out as each does alone."""
+    place = trial.positions_fault()
+    if place is not None:
+        yield trial.problem(f"{place} gives other results where positions 0 .. seq - 1 are given", "use positions")
+        return
+    cut = trial.seq // 2 - 1
+    positions = torch.cat((trial.positions[:, :cut], trial.positions[:, : trial.seq - cut]), dim=1)
+    documents = (trial.positions >= cut).long()
+    why = "masks_documents is true, and two documents in one sequence do not come out as each does alone"
+    try:
+        packed = trial.run(trial.tokens, positions, documents)
+        alone = torch.cat([trial.run(one) for one in (trial.tokens[:, :cut], trial.tokens[:, cut:])], dim=1)
+        same = trial.same(packed, alone)
+    except Exception as error:  # noqa: BLE001 - the model's code may raise anything
+        same, why = False, f"{why}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if not same:
+        way_out = "hand documents to every mixer, take positions from positions, or set masks_documents = False"
+        yield trial.problem(why, way_out)
+
+
+def _text(shape: Any) -> str:
+    if isinstance(shape, tuple):
+        return str(list(shape))
+    return "None" if shape is None else f"a {shape.__name__}"

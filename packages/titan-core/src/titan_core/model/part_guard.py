@@ -1,0 +1,71 @@
+"""What one transform has set on a part of the model, another must not drop or replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from titan_core.errors import Problem, UserError
+from titan_core.model.part import ModelPart
+
+_REMEDY = "switch one of the two off, or let the later one build on what it finds"
+
+
+class PartGuard:
+    """Watches parts while transforms are applied to them."""
+
+    def __init__(self, part: ModelPart) -> None:
+        self._of_core = {"loss": part.loss}
+        self._set_by: dict[str, str] = {}
+
+    def apply(
+        self, name: str, transform: Callable[[ModelPart], ModelPart | Sequence[ModelPart]], part: ModelPart
+    ) -> list[ModelPart]:
+        """The parts that transform ``name`` makes of ``part``.
+
+        Raises:
+            UserError: it dropped or replaced what an earlier one had set.
+        """
+        before = _settings(part)
+        result = transform(part)
+        parts = [result] if isinstance(result, ModelPart) else list(result)
+        problems = {}
+        for one in parts:
+            after = _settings(one)
+            for setting in before:
+                if not self._kept(setting, before[setting], after[setting], one):
+                    problems[setting] = self._problem(name, setting)
+                elif after[setting] != before[setting]:
+                    self._set_by[setting] = name
+        if problems:
+            raise UserError(*problems.values())
+        return parts
+
+    def _kept(self, setting: str, before: Any, after: Any, part: ModelPart) -> bool:
+        if after is before or not before:
+            return True
+        if setting == "loss":
+            return before is self._of_core["loss"] or before in part.wrapped_losses
+        if isinstance(before, tuple):
+            return all(one in after for one in before)
+        if setting == "flops":
+            return all(after.get(key, 0.0) >= value for key, value in before.items())
+        if isinstance(before, dict):
+            return all(after.get(key) is value for key, value in before.items())
+        return bool(after == before)
+
+    def _problem(self, name: str, setting: str) -> Problem:
+        owner = self._set_by.get(setting)
+        set_by = f"transform {owner!r} had set" if owner else "was set"
+        return Problem(f"transform {name!r}", f"it drops or replaces the part's {setting} that {set_by}", _REMEDY)
+
+
+def _settings(part: ModelPart) -> dict[str, Any]:
+    return {
+        "loss": part.loss,
+        "batch_transforms": part.batch_transforms,
+        "parameters_on": part.parameters_on,
+        "flops": dict(part.flops),
+        "casts": dict(part.casts),
+        "after_evaluation": part.after_evaluation,
+    }

@@ -1,0 +1,195 @@
+"""A small real copy of a model that is on the meta device, so that its forward pass can be tried on a few tokens.
+
+The copy computes what the model computes, except for its numbers: weights are random, each large one (an embedding, a
+projection of a large model) overlaps itself in memory and so takes the memory of a few rows, products with large weights
+compute a few columns and repeat them, and random draws are constants. Blocks that are built like an earlier one are replaced
+by an addition. A 405B model is tried in a second and in some megabytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from titan_core.layout import ModelLayout
+from titan_core.patterns import matches
+
+LARGE = 1 << 20
+"""Elements from which on a weight overlaps itself."""
+
+_COLUMNS = 8
+"""Columns that a product with a large weight computes."""
+
+_KEPT = 0.9
+"""What a dropout scales by: not by 1, so that one that is applied once too often shows."""
+
+_aten = torch.ops.aten
+
+
+def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.Module:
+    """A copy of ``model`` with random weights on ``device``, in training mode. ``model`` stays as it is."""
+    generator = torch.Generator().manual_seed(0)
+    real = copy.deepcopy(model, _replaced_blocks(model, layout))
+    made: dict[int, nn.Parameter] = {}  # parameters that are shared stay shared
+    for path, module in real.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                if id(parameter) not in made:
+                    values = _random(parameter, generator).to(device)
+                    made[id(parameter)] = nn.Parameter(values, requires_grad=False)
+                setattr(module, name, made[id(parameter)])  # which modules of recurrences want to know of
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _buffer(f"{path}.{name}".lstrip("."), buffer, layout, generator).to(device)
+    return real.train()
+
+
+class _Addition(nn.Module):
+    """In place of a block that is built like an earlier one. Each adds another number, so that an order shows."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
+        """``hidden``, a little changed."""
+        return hidden + torch.sin(hidden + self._number)
+
+
+def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
+    """For ``copy.deepcopy``: by its id, what becomes of each block that is built like an earlier one."""
+    seen: set[Any] = set()
+    replaced: dict[int, Any] = {}
+    for number, block in enumerate(model.get_submodule(layout.blocks).children()):
+        structure = _structure(block, f"{layout.blocks}.{number}", layout)
+        if structure in seen:
+            replaced[id(block)] = _Addition(number)
+        seen.add(structure)
+    return replaced
+
+
+def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
+    """All that two blocks must have in common to compute the same but for their weights, and to be divided alike."""
+    fields = (layout.column, layout.row, layout.regions, layout.per_position, layout.mixers)
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple(matches(f"{path}.{name}", patterns) for patterns in fields),
+            tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
+            tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._parameters.items()),
+            tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._buffers.items()),
+            len(module._forward_hooks) + len(module._forward_pre_hooks),
+        )
+        for name, module in block.named_modules()
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value as it can be compared: by itself where it is plain, else by its identity."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else id(value)
+
+
+def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Values of the magnitude of trained weights, none of them 0, of ``like``'s shape and type."""
+    shape = tuple(like.shape)
+    elements = sum(shape) if like.numel() > LARGE else like.numel()
+    if len(shape) < 2:
+        values = 0.5 + torch.rand(max(1, elements), generator=generator)
+    else:
+        fan = min(like.numel() // max(1, shape[0]), max(shape[-2:]))
+        values = torch.randn(max(1, elements), generator=generator) / math.sqrt(max(1, fan))
+    if like.is_complex():
+        values = torch.polar(values.abs(), 6.0 * values)
+    values = values.to(like.dtype)
+    if like.numel() > LARGE and len(shape) > 1:
+        return values.as_strided(shape, (1,) * len(shape))
+    return values[: like.numel()].view(shape)
+
+
+def _buffer(path: str, like: Tensor, layout: ModelLayout, generator: torch.Generator) -> Tensor:
+    """The buffer's own values; random ones in place of a large table, which would take long to compute."""
+    if like.numel() > LARGE and (like.is_floating_point() or like.is_complex()):
+        return _random(like, generator)
+    compute = next(compute for pattern, compute in layout.buffers.items() if matches(path, [pattern]))
+    return compute().to(like.dtype).view(like.shape)
+
+
+class StandInMode(TorchDispatchMode):
+    """Around calls of a stand-in: products with large weights are short, random draws are constants."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        large = (one.untyped_storage() for one in model.parameters() if one.numel() > LARGE)
+        self._large = {storage.data_ptr() for storage in large}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if operator.overloadpacket in (_aten.mm, _aten.bmm):
+            return self._product(operator, *arguments)
+        if operator.overloadpacket in (_aten.addmm, _aten.baddbmm):
+            return self._sum_and_product(operator, *arguments, **keywords)
+        draw = _DRAWS.get(operator.overloadpacket)
+        return operator(*arguments, **keywords) if draw is None else draw(operator, *arguments, **keywords)
+
+    def _product(self, operator: Any, a: Tensor, b: Tensor) -> Tensor:
+        if self._is_large(b):
+            return _repeated(operator(a, b[..., :_COLUMNS]), b.shape[-1], dim=-1)
+        if self._is_large(a):
+            return _repeated(operator(a[..., :_COLUMNS, :], b), a.shape[-2], dim=-2)
+        return operator(a, b)
+
+    def _sum_and_product(
+        self, operator: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        if not (self._is_large(a) or self._is_large(b)):
+            return operator(c, a, b, beta=beta, alpha=alpha)
+        return beta * c + alpha * self._product(_aten.mm if a.dim() == 2 else _aten.bmm, a, b)
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        return bool(self._large) and tensor.untyped_storage().data_ptr() in self._large
+
+
+def _repeated(tensor: Tensor, size: int, dim: int) -> Tensor:
+    repeats = [1] * tensor.dim()
+    repeats[dim] = -(-size // tensor.shape[dim])
+    return tensor.repeat(repeats).narrow(dim, 0, size).contiguous()
+
+
+def _constant(value: float) -> Callable[..., Tensor]:
+    def fill(operator: Any, *arguments: Any, **keywords: Any) -> Tensor:
+        result: Tensor = operator(*arguments, **keywords)
+        return result.fill_(value)
+
+    return fill
+
+
+def _bernoulli_(operator: Any, tensor: Tensor, p: Any = 0.5, **keywords: Any) -> Tensor:
+    return tensor.fill_(_KEPT * p) if isinstance(p, float) else tensor.copy_(_KEPT * p)
+
+
+def _bernoulli(operator: Any, tensor: Tensor, p: float | None = None, **keywords: Any) -> Tensor:
+    return _KEPT * tensor if p is None else torch.full_like(tensor, _KEPT * p)
+
+
+def _dropout(operator: Any, tensor: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    return _KEPT * tensor, torch.ones_like(tensor, dtype=torch.bool)
+
+
+_DRAWS: dict[Any, Callable[..., Any]] = {
+    _aten.bernoulli_: _bernoulli_,
+    _aten.bernoulli: _bernoulli,
+    _aten.native_dropout: _dropout,
+    **dict.fromkeys((_aten.rand, _aten.rand_like, _aten.uniform_, _aten.uniform), _constant(0.5)),
+    **dict.fromkeys((_aten.randn, _aten.randn_like, _aten.normal_, _aten.normal), _constant(0.1)),
+    **dict.fromkeys((_aten.exponential_, _aten.exponential), _constant(1.0)),
+    **dict.fromkeys((_aten.randint, _aten.randint_like), _constant(0)),
+}

@@ -1,0 +1,268 @@
+"""Trying a model on a few tokens before it is divided. What a division is going to do is done to a small copy of the model
+in one process, and must give the logits of the undivided copy. This finds what reading a layout cannot: code in a
+``forward`` that mixes positions, that changes hidden states between two stages, that ignores its positions.
+
+Limits: sequences of :data:`LENGTHS` tokens, so what reaches further (a convolution with a dilation of 16, summaries of 64
+tokens) is not seen; nor is what depends on the step, or on values that random weights do not produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from titan_core.errors import Problem
+from titan_core.layout import ModelLayout
+from titan_core.model.stand_in import StandInMode, stand_in
+
+LENGTHS = (16, 20, 24)
+"""Tokens of a sequence; the first that is no other size of the model, so that a dimension shows which it is."""
+
+_BATCH = 2
+
+Around = Callable[..., Any]
+"""(forward, the module's arguments) -> result: what is called in place of a module's forward."""
+
+
+class CannotTry(Exception):
+    """The model raised when it was called with a few tokens. The message says what."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module was called."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    """Of tensors their shapes."""
+    output: Any
+    """As ``arguments``."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How positions are divided over ranks. The ranks of a trial are in the batch: ``[ranks * batch, share, ...]``."""
+
+    positions: tuple[Tensor, ...]
+    """Of each rank, the positions that it has; of all ranks as many."""
+
+    def split(self, whole: Tensor, dim: int = 1) -> Tensor:
+        """``[batch, seq, ...]`` to ``[ranks * batch, share, ...]``."""
+        return torch.cat([whole.index_select(dim, one.to(whole.device)) for one in self.positions])
+
+    def join(self, shares: Tensor, dim: int = 1) -> Tensor:
+        """The inverse of :meth:`split`."""
+        order = torch.cat(self.positions).argsort().to(shares.device)
+        return torch.cat(shares.chunk(len(self.positions)), dim).index_select(dim, order)
+
+
+class ModelTrial:
+    """A small copy of a model, and what it gives for a few tokens.
+
+    Raises:
+        CannotTry: the model cannot be copied or called.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: ModelLayout, name: str, device: torch.device, length: int | None = None
+    ) -> None:
+        self.layout, self.name = layout, name
+        sizes = {layout.dim, layout.heads, layout.kv_heads, layout.dim // max(1, layout.heads), layout.vocab_size}
+        if length is None:
+            length = next((one for one in LENGTHS if one not in sizes), LENGTHS[0])
+        self.seq = min(length, layout.max_seq_len)
+        numbers = torch.arange(_BATCH * self.seq, device=device) * 7 + 1
+        self.tokens = (numbers % layout.vocab_size).view(_BATCH, self.seq)
+        self.positions = torch.arange(self.seq, device=device).expand(_BATCH, -1)
+        try:
+            self._model = stand_in(model, layout, device)
+            self._names = {id(module): path for path, module in self._model.named_modules()}
+            with self._recording(_shapes) as events:
+                self.logits = self.run(self.tokens)
+            if isinstance(self.logits, Tensor) and self.logits.is_meta:
+                raise RuntimeError("the logits are on the meta device: some tensor is neither a parameter nor a buffer")
+        except Exception as error:
+            raise CannotTry(_text_of(error)) from error
+        self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        documents: Tensor | None = None,
+        around: Mapping[str, Around] | None = None,
+    ) -> Any:
+        """Call the copy.
+
+        Args:
+            around: module name -> what is called in place of its forward.
+        """
+        given = {"positions": positions, "documents": documents}
+        changed: list[tuple[nn.Module, Any]] = []
+        devices = [] if tokens.device.type == "cpu" else [tokens.device]
+        try:
+            for path, replacement in (around or {}).items():
+                module = self._model.get_submodule(path)
+                changed.append((module, vars(module).get("forward")))
+                module.forward = partial(replacement, module.forward)
+            with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
+                return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
+        finally:
+            for module, own in changed:
+                del module.forward
+                if own is not None:
+                    module.forward = own
+
+    def same(self, logits: Any, expected: Tensor | None = None) -> bool:
+        """Whether ``logits`` are those of the undivided copy, to rounding."""
+        expected = self.logits if expected is None else expected
+        if not isinstance(logits, Tensor) or logits.shape != expected.shape:
+            return False
+        tolerance = max(1e-4, 32 * torch.finfo(expected.dtype).eps) * float(expected.abs().max())
+        return torch.allclose(logits, expected, rtol=0.0, atol=tolerance, equal_nan=True)
+
+    def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
+        """``None`` where ``run`` gives the logits of the undivided copy; otherwise where it begins to differ, in words.
+
+        Args:
+            shares: how ``run`` divides positions, to compare what each rank has with what the undivided copy has there.
+            sequence: the only sequence of the batch that ``run`` computes.
+        """
+        rows = slice(None) if sequence is None else slice(sequence, sequence + 1)
+        try:
+            logits, error = run(), None
+        except Exception as raised:  # noqa: BLE001 - the model works undivided, so this is what dividing it does
+            logits, error = None, raised
+        if error is None and self.same(logits, self.logits[rows]):
+            return None
+        with self._recording(_some_features) as whole:
+            self.run(self.tokens)
+        with self._recording(_some_features) as divided:
+            try:
+                run()
+            except Exception as raised:  # noqa: BLE001 - as above
+                error = raised
+        place = _first_difference(whole, divided, shares, rows)
+        return f"{place} ({_text_of(error)})" if error is not None else place
+
+    def positions_fault(self) -> str | None:
+        """What is wrong where the positions ``0 .. seq - 1``, which are the default, are given."""
+        return self.fault(lambda: self.run(self.tokens, self.positions))
+
+    def problem(self, why: str, way_out: str) -> Problem:
+        """A mistake in the layout or in the model."""
+        return Problem(f"layout of model {self.name!r}", why, way_out)
+
+    def units(self) -> list[str]:
+        """The modules that hidden states pass through, in order: of the embedding, blocks, of the head."""
+        layout = self.layout
+        return [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
+
+    def calls_of(self, names: Iterable[str]) -> list[Call]:
+        """The calls of the modules called ``names``, in their order."""
+        wanted = set(names)
+        return [call for call in self.calls if call.name in wanted]
+
+    @contextmanager
+    def _recording(self, keep: Callable[[Any], Any]) -> Iterator[list[_Event]]:
+        events: list[_Event] = []
+
+        def enter(module: nn.Module, arguments: Any) -> None:
+            name = self._names.get(id(module))
+            if name is not None:
+                events.append(_Event(name, False, tuple(map(keep, arguments)), None))
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            name = self._names.get(id(module))
+            if name is not None:
+                events.append(_Event(name, True, tuple(map(keep, arguments)), keep(output)))
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield events
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass(frozen=True)
+class _Event:
+    name: str
+    exit: bool
+    arguments: tuple[Any, ...]
+    output: Any
+
+    @property
+    def value(self) -> Any:
+        return self.output if self.exit else self.arguments[0] if self.arguments else None
+
+
+def _shapes(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, Tensor) else value if value is None else type(value)
+
+
+def _some_features(value: Any) -> Any:
+    """Of hidden states, few enough to keep those of every module."""
+    value = value[0] if isinstance(value, tuple) and value else value
+    hidden = isinstance(value, Tensor) and value.dim() > 2 and value.is_floating_point()
+    return value[..., :8].clone() if hidden else None
+
+
+def _first_difference(whole: list[_Event], divided: list[_Event], shares: Shares | None, rows: slice) -> str:
+    """Where two recordings of one model begin to differ: in a module whose input is right and whose output is not, or, where
+    an input is the first to be wrong, in the code of the module around it."""
+    inside: list[str] = []
+    for expected, found in zip(whole, divided, strict=False):
+        if expected.name != found.name or expected.exit != found.exit:
+            break
+        if (found.exit or found.name) and not _agree(expected.value, found.value, shares, rows):
+            if found.exit:
+                return f"module {found.name!r}" if found.name else "the model's forward, behind its last module"
+            return f"the forward of {_shown(inside)}, before it calls {found.name!r}"
+        if found.exit:
+            inside.pop()
+        else:
+            inside.append(found.name)
+    return f"the forward of {_shown(inside)}"
+
+
+def _shown(inside: list[str]) -> str:
+    return f"module {inside[-1]!r}" if inside and inside[-1] else "the model"
+
+
+def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, rows: slice) -> bool:
+    if whole is None or found is None or whole.dim() != found.dim():
+        return True  # it cannot be said
+    if whole.shape[0] == _BATCH:
+        whole = whole[rows]
+    candidates = [found]
+    if shares is not None and found.shape != whole.shape:
+        candidates = [shares.join(found, dim) for dim in (1, 2) if _divisible(found, shares, dim)]
+    tolerance = 1e-4 * float(whole.abs().max()) if whole.numel() else 0.0
+    return any(
+        one.shape == whole.shape and torch.allclose(one, whole, rtol=0.0, atol=tolerance, equal_nan=True)
+        for one in candidates
+    )
+
+
+def _divisible(found: Tensor, shares: Shares, dim: int) -> bool:
+    return found.shape[0] % len(shares.positions) == 0 and found.shape[dim] == len(shares.positions[0])
+
+
+def _text_of(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _wrap(module: nn.Module, around: Around) -> None:
+    original = module.forward
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return around(original, *arguments, **keywords)

@@ -1,0 +1,203 @@
+"""How a rank's part of a job ended: its log with the traceback, and a file for the launcher, which reports for all ranks."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from titan_core.config.redaction import text_without_secrets
+from titan_core.errors import RunStopped, UserError
+from titan_core.hookspecs import hookimpl
+from titan_core.rank_names import ranks
+from titan_core.train.consequences import follows_from_a_peer
+from titan_core.train.events import RunStart, StepReport, TrainEnd
+from titan_core.train.run_directory import LOGS
+
+log = logging.getLogger(__name__)
+
+FOLDER = "TITAN_OUTCOMES"
+"""Environment variable: where Titan's launcher expects the outcomes of its ranks."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one rank, in one attempt."""
+
+    rank: int
+    step: int = 0
+    """The last one that it began."""
+    begun: int = 0
+    """The step that it began after."""
+    problems: tuple[str, ...] = ()
+    """What failed, a line each; none if nothing did."""
+    follows: bool = False
+    """Whether they say no more than that another rank is gone or late."""
+    log: str = ""
+    """The file with the traceback; empty where the problems say all."""
+    interrupted: bool = False
+    """Whether a person ended it, in good order."""
+    checkpoint: str = ""
+    """That of the last step, where one was saved."""
+    time: float = 0.0
+    """Seconds since the epoch."""
+
+
+def reported_by_launcher() -> bool:
+    """Whether this process is a rank whose launcher is Titan's own."""
+    return FOLDER in os.environ
+
+
+class OutcomeRecorder:
+    """An observer that knows how its rank's run ends. An error is recorded when it is raised: before this rank closes its
+    connections, on which the others fail and the launcher ends this process."""
+
+    def __init__(self, rank: int, dump_folder: str, keeps_log: bool = True) -> None:
+        """
+        Args:
+            keeps_log: whether tracebacks go to a file, and not to standard error.
+        """
+        self._dump_folder, self._keeps_log = dump_folder, keeps_log
+        self._recorded: BaseException | None = None
+        self._checkpoint = (0, "")
+        self.outcome = Outcome(rank)
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Where the run begins."""
+        self.outcome = replace(self.outcome, step=run.step, begun=run.step)
+
+    @hookimpl(tryfirst=True)
+    def titan_step_start(self, step: int) -> None:
+        """How far it has come."""
+        self.outcome = replace(self.outcome, step=step)
+
+    @hookimpl
+    def titan_step_end(self, report: StepReport) -> None:
+        """Likewise; steps may be reported by others than the trainer."""
+        self.outcome = replace(self.outcome, step=report.step)
+
+    @hookimpl
+    def titan_checkpoint_saved(self, step: int, path: str) -> None:
+        """What a run can be resumed from."""
+        self._checkpoint = (step, path)
+
+    @hookimpl(tryfirst=True)
+    def titan_exception(self, error: BaseException) -> None:
+        """The run is about to end by ``error``."""
+        self.failed(error)
+
+    @hookimpl
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """The run is over."""
+        if end.failed:
+            return
+        step, path = self._checkpoint
+        checkpoint = path if step == end.step else ""
+        self.outcome = replace(
+            self.outcome, step=end.step, interrupted=end.interrupted, checkpoint=checkpoint, time=time.time()
+        )
+        if end.interrupted:
+            self._leave()
+
+    def failed(self, error: BaseException) -> None:
+        """Record ``error``, once: its traceback in the rank's log, and its message for the launcher."""
+        if error is self._recorded or isinstance(error, KeyboardInterrupt):
+            return
+        self._recorded = error
+        if isinstance(error, UserError | RunStopped):
+            # These say all in their message.
+            texts = list(map(str, error.problems)) if isinstance(error, UserError) else [f"stopped: {error}"]
+            written = ""
+        else:
+            texts = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+            written = self._write_log(error) if self._keeps_log else ""
+        self.outcome = replace(
+            self.outcome,
+            problems=tuple(text_without_secrets(text) for text in texts),
+            follows=follows_from_a_peer(error),
+            log=written,
+            time=time.time(),
+        )
+        self._leave()
+
+    def _write_log(self, error: BaseException) -> str:
+        """Append the traceback to the rank's log; its path, or nothing where that failed and standard error has it."""
+        path = Path(self._dump_folder) / LOGS / f"rank-{self.outcome.rank}.log"
+        when = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds")
+        text = text_without_secrets("".join(traceback.format_exception(error)))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                place = f"process {os.getpid()} on {socket.gethostname()}"
+                file.write(f"{when}, step {self.outcome.step}, {place}\n{text}\n")
+        except OSError as problem:
+            print(f"titan: {path} cannot be written: {problem.strerror or problem}\n{text}", end="", file=sys.stderr)
+            return ""
+        return str(path)
+
+    def _leave(self) -> None:
+        """Leave the outcome where Titan's launcher looks for it."""
+        folder = os.environ.get(FOLDER)
+        if folder is None:
+            return
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
+                json.dump(asdict(self.outcome), file)
+            os.replace(file.name, Path(folder) / f"rank-{self.outcome.rank}.json")
+        except OSError as problem:
+            log.error("the launcher cannot be told how this rank ended: %s", problem)
+            self.print()
+
+    def print(self) -> None:
+        """Print the problems, for a launcher that does not: one line each."""
+        for line in report_lines([self.outcome]):
+            print(f"titan: {line}", file=sys.stderr)
+
+
+def read_outcomes(folder: Path) -> dict[int, Outcome]:
+    """Those that ranks have left in ``folder``, by rank."""
+    found: dict[int, Outcome] = {}
+    for file in sorted(folder.glob("rank-*.json")):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        outcome = Outcome(**{**values, "problems": tuple(values["problems"])})
+        found[outcome.rank] = outcome
+    return found
+
+
+def report_lines(outcomes: list[Outcome]) -> Iterator[str]:
+    """A line for each distinct problem, with the ranks that have it and the first one's log."""
+    by_problem: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda one: one.time):
+        for problem in outcome.problems:
+            by_problem.setdefault(problem, []).append(outcome)
+    for problem, those in by_problem.items():
+        first = those[0]
+        stopped = problem.startswith("stopped: ")
+        who = "" if stopped or not first.log else f"{ranks(one.rank for one in those)} in step {first.step}: "
+        where = f"; the traceback is in {first.log}" if first.log else ""
+        yield f"{'' if stopped else 'error: '}{who}{problem}{where}"
+
+
+def interrupted_line(outcome: Outcome, command: str) -> str:
+    """What a person who has interrupted a run wants to know.
+
+    Args:
+        command: what started it.
+    """
+    if outcome.checkpoint:
+        return f"interrupted after step {outcome.step}, saved in {outcome.checkpoint}; to resume: {command}"
+    if outcome.step == outcome.begun:
+        return f"interrupted before step {outcome.step + 1}; nothing was trained since the start"
+    return (
+        f"interrupted after step {outcome.step}; nothing was saved, since the job keeps no checkpoints (checkpoint.enable)"
+    )

@@ -1,0 +1,210 @@
+"""Input that nobody would give: each mistake ends in one clear line and exit status 2, quickly, and never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.jobs import TINY
+from titan_core.cli.main import main
+from titan_core.config.problems import LONGEST_SHOWN, show
+from titan_core.config.toml import LONGEST, BadToml, parse_toml
+from titan_core.data import reading
+from titan_core.data.reading import DocumentReader, ReadPolicy
+from titan_core.errors import UserError
+from titan_core.registry import Registry
+
+SECONDS = 10.0
+REGISTRY = Registry.from_installed()
+
+
+@pytest.fixture(autouse=True)
+def discovered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discovery takes longer than most mistakes."""
+    monkeypatch.setattr(Registry, "from_installed", lambda: REGISTRY)
+
+
+DOCUMENTS = {
+    "deep lists": "x = " + "[" * 1000 + "]" * 1000,
+    "unclosed": "x = " + "[" * 100_000,
+    "deep tables": "x = " + "{a = " * 1000 + "1" + "}" * 1000,
+    "dotted": ".".join("a" * 1000) + " = 1",
+    "a little too deep": "[training]\nsteps = " + "[" * 40 + "]" * 40,
+    "digits": "[training]\nsteps = " + "9" * 5000,
+    "hexadecimal": "[training]\nsteps = 0x" + "f" * 5000,
+    "large": "# " + "x" * LONGEST,
+    "nul": "[job]\ndump_folder = 'a\0b'",
+    "escaped nul": '[job]\ndump_folder = "a\\u0000b"',
+    "date": "[training]\nsteps = 1979-05-27T07:32:00Z",
+    "time": "[training]\nseq_len = 07:32:00",
+    "nan": "[optimizer]\nlr = nan",
+    "inf": "[optimizer]\nweight_decay = inf",
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_recipe(document: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.toml").write_text(DOCUMENTS[document])
+    refused(["config", "check", "bad.toml"], capsys, "bad.toml")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe[\0t\0", b"\x80", "[j\u00f6b]".encode("latin-1"), b"\0" * 100], ids=repr)
+def test_a_recipe_of_other_bytes(content: bytes, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.toml").write_bytes(content)
+    refused(["config", "check", "bad.toml"], capsys, "bad.toml")
+
+
+@pytest.mark.parametrize("recipe", ["a" * 300, "a" * 5000 + ".toml", "/dev/zero", "x\0.toml", ".", "file/below.toml", ""])
+def test_a_recipe_that_is_no_file(recipe: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    refused(["config", "check", recipe], capsys, "")
+
+
+OVERRIDES = [
+    "model.args.dim=1000000000", "model.args.n_layers=1000000", "model.args.vocab_size=1000000000000",
+    "model.args.max_seq_len=1000000000000", "model.args.rope_theta=1e-300", "model.args.norm_eps=inf",
+    "model.args.rope_scaling={factor = 1e-30}", "model.args.rope_scaling={low_freq_factor = 4.0}",
+    "data.prefetch=1000000000", "data.num_workers=1000000", "data.logical_shards=1000000000000",
+    "data.shuffle_buffer=1000000000000", "data.retries=1000000", "data.retry_seconds=1e12", "training.steps=1e30",
+    "training.seq_len=1000000000000", "training.global_batch_size=1000000000000", "training.max_norm=1e30",
+    "optimizer.lr=inf", "optimizer.lr=1e30", "optimizer.weight_decay=1e30", "optimizer.eps=nan", "optimizer.eps=1e-300",
+    "optimizer.param_groups=[{pattern = '*', lr_scale = inf}]", "comm.init_timeout_seconds=1000000000000",
+    "comm.train_timeout_seconds=1000000000000", "comm.trace_buf_size=1000000000000", "comm.watchdog_seconds=0.001",
+    "comm.watchdog_seconds=1e12", "metrics.log_freq=1000000000000", "profiling.profile_freq=1000000000000",
+    "profiling.profiler_active=1000000000", "numerics.spike_window=1000000000000", "numerics.spike_sigma=inf",
+    "checkpoint.keep_latest_k=1000000000000", "parallelism.pipeline_parallel_degree=1000000000000",
+    "parallelism.pipeline_parallel_microbatch_size=1000000000000", "activation_checkpoint.memory_budget=nan",
+    f"activation_checkpoint.selective_ac_option={'9' * 5000}", "activation_checkpoint.selective_ac_option=\u0663",
+    "job.dump_folder=a\0b", f"job.dump_folder={'a' * 300}", "job.dump_folder=" + os.fsdecode(b"caf\xe9"),
+    f"training.steps={'9' * 5000}", "training.steps=" + "[" * 2000, "training.steps=5\n[job]", "job.description=\0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", OVERRIDES, ids=lambda one: ascii(one)[:60])
+def test_a_value_on_the_command_line(override: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["train", "llama3_debug", f"--{override}"], capsys, override.partition("=")[0].partition(".")[2].split(".")[-1])
+    assert list(in_tmp.iterdir()) == []
+
+
+COMMANDS = [
+    ["config", "check", "--world-size", str(10**30)],
+    ["config", "check", "--world-size", "9" * 5000],
+    ["config", "check", "--world-size", "-1"],
+    ["config", "check", "--world-size", "\u0662"],
+    ["train", "--nproc-per-node", str(10**9)],
+    ["train", "--nproc-per-node", "9" * 5000],
+    ["train", "--nnodes", str(10**9)],
+    ["train", "--nnodes", f"1:{10**9}"],
+    ["train", "--nproc-per-node", "2", "--max-restarts", "-5"],
+    ["train", "--nproc-per-node", "2", "--max-restarts", str(10**12)],
+    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--steps", str(10**30)],
+    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--rounds", str(10**9)],
+    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--nproc-per-node", str(10**9)],
+    ["verify", "--mesh", f"tp={10**30}"],
+    ["verify", "--mesh", "tp=" + "9" * 5000],
+    ["verify", "--mesh", "tp=2", "--tolerance", "inf"],
+    ["verify", "--mesh", "tp=2", "--tolerance", "1e300"],
+    ["verify", "--mesh", "tp=2", "--steps", "0"],
+    ["data", "inspect", "--sequences", str(10**12)],
+    ["data", "tokenize", "--workers", str(10**9), "--output", "x"],
+    ["data", "tokenize", "--parts", str(10**12), "--output", "x"],
+    ["watch", "run", "--interval", "1e-300"],
+    ["watch", "run", "--interval", "1e12"],
+    ["statistics", "run", "--wait", "1e300"],
+    ["statistics", "run", "--step", "-1"],
+    ["trace", "summary", "run", "--top", str(10**12)],
+    ["checkpoint", "show", "run", "--step", str(10**30)],
+    ["checkpoint", "rm", "run", "--step", "-3"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: " ".join(one)[:60])
+def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(command, capsys, "")
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["checkpoint", "list"], ["flight", "analyse"], ["statistics"], ["trace", "summary"]]
+)
+def test_a_path_that_no_file_system_takes(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    for path in ("a" * 300, "file/below"):
+        refused([*command, path], capsys, "")
+
+
+def refused(command: list[str], capsys: pytest.CaptureFixture[str], named: str) -> None:
+    began = time.monotonic()
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert time.monotonic() - began < SECONDS
+    assert told.startswith("titan: error: ") and "Traceback" not in told
+    assert named in told
+    assert all(
+        len(line) < 10 * LONGEST_SHOWN + 2 * len(named) or len(command[-1]) > LONGEST_SHOWN for line in told.splitlines()
+    )
+
+
+def test_ranks_beyond_the_world_are_refused(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, size in (("3", "2"), ("0", "9" * 5000), ("-1", "2"), ("0", "0")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", size)
+        assert main(["train"]) == 2
+        assert "WORLD_SIZE" in capsys.readouterr().err
+
+
+def test_a_folder_whose_parent_is_a_file(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    tiny = [text for key, value in TINY.items() for text in (f"--{key}", str(value))]
+    assert main(["train", "llama3_debug", *tiny, "--job.dump_folder", "file/run"]) == 2
+    told = capsys.readouterr().err
+    assert "job.dump_folder" in told and "Traceback" not in told
+
+
+def test_values_are_shown_in_a_readable_length() -> None:
+    for value in ("x" * 10**6, [1] * 10**5, 2**20_000, {"a": "b" * 1000}, b"bytes", object):
+        assert 0 < len(show(value)) <= LONGEST_SHOWN + 3
+    deep: list[object] = []
+    for _ in range(2000):
+        deep = [deep]
+    assert show(deep).endswith("]")
+
+
+def test_toml_within_its_bounds_is_read() -> None:
+    assert parse_toml("[a]\nb = [[[[1]]]]\n") == {"a": {"b": [[[[1]]]]}}
+    with pytest.raises(BadToml) as caught:
+        parse_toml("a = 1\nb =\n")
+    assert caught.value.line == 2
+
+
+class Unreachable(Iterator[object]):
+    """A shard of documents behind a network that is down."""
+
+    def __next__(self) -> object:
+        raise ConnectionError("down")
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+def test_waits_for_a_network_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    reader = DocumentReader(ReadPolicy("stop", retries=20, first_wait=3600.0 * 24 * 30), "x")
+    monkeypatch.setattr(reader.stopped, "wait", lambda seconds: waits.append(seconds))
+    with pytest.raises(UserError, match="after 20 retries"):
+        reader.next(Unreachable())  # type: ignore[arg-type]
+    assert waits == [reading.LONGEST_WAIT] * 20
+
+
+def test_what_a_rank_reads_ahead_fits_into_memory(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["--training.global_batch_size", "1048576", "--training.seq_len", "2048"]
+    assert main(["config", "check", "llama3_debug", *large, "--data.prefetch", "2"]) == 2
+    assert "data.prefetch = 2: each rank would hold 4.29e+09 tokens in memory" in capsys.readouterr().err

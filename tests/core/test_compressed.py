@@ -1,0 +1,142 @@
+"""Compressed data is read whole, and damage to it is refused, whatever the format."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import json
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from titan_core.data.compressed import Damaged, decompress
+from titan_core.data.huggingface import open_local
+from titan_core.data.local_files import check_files
+from titan_core.data.source import DatasetRequest
+from titan_core.data.text_files import open_text
+from titan_core.errors import UserError
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+CONTENT = b"".join(b"%x\n" % random.Random(0).getrandbits(64) for _ in range(40))
+LARGE = random.Random(1).randbytes(200_000) + bytes(3_000_000)
+"""More than a chunk, and more than a chunk from a chunk."""
+
+
+def unpacked(folder: Path, ending: str, packed: bytes) -> bytes:
+    file = folder / f"data.txt{ending}"
+    file.write_bytes(packed)
+    return b"".join(decompress(file))
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT, LARGE], ids=["empty", "small", "large"])
+@pytest.mark.parametrize("ending", PACK)
+def test_the_whole_content_is_read(tmp_path: Path, ending: str, content: bytes) -> None:
+    assert unpacked(tmp_path, ending, PACK[ending](content)) == content
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_streams_one_after_another_are_one_file(tmp_path: Path, ending: str) -> None:
+    """As ``cat a.zst b.zst`` and parallel compressors make them."""
+    packed = PACK[ending](CONTENT) + PACK[ending](b"") + PACK[ending](LARGE) + PACK[ending](CONTENT)
+    assert unpacked(tmp_path, ending, packed) == CONTENT + LARGE + CONTENT
+
+
+def test_zstd_without_a_size_and_with_a_checksum(tmp_path: Path) -> None:
+    """As a pipe makes it; and frames that hold no data are skipped."""
+    pipe = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compressobj()
+    skippable = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    packed = skippable + pipe.compress(CONTENT) + pipe.flush()
+    assert unpacked(tmp_path, ".zst", packed) == CONTENT
+    for cut in range(len(packed) - 1, len(packed) - 10, -1):
+        with pytest.raises(Damaged, match="ends in the middle"):
+            unpacked(tmp_path, ".zst", packed[:cut])
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
+    first = PACK[ending](CONTENT)
+    packed = first + PACK[ending](CONTENT[::-1])
+    for cut in range(len(packed)):
+        if cut == len(first):
+            continue  # a whole file
+        with pytest.raises(Damaged, match="ends in the middle of its"):
+            unpacked(tmp_path, ending, packed[:cut])
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"\n", b"garbage", b"garbage " * 10_000, b"\0\0\0\0garbage"], ids=len)
+@pytest.mark.parametrize("ending", PACK)
+def test_what_follows_the_end_is_refused(tmp_path: Path, ending: str, garbage: bytes) -> None:
+    with pytest.raises(Damaged, match=r"what follows the end of its data is no|something follows it"):
+        unpacked(tmp_path, ending, PACK[ending](CONTENT) + garbage)
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_zeros_may_follow_where_the_format_allows_them(tmp_path: Path, ending: str) -> None:
+    for zeros in (4, 100_000):
+        packed = PACK[ending](CONTENT) + bytes(zeros)
+        if ending in (".gz", ".xz"):
+            assert unpacked(tmp_path, ending, packed) == CONTENT
+        else:
+            with pytest.raises(Damaged):
+                unpacked(tmp_path, ending, packed)
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_flipped_bits_are_never_other_text(tmp_path: Path, ending: str) -> None:
+    """Of formats with a checksum. (zstd's is optional; a bit of a header that says nothing about the data may flip.)"""
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress if ending == ".zst" else PACK[ending]
+    packed = bytearray(pack(CONTENT))
+    for place in range(0, len(packed), 3):
+        packed[place] ^= 1 << place % 8
+        with contextlib.suppress(Damaged):
+            assert unpacked(tmp_path, ending, bytes(packed)) == CONTENT
+        packed[place] ^= 1 << place % 8
+
+
+def request(kind: str, path: Path) -> DatasetRequest:
+    return DatasetRequest(kind, str(path), "text", 0, "recipe: training.dataset_path")
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    lines = [json.dumps({"text": f"line {number}"}) for number in range(5)]
+    path = tmp_path / f"data.{'jsonl' if kind == 'json' else 'txt'}{ending}"
+    packed = PACK[ending]("\n".join(lines).encode())
+    path.write_bytes(packed)
+    assert check_files(request(kind, tmp_path)) == []
+    open_it = open_local if kind == "json" else open_text
+    texts = list(open_it(request(kind, tmp_path)).shard(0, 1, 0))
+    assert sorted(texts) == ([f"line {number}" for number in range(5)] if kind == "json" else ["\n".join(lines)])
+    for bad in (b"this is no archive at all, whatever its name says", packed[:-1], packed + b"x"):
+        path.write_bytes(bad)
+        with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*; fetch it again"):
+            open_it(request(kind, tmp_path))
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_compressed_files_first_record_is_looked_at_early(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"data.jsonl{ending}"
+    for content, why in {
+        b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text'; there is body",
+        b" \n\n": "the dataset is empty",
+        b"\n{" + LARGE[:100]: r":2: not a JSON record",
+    }.items():
+        path.write_bytes(PACK[ending](content))
+        (problem,) = check_files(request("json", path))
+        assert why in str(problem)
+    path.write_bytes(b"no archive")
+    (problem,) = check_files(request("json", path))
+    assert "cannot be decompressed as" in str(problem)

@@ -1,0 +1,195 @@
+"""What marks a document is what a tokenizer's files say, in a defined order, and it is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from titan_core.errors import UserError
+from titan_core.tokenizers.hugging_face import HuggingFaceTokenizer, build_hf
+from titan_core.tokenizers.tiktoken_tokenizer import build_byte
+
+SPECIAL = ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>", "<begin>", "<end>", "<more>")
+ID = {name: number for number, name in enumerate(SPECIAL)}
+
+
+def template(single: str) -> Any:
+    tokens = [(name, ID[name]) for name in SPECIAL]
+    return processors.TemplateProcessing(single=single, pair=f"{single} $B:1", special_tokens=tokens)
+
+
+POST: dict[str, Any] = {
+    "none": None,
+    "bytes": processors.ByteLevel(),
+    "begin": template("<begin> $A"),
+    "both": template("<begin> $A <end>"),
+    "several": template("<begin> <more> $A <end> <more>"),
+    "bert": processors.BertProcessing(("[SEP]", ID["[SEP]"]), ("[CLS]", ID["[CLS]"])),
+    "roberta": processors.RobertaProcessing(("</s>", ID["</s>"]), ("<s>", ID["<s>"])),
+    "sequence": processors.Sequence([processors.ByteLevel(), template("<begin> $A <end>")]),
+}
+
+
+def made(
+    folder: Path,
+    post: str = "none",
+    config: object = None,
+    special: object = None,
+    without: tuple[str, ...] = (),
+    before_saving: Any = lambda tokenizer: None,
+) -> HuggingFaceTokenizer:
+    words = {name: number for name, number in ID.items() if name not in without} | {"a": 20, "b": 21, "c": 22}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([name for name in SPECIAL if name not in without])
+    if POST[post] is not None:
+        tokenizer.post_processor = POST[post]
+    before_saving(tokenizer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, contents in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
+        if contents is not None:
+            (folder / name).write_text(contents if isinstance(contents, str) else json.dumps(contents))
+    return build_hf(str(folder))
+
+
+CONFIG = {"bos_token": "<begin>", "eos_token": "<end>"}
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
+    # files -> begin, end, and what the report says
+    "config": ({"config": CONFIG}, ["<begin>"], ["<end>"], "'<begin>' (5): tokenizer_config.json"),
+    "tokens written out": (
+        {"config": {"bos_token": {"__type": "AddedToken", "content": "<begin>"}, "eos_token": {"content": "<end>"}}},
+        ["<begin>"], ["<end>"], "'<end>' (6): tokenizer_config.json",
+    ),
+    "map": ({"special": CONFIG}, ["<begin>"], ["<end>"], "special_tokens_map.json"),
+    "config before map": (
+        {"config": CONFIG, "special": {"bos_token": "<s>", "eos_token": "</s>"}},
+        ["<begin>"], ["<end>"], "tokenizer_config.json (but special_tokens_map.json says token 0)",
+    ),
+    "each names one": ({"config": {"bos_token": "<begin>"}, "special": {"eos_token": "<end>"}}, ["<begin>"], ["<end>"], ""),
+    "template": ({"post": "both"}, ["<begin>"], ["<end>"], "the post-processor of tokenizer.json"),
+    "sequence of processors": ({"post": "sequence"}, ["<begin>"], ["<end>"], "the post-processor"),
+    "bert": ({"post": "bert"}, ["[CLS]"], ["[SEP]"], "the post-processor"),
+    "roberta": ({"post": "roberta"}, ["<s>"], ["</s>"], "the post-processor"),
+    "several": ({"post": "several"}, ["<begin>", "<more>"], ["<end>", "<more>"], "the post-processor"),
+    "more than the named": (
+        {"post": "several", "config": CONFIG},
+        ["<begin>", "<more>"], ["<end>", "<more>"], "tokenizer_config.json, and the post-processor",
+    ),
+    "config before template": (
+        {"post": "both", "config": {"bos_token": "<s>", "eos_token": "</s>"}},
+        ["<s>"], ["</s>"], "tokenizer_config.json (but the post-processor of tokenizer.json puts token 5 there)",
+    ),
+    "Llama 3: an end is named": ({"post": "begin", "config": CONFIG}, ["<begin>"], ["<end>"], "tokenizer_config.json"),
+    "Qwen: no begin": (
+        {"post": "bytes", "config": {"bos_token": None, "eos_token": "<|endoftext|>", "add_bos_token": False}},
+        [], ["<|endoftext|>"], "no token: add_bos_token in tokenizer_config.json",
+    ),
+    "none, in words": ({"config": {"bos_token": None, "eos_token": None}}, [], [], "no token: tokenizer_config.json"),
+    "null, and a map": ({"config": {"bos_token": None}, "special": CONFIG}, ["<begin>"], ["<end>"], "special_tokens_map"),
+    "GPT-2: one token for both": (
+        {"post": "bytes", "config": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}},
+        [], ["<|endoftext|>"], "no token: tokenizer_config.json: the same token ends documents",
+    ),
+    "one token for both, and added": (
+        {"config": {"bos_token": "<s>", "eos_token": "<s>", "add_bos_token": True}},
+        ["<s>"], ["<s>"], "tokenizer_config.json",
+    ),
+    "not added": (
+        {"post": "begin", "config": CONFIG | {"add_bos_token": False}},
+        [], ["<end>"], "add_bos_token in tokenizer_config.json (but the post-processor of tokenizer.json puts token 5",
+    ),
+    "ends of prompts": ({"config": CONFIG | {"add_eos_token": False}}, ["<begin>"], ["<end>"], "tokenizer_config.json"),
+    "names": ({}, ["<s>"], ["<|endoftext|>"], "its name alone, as no file says"),
+    "a config that says nothing": ({"config": {"model_max_length": 5}}, ["<s>"], ["<|endoftext|>"], "its name alone"),
+    "nothing at all": ({"without": ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>")}, [], [], "no token: no file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_marks_are_those_that_the_files_say(tmp_path: Path, case: str) -> None:
+    files, begin, end, told = CASES[case]
+    tokenizer = made(tmp_path, **files)
+    assert tokenizer.begin_ids == [ID[name] for name in begin]
+    assert tokenizer.end_ids == [ID[name] for name in end]
+    assert tokenizer.encode_document("b c") == [*tokenizer.begin_ids, 21, 22, *tokenizer.end_ids]
+    assert tokenizer.encode_document("") == [*tokenizer.begin_ids, *tokenizer.end_ids]
+    lines = tokenizer.describe_marks()
+    assert [line.split()[:2] for line in lines] == [["documents", "begin"], ["documents", "end"]]
+    assert told in "\n".join(lines)
+
+
+def test_a_named_file_has_a_folders_config_and_another_file_has_not(tmp_path: Path) -> None:
+    made(tmp_path, config=CONFIG)
+    assert build_hf(str(tmp_path / "tokenizer.json")).begin_ids == [ID["<begin>"]]
+    (tmp_path / "tokenizer.json").rename(tmp_path / "other.json")
+    assert build_hf(str(tmp_path / "other.json")).begin_ids == [ID["<s>"]]
+
+
+BROKEN: dict[str, tuple[object, str]] = {
+    "no JSON": ("{", "not JSON: "),
+    "empty": ("", "not JSON: "),
+    "nested": ("[" * 100_000, "not JSON: "),
+    "list": ([1], "a JSON list, not an object"),
+    "null": ("null", "a JSON NoneType, not an object"),
+    "number": ({"bos_token": 5}, "bos_token is 5, not a token"),
+    "flag": ({"eos_token": True}, "eos_token is true, not a token"),
+    "tokens": ({"eos_token": ["</s>"]}, r'eos_token is \["</s>"\], not a token'),
+    "no content": ({"eos_token": {"lstrip": False}}, r'eos_token is \{"lstrip": false\}, not a token'),
+    "not there": ({"eos_token": "<eos>"}, "eos_token is '<eos>', which tokenizer.json does not have"),
+}
+BROKEN_CONFIG: dict[str, tuple[object, str]] = {
+    "no flag": ({"add_bos_token": "no"}, 'add_bos_token is "no", not true or false'),
+    "another id": (
+        CONFIG | {"added_tokens_decoder": {"7": {"content": "<begin>"}}},
+        "added_tokens_decoder gives '<begin>' the id 7, and tokenizer.json gives it 5",
+    ),
+    "no decoder": (CONFIG | {"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\], not an object"),
+}
+
+
+@pytest.mark.parametrize("case", [*BROKEN, *BROKEN_CONFIG])
+def test_a_damaged_config_is_one_clear_error(tmp_path: Path, case: str) -> None:
+    contents, why = (BROKEN | BROKEN_CONFIG)[case]
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: {why}"):
+        made(tmp_path, config=contents)
+    if case in BROKEN:
+        (tmp_path / "tokenizer_config.json").unlink()
+        with pytest.raises(UserError, match=rf"special_tokens_map\.json: {why}"):
+            made(tmp_path, special=contents)
+
+
+def test_config_bytes_that_are_no_text_are_one_clear_error(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(b'{"bos_token": "\xff"}')
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: not JSON"):
+        build_hf(str(tmp_path))
+
+
+def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) -> None:
+    """A tokenizer that was saved with them would drop the rest of each document."""
+
+    def limit(tokenizer: Tokenizer) -> None:
+        tokenizer.enable_truncation(4)
+        tokenizer.enable_padding(length=16)
+
+    tokenizer = made(tmp_path, config=CONFIG, before_saving=limit)
+    assert tokenizer.encode_document("b c " * 10) == [ID["<begin>"], *[21, 22] * 10, ID["<end>"]]
+    assert tokenizer.encode_document("b") == [ID["<begin>"], 21, ID["<end>"]]
+
+
+def test_byte_tokens_have_marks_of_their_own() -> None:
+    byte = build_byte(None)
+    assert (byte.begin_ids, byte.end_ids) == ([256], [257])
+
+
+def test_a_vocabulary_that_does_not_cover_every_text_is_no_error(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "0": 1}))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert (
+        build_hf(str(tmp_path)).describe_marks()[0] == "documents begin with '<s>' (0): the post-processor of tokenizer.json"
+    )

@@ -1,0 +1,209 @@
+"""One writer a folder, on one machine and between machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from harness.jobs import TINY, run_recipe
+from titan_core import folder_lock
+from titan_core.child_runs import ChildRun
+from titan_core.cli.main import main
+from titan_core.errors import UserError
+from titan_core.folder_lock import FolderLock, Holder
+from titan_core.hookspecs import hookimpl
+from titan_core.train.run_directory import lock_for_ranks, run_lock
+
+
+def lock(folder: Path) -> FolderLock:
+    return FolderLock(folder, "job.dump_folder = 'x'")
+
+
+def test_a_second_writer_is_refused_by_host_and_process_and_the_file_is_removed(tmp_path: Path) -> None:
+    with lock(tmp_path / "run"), pytest.raises(UserError) as caught, lock(tmp_path / "run"):
+        pass
+    host, pid = os.uname().nodename, os.getpid()
+    assert str(caught.value).startswith(f"job.dump_folder = 'x': process {pid} on host {host} (since 20")
+    with lock(tmp_path / "run"):
+        assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
+    assert not list((tmp_path / "run").iterdir())
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from titan_core.folder_lock import FolderLock
+with FolderLock(Path(sys.argv[1]), "x"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"process {holder.pid} on host"), lock(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with lock(tmp_path):
+            pass
+
+
+def left_by(holder: Holder, folder: Path, seconds_ago: float) -> Path:
+    file = folder / ".lock"
+    file.write_text(json.dumps(asdict(holder)))
+    now = file.stat().st_mtime
+    os.utime(file, (now - seconds_ago, now - seconds_ago))
+    return file
+
+
+ELSEWHERE = replace(Holder.this_process(), machine="another machine", host="node7", pid=4711)
+
+
+def test_what_another_machine_has_not_touched_for_long_is_taken_over(tmp_path: Path) -> None:
+    left_by(ELSEWHERE, tmp_path, seconds_ago=folder_lock.STALE_SECONDS + 5)
+    with lock(tmp_path):
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_what_another_machine_still_touches_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = left_by(ELSEWHERE, tmp_path, seconds_ago=1)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+    looked = threading.Event()
+    now = FolderLock._now
+    monkeypatch.setattr(FolderLock, "_now", lambda self: (looked.set(), now(self))[1])
+
+    def beat() -> None:
+        looked.wait()
+        os.utime(file)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with pytest.raises(UserError, match="process 4711 on host node7"), lock(tmp_path):
+        pass
+    thread.join()
+    assert json.loads(file.read_text())["pid"] == 4711
+
+
+def test_what_another_machine_stops_touching_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_by(ELSEWHERE, tmp_path, seconds_ago=0.1)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.2)
+    with lock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_without_flock_a_process_of_this_machine_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(folder_lock, "_flock", lambda descriptor: None)
+    monkeypatch.setattr(folder_lock, "_is_alive", lambda pid: alive)
+    monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+    waited = []
+    require_gone = FolderLock._now
+    monkeypatch.setattr(FolderLock, "_now", lambda self: (waited.append(1), require_gone(self))[1])
+    left_by(Holder.this_process(), tmp_path, seconds_ago=0.1)
+    with lock(tmp_path):
+        assert bool(waited) is alive
+
+
+def test_the_heartbeat_touches_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 0.01)
+    beaten = threading.Event()
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path: (utime(path), beaten.set()))
+    with lock(tmp_path):
+        before = (tmp_path / ".lock").stat().st_mtime_ns
+        beaten.clear()
+        assert beaten.wait(60)
+        assert (tmp_path / ".lock").stat().st_mtime_ns >= before
+
+
+def test_a_damaged_file_of_a_process_that_is_gone_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text('{"pid": 4')
+    with lock(tmp_path):
+        pass
+
+
+class Meanwhile:
+    """Does something during the first step."""
+
+    def __init__(self, act: object) -> None:
+        self.act = act
+
+    @hookimpl
+    def titan_step_end(self) -> None:
+        act, self.act = self.act, None
+        if callable(act):
+            act()
+
+
+def test_a_job_holds_its_folder_and_a_local_one_for_checkpoints(in_tmp: Path) -> None:
+    elsewhere = in_tmp / "kept"
+    shared: dict[str, object] = {**TINY, "checkpoint.enable": "true", "checkpoint.folder": str(elsewhere)}
+
+    def others_are_refused() -> None:
+        for folder in (in_tmp / "one", elsewhere):
+            with pytest.raises(UserError), lock(folder):
+                pass
+
+    one = {**shared, "job.dump_folder": "one"}
+    assert len(run_recipe("llama3_debug", one, observers=[Meanwhile(others_are_refused)]).losses) == 4
+    assert not list(in_tmp.rglob(".lock"))
+    with lock(elsewhere), pytest.raises(UserError, match=f"checkpoints in {elsewhere}: process {os.getpid()}"):
+        run_recipe("llama3_debug", {**shared, "job.dump_folder": "two"})
+
+
+def test_a_run_that_fails_while_it_is_built_holds_nothing(in_tmp: Path) -> None:
+    broken: dict[str, object] = {**TINY, "checkpoint.enable": "true", "optimizer.param_groups": '[{pattern = "nothing"}]'}
+    with pytest.raises(UserError, match="matches no parameter"):
+        run_recipe("llama3_debug", broken)
+    assert len(run_recipe("llama3_debug", {**TINY, "checkpoint.enable": "true"}).losses) == 4
+
+
+def test_ranks_leave_the_lock_to_their_launcher_and_rank_0(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lock_for_ranks("run"), run_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
+        pass
+    monkeypatch.setenv("RANK", "1")
+    with run_lock("run"), lock(in_tmp / "run"):
+        pass
+    monkeypatch.setenv("RANK", "0")
+    with run_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("command", "held"),
+    [
+        (["compare", "llama3_debug", "--vary", "training.seed=1,2", "--output", "out"], "out/.lock"),
+        (["verify", "llama3_debug", "--mesh", "1", "--mesh", "dp_shard=2", "--output", "out"], "out/.lock"),
+        (["data", "tokenize", "llama3_debug", "--output", "out", "--workers", "1"], ".out.lock"),
+        (["checkpoint", "convert", "source", "out"], ".out.lock"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else " ".join(one[:2]),
+)
+def test_commands_that_write_are_refused_too(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], command: list[str], held: str
+) -> None:
+    other = FolderLock(in_tmp / "out", "x") if held == "out/.lock" else FolderLock.beside(in_tmp / "out", "x")
+    with other:
+        assert main(command) == 2
+    assert f"process {os.getpid()} on host" in capsys.readouterr().err
+
+
+def test_a_run_that_is_going_on_is_not_moved_away(in_tmp: Path) -> None:
+    with lock(in_tmp / "run"), pytest.raises(UserError, match="run 'run': process"):
+        ChildRun("llama3_debug", [], 1, Path("run")).train()
+    assert (in_tmp / "run").is_dir()

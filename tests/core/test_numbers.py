@@ -1,0 +1,173 @@
+"""No number, text or nesting of a config is so absurd that it is accepted, whichever plugin owns the key."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from titan_core.components import Model
+from titan_core.config.numbers import LARGEST
+from titan_core.config.schema import json_schema
+from titan_core.config.section import Section
+from titan_core.registry import Registry
+
+REGISTRY = Registry.from_installed()
+ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))
+UNBOUNDED = {"training.seed"}
+"""Keys that any 64-bit number suits."""
+
+
+def kinds(annotation: Any) -> set[type]:
+    """The plain types that a value of ``annotation`` may be made of, within lists and unions too."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return kinds(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType, list):
+        return set().union(*map(kinds, typing.get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) else set()
+
+
+def keys() -> Iterator[tuple[str, type[BaseModel], tuple[str, ...], Any]]:
+    """(dotted key, class that validates it, path of the value inside it, type) of every key, nested models included."""
+    classes = [(name, cls) for name, owners in REGISTRY.sections().items() for cls in owners]
+    classes += [("model.args", type(next(iter(model.flavors.values())))) for model in REGISTRY.all(Model)]
+    for name, cls in classes:
+        yield from keys_in(name, cls, cls, ())
+
+
+def keys_in(
+    prefix: str, top: type[BaseModel], cls: type[BaseModel], path: tuple[str, ...]
+) -> Iterator[tuple[str, type[BaseModel], tuple[str, ...], Any]]:
+    for key, field in cls.model_fields.items():
+        yield f"{prefix}.{key}", top, (*path, key), field.annotation
+        for kind in kinds(field.annotation):
+            if issubclass(kind, BaseModel):
+                inner = (*path, key, "[]") if typing.get_origin(_bare(field.annotation)) is list else (*path, key)
+                yield from keys_in(f"{prefix}.{key}", top, kind, inner)
+
+
+def _bare(annotation: Any) -> Any:
+    """Without ``| None``."""
+    given = [one for one in typing.get_args(annotation) if one is not type(None)]
+    return given[0] if typing.get_origin(annotation) in (typing.Union, types.UnionType) else annotation
+
+
+def validate(top: type[BaseModel], path: tuple[str, ...], value: Any) -> None:
+    for part in reversed(path):
+        value = [value] if part == "[]" else {part: value}
+    whole = dict(next((model.flavors for model in REGISTRY.all(Model) if type(_first(model)) is top), {})) or None
+    base = next(iter(whole.values())).model_dump() if whole else {}
+    top.model_validate(base | value)
+
+
+def _first(model: Model) -> BaseModel:
+    return next(iter(model.flavors.values()))
+
+
+NUMERIC = [
+    pytest.param(top, path, annotation, id=f"{key}-{top.__name__}")
+    for key, top, path, annotation in keys()
+    if kinds(annotation) & {int, float}
+]
+
+
+def test_the_walk_reaches_nested_keys_of_all_plugins() -> None:
+    found = {key for key, *_ in keys()}
+    assert {
+        "optimizer.param_groups.lr_scale", "data.mixture.weight", "model.args.rope_scaling.factor", "float8.recipe_name",
+        "profiling.ranks", "checkpoint.interval", "parallelism.pipeline_parallel_layers_per_stage",
+    } <= found  # fmt: skip
+    assert len(NUMERIC) > 60
+
+
+@pytest.mark.parametrize(("top", "path", "annotation"), NUMERIC)
+def test_every_numeric_key_refuses_absurd_numbers(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
+    for number in ABSURD:
+        value = [number] if typing.get_origin(_bare(annotation)) is list else number
+        with pytest.raises(ValidationError):
+            validate(top, path, value)
+
+
+@pytest.mark.parametrize(("top", "path", "annotation"), NUMERIC)
+def test_every_numeric_key_has_bounds_of_its_own(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
+    """Not only those that :class:`Section` sets for all."""
+    if f"{getattr(top, 'section', '')}.{path[-1]}" in UNBOUNDED:
+        return
+    for number in (10**14, -(10**14)):
+        value = [number] if typing.get_origin(_bare(annotation)) is list else number
+        with pytest.raises(ValidationError):
+            validate(top, path, value)
+
+
+def test_bounds_are_in_the_schema_that_editors_read() -> None:
+    schema = json_schema(REGISTRY)
+    steps = schema["properties"]["training"]["properties"]["steps"]
+    assert steps["exclusiveMinimum"] == 0 and steps["maximum"] == 10**9
+    json.dumps(schema, allow_nan=False)
+
+
+class ThirdParty(Section):
+    """Fields without bounds of their own."""
+
+    section: ClassVar[str] = "third_party"
+
+    count: int = 0
+    share: float = 0.0
+    name: str = ""
+    table: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+
+
+@pytest.mark.parametrize("value", [*ABSURD, LARGEST + 1, -LARGEST - 1])
+def test_a_third_partys_numbers_are_bounded_too(value: float) -> None:
+    for field in ("count", "share"):
+        with pytest.raises(ValidationError):
+            ThirdParty.model_validate({field: value})
+    with pytest.raises(ValidationError, match=r"a\.b\[1\] must be"):
+        ThirdParty.model_validate({"table": {"a": {"b": [1, value]}}})
+    assert ThirdParty(count=LARGEST).count == LARGEST
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("a\0b", "NUL"), ("\ud800", "valid Unicode"), ("x" * 70_000, "at most 65536 characters")],
+    ids=["nul", "surrogate", "long"],
+)
+def test_no_key_takes_text_that_no_file_can_hold(text: str, reason: str) -> None:
+    for value in ({"name": text}, {"table": {"a": text}}, {"table": {"a": [text]}}, {"table": {text: 1}}):
+        with pytest.raises(ValidationError, match=reason):
+            ThirdParty.model_validate(value)
+
+
+PATHS = ["job.dump_folder", "model.tokenizer_path", "training.dataset_path", "data.mixture.dataset_path",
+         "validation.dataset_path", "metrics.save_tb_folder", "checkpoint.folder", "checkpoint.initial_load_path",
+         "parallelism.pipeline_parallel_schedule_csv", "profiling.save_traces_folder",
+         "profiling.save_memory_snapshot_folder", "comm.save_traces_folder", "numerics.save_statistics_folder"]  # fmt: skip
+
+
+def test_every_path_is_known_as_one() -> None:
+    words = ("path", "folder", "csv", "file")
+    named = {key for key, _, _, kind in keys() if str in kinds(kind) and any(word in key.split(".")[-1] for word in words)}
+    assert named == set(PATHS)
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_every_path_refuses_names_that_no_file_system_takes(key: str) -> None:
+    top, path = next((top, path) for name, top, path, _ in keys() if name == key)
+    for value in ("a" * 256, "b/" + "é" * 128, "c/" * 2500, "d\0e"):
+        with pytest.raises(ValidationError):
+            validate(top, path, value)
+
+
+def test_nesting_is_bounded() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    with pytest.raises(ValidationError, match="nested 16 deep"):
+        ThirdParty.model_validate({"table": deep})

@@ -1,0 +1,69 @@
+"""Observers that break their contract are reported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, run_recipe
+from titan_core.hookspecs import hookimpl
+
+
+class Answers:
+    """Answers whether an update is to be left out."""
+
+    def __init__(self, answer: Callable[[int], object]) -> None:
+        self.answer, self.rank = answer, 0
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.rank = run.world.rank
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> object:
+        return self.answer(self.rank) if update.step == 2 else None
+
+
+@pytest.mark.parametrize("answer", [1, 0.0, "no", []])
+def test_an_answer_that_is_none(in_tmp: Path, answer: object) -> None:
+    with pytest.raises(TypeError, match=r"a titan_before_update returned .* neither a bool nor None"):
+        run_recipe("llama3_debug", TINY, observers=[Answers(lambda rank: answer)])
+
+
+def skips_on(ranks: tuple[int, ...]) -> Callable[[int], bool]:
+    return lambda rank: rank in ranks
+
+
+def skipped(folder: str, ranks: tuple[int, ...]) -> str:
+    os.chdir(folder)
+    try:
+        return run_recipe("llama3_debug", TINY, observers=[Answers(skips_on(ranks))]).reason
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_an_update_that_some_ranks_leave_out(gloo: GlooPool, tmp_path: Path) -> None:
+    assert gloo.run(2, skipped, str(tmp_path), (0, 1)) == ["all steps are done"] * 2
+    for reason in gloo.run(2, skipped, str(tmp_path), (1,)):
+        assert reason.startswith("1 of 2 ranks left out the update of the last step")
+
+
+def test_an_observer_that_loses_gradients(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Loses:
+        @hookimpl
+        def titan_train_start(self, run: Any) -> None:
+            self.parameters = list(run.parts[0].module.parameters())
+
+        @hookimpl
+        def titan_before_update(self, update: Any) -> None:
+            if update.step == 3:
+                for parameter in self.parameters:
+                    parameter.grad = None
+
+    run_recipe("llama3_debug", TINY, observers=[Loses()])
+    assert "step 3: no gradient has reached 21 of 21 parameters" in caplog.text

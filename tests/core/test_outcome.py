@@ -1,0 +1,108 @@
+"""Where a rank's error goes: its traceback to its log, a line to the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from titan_core.cli import train as command
+from titan_core.cli.main import main
+from titan_core.errors import RunStopped, UserError
+from titan_core.job.job import Job
+from titan_core.train import trainer
+from titan_core.train.outcome import FOLDER, OutcomeRecorder, read_outcomes
+
+
+def burn() -> None:
+    raise ValueError("https://user:s3cret@host is on fire\nand more")
+
+
+def lose() -> None:
+    raise RuntimeError("[pair.cc:561] Connection closed by peer [127.0.0.1]:43699")
+
+
+def refuse() -> None:
+    raise UserError.one("the data", "it is damaged", "restore it")
+
+
+def stop() -> None:
+    raise RunStopped("step 3: the loss is nan")
+
+
+LOG = "; the traceback is in run/logs/rank-1.log"
+CASES = [
+    (burn, 1, f"error: rank 1 in step 3: ValueError: https://(left out)@host is on fire{LOG}"),
+    (lose, 1, f"error: rank 1 in step 3: RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:43699{LOG}"),
+    (refuse, 2, "error: the data: it is damaged; restore it"),
+    (stop, 1, "stopped: step 3: the loss is nan"),
+]
+
+
+def train_with(act: Any) -> Any:
+    def train(job: Job, observers: list[Any]) -> None:
+        (recorder,) = observers
+        recorder.titan_step_start(3)
+        try:
+            act()
+        except Exception as error:
+            recorder.titan_exception(error)
+            raise
+
+    return train
+
+
+@pytest.mark.parametrize(("act", "status", "line"), CASES, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    act: Any,
+    status: int,
+    line: str,
+    launched: bool,
+) -> None:
+    if launched:
+        monkeypatch.setenv(FOLDER, str(in_tmp))
+    monkeypatch.setattr(trainer, "train", train_with(act))
+    assert command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1) == status
+    assert capsys.readouterr().err == ("" if launched else f"titan: {line}\n")
+    log = in_tmp / "run/logs/rank-1.log"
+    assert log.exists() == (act in (burn, lose))
+    if log.exists():
+        text = log.read_text()
+        assert text.count("Traceback (most recent call last):") == 1 and f"in {act.__name__}" in text
+        assert "step 3, process " in text.splitlines()[0] and "s3cret" not in text
+    if launched:
+        (outcome,) = read_outcomes(in_tmp).values()
+        assert (outcome.rank, outcome.step, outcome.follows) == (1, 3, act is lose)
+
+
+def test_a_log_that_cannot_be_written_goes_to_standard_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").write_text("in the way")
+    recorder = OutcomeRecorder(0, "run")
+    try:
+        burn()
+    except ValueError as error:
+        recorder.failed(error)
+    error_output = capsys.readouterr().err
+    assert "run/logs/rank-0.log cannot be written: Not a directory" in error_output
+    assert "Traceback (most recent call last):" in error_output
+    assert recorder.outcome.log == ""
+
+
+def test_tracebacks_of_ranks_can_be_had_on_the_terminal(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_TRACEBACK", "1")
+    monkeypatch.setattr(trainer, "train", train_with(burn))
+    with pytest.raises(ValueError, match="on fire"):
+        command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1)
+
+
+def test_one_process_ends_what_it_cannot_explain_by_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "train", train_with(burn))
+    with pytest.raises(ValueError, match="on fire"):
+        main(["train", "llama3_debug"])
+    assert not Path("outputs/llama3_debug/logs").exists()

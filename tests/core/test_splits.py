@@ -1,0 +1,315 @@
+"""A split that was not requested never mixes with one that was."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from harness.jobs import make_job
+from titan_core.data.huggingface import open_hub, open_local
+from titan_core.data.local_files import ENDINGS, check_files, check_hub, find_files
+from titan_core.data.source import DatasetRequest
+from titan_core.data.text_files import open_text
+from titan_core.errors import UserError
+
+
+def request(
+    name: str, path: Path | str, split: str | None = None, default: Literal["train", "validation"] = "train"
+) -> DatasetRequest:
+    return DatasetRequest(name, str(path), "text", 0, "here", split=split, default_split=default)
+
+
+def found(asked: DatasetRequest) -> list[str]:
+    root = Path(asked.path or "")
+    root = root if root.is_dir() else root.parent
+    return [str(file.relative_to(root)) for file in find_files(asked, ENDINGS[asked.name])]
+
+
+def laid_out(folder: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"text": f"of {name}"}) + "\n")
+    return folder
+
+
+LAYOUTS: dict[str, dict[str, list[str]]] = {
+    "folders": {"train": ["train/a.jsonl", "train/b.jsonl"], "test": ["test/a.jsonl"], "validation": ["validation/a.jsonl"]},
+    "other words": {"train": ["training/a.jsonl"], "test": ["eval/a.jsonl"], "validation": ["dev/a.jsonl"]},
+    "files": {"train": ["train.jsonl"], "test": ["test.jsonl"], "validation": ["valid.jsonl"]},
+    "shards": {"train": ["c4-train.00000-of-00002.json"], "validation": ["c4-validation.00000-of-00001.json"]},
+    "numbers": {"train": ["train_0.jsonl", "train_1.jsonl"], "test": ["test_0.jsonl"]},
+    "hub": {
+        "train": ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"],
+        "test": ["data/test-00000-of-00001.jsonl"],
+    },
+    "hub, names of one's own": {
+        "train_sft": ["data/train_sft-00000-of-00001.jsonl"],
+        "test_sft": ["data/test_sft-00000-of-00001.jsonl"],
+    },
+    "deep": {"train": ["en/train/x/a.jsonl", "de/train/a.jsonl"], "test": ["en/test/train.jsonl"]},
+    "words in folders": {"train": ["my-train-set/a.jsonl"], "test": ["my test/a.jsonl"]},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_split_is_found_as_the_hub_lays_it_out(tmp_path: Path, layout: str) -> None:
+    splits = LAYOUTS[layout]
+    laid_out(tmp_path, [name for names in splits.values() for name in names])
+    for split, names in splits.items():
+        assert found(request("json", tmp_path, split)) == sorted(names)
+    assert found(request("json", tmp_path, "all")) == sorted(name for names in splits.values() for name in names)
+    if "train" in splits:
+        assert found(request("json", tmp_path)) == sorted(splits["train"])
+    else:
+        listed = (
+            f"splits {', '.join(sorted(splits))}, and it is not clear which to read; set training.dataset_split to one of"
+        )
+        with pytest.raises(UserError, match=listed):
+            found(request("json", tmp_path))
+    with pytest.raises(UserError, match=r"training.dataset_split is 'nothing', and there are splits"):
+        found(request("json", tmp_path, "nothing"))
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "deep"])
+def test_datasets_finds_the_same_splits(tmp_path: Path, layout: str) -> None:
+    from datasets.data_files import DataFilesPatternsDict, get_data_patterns
+
+    laid_out(tmp_path, [name for names in LAYOUTS[layout].values() for name in names])
+    patterns = DataFilesPatternsDict.from_patterns(get_data_patterns(str(tmp_path)))
+    theirs = {split: sorted(map(str, files)) for split, files in patterns.resolve(str(tmp_path)).items()}
+    ours = {
+        split: sorted(str(file) for file in find_files(request("json", tmp_path, split), ENDINGS["json"]))
+        for split in LAYOUTS[layout]
+    }
+    assert {str(split): files for split, files in theirs.items()} == ours
+
+
+def test_what_a_split_is_called_does_not_matter(tmp_path: Path) -> None:
+    laid_out(tmp_path, ["train.jsonl", "val.jsonl"])
+    for name in ("val", "valid", "validation", "dev"):
+        assert found(request("json", tmp_path, name)) == ["val.jsonl"]
+
+
+WITHOUT_SPLITS = [
+    ["a.jsonl", "b/c.jsonl"],
+    ["contest.jsonl", "trainee/latest.jsonl"],  # words within words
+    ["train-test.jsonl", "more.jsonl"],  # of two splits, so of none
+    ["data/part-00000-of-00002.jsonl", "data/part-00001-of-00002.jsonl"],
+    ["train.jsonl", "extra/more.jsonl"],  # all of it is to be trained on
+]
+
+
+@pytest.mark.parametrize("names", WITHOUT_SPLITS, ids=str)
+def test_a_folder_without_splits_is_read_whole(tmp_path: Path, names: list[str]) -> None:
+    laid_out(tmp_path, names)
+    assert found(request("json", tmp_path)) == sorted(names)
+    if "train.jsonl" not in names:
+        with pytest.raises(UserError, match=r"is 'train', and there are no splits that folders or files .*; drop the key"):
+            found(request("json", tmp_path, "train"))
+
+
+UNCLEAR = {
+    "only a test split": (["test/a.jsonl"], "there are splits test, and it is not clear"),
+    "no train split": (["test/a.jsonl", "dev/a.jsonl"], "there are splits test, validation, and it is not clear"),
+    "files beside a test split": (["a.jsonl", "test.jsonl"], r"splits test, and files of none \(a.jsonl\), and it is not"),
+    "files beside splits": (["a.jsonl", "train.jsonl", "test.jsonl"], r"splits test, train, and files of none \(a.jsonl\)"),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_what_is_not_clearly_the_train_split_is_refused(tmp_path: Path, case: str) -> None:
+    names, why = UNCLEAR[case]
+    laid_out(tmp_path, names)
+    (problem,) = check_files(request("json", tmp_path))
+    assert problem.where == "here"
+    with pytest.raises(UserError, match=why):
+        raise UserError(problem)
+    assert found(request("json", tmp_path, "all")) == sorted(names)
+    assert found(request("json", tmp_path, "test")) == [name for name in sorted(names) if "test" in name]
+
+
+def test_validation_reads_a_validation_split_or_the_only_one_that_is_for_it(tmp_path: Path) -> None:
+    def validated(folder: str, names: list[str]) -> list[str]:
+        return found(request("json", laid_out(tmp_path / folder, names), default="validation"))
+
+    assert validated("a", ["train.jsonl", "test.jsonl", "dev.jsonl"]) == ["dev.jsonl"]
+    assert validated("b", ["test/a.jsonl"]) == ["test/a.jsonl"]
+    assert validated("c", ["a.jsonl"]) == ["a.jsonl"]
+    for folder, names in {"d": ["train.jsonl"], "e": ["train.jsonl", "test.jsonl"]}.items():
+        with pytest.raises(UserError, match="it is not clear which to read"):
+            validated(folder, names)
+
+
+def test_globs_are_held_to_the_same_rule_and_single_files_are_meant(tmp_path: Path) -> None:
+    laid_out(tmp_path, ["x/train-0.jsonl", "x/test-0.jsonl"])
+    assert found(request("json", f"{tmp_path}/x/*.jsonl")) == ["train-0.jsonl"]
+    assert [file.name for file in find_files(request("json", f"{tmp_path}/*/*.jsonl", "test"), (".jsonl",))] == [
+        "test-0.jsonl"
+    ]
+    assert found(request("json", f"{tmp_path}/x/test-0.jsonl")) == ["test-0.jsonl"]
+    with pytest.raises(UserError, match="there are splits test, and it is not clear"):
+        found(request("json", f"{tmp_path}/x/test*"))
+    with pytest.raises(UserError, match="the path names one file; drop the key"):
+        found(request("json", tmp_path / "x/test-0.jsonl", "test"))
+
+
+def test_of_text_files_only_folders_tell_splits(tmp_path: Path) -> None:
+    """A folder of documents may have one about tests."""
+    for name in ("guide.md", "test.md", "dev-notes.txt"):
+        (tmp_path / name).write_text(name)
+    assert len(list(open_text(request("text", tmp_path)).shard(0, 1, 0))) == 3
+    for name in ("train", "test"):
+        (tmp_path / "split" / name).mkdir(parents=True)
+        (tmp_path / "split" / name / "a.txt").write_text(name)
+    assert list(open_text(request("text", tmp_path / "split")).shard(0, 1, 0)) == ["train"]
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What ``save_to_disk`` makes of a dataset with splits."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    both = {name: datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(4)]}) for name in ("train", "test")}
+    datasets.DatasetDict(both).save_to_disk(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def texts(asked: DatasetRequest) -> list[Any]:
+    return sorted(open_local(asked).shard(0, 1, 0))
+
+
+def test_a_saved_dataset_dict_trains_on_its_train_split(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert check_files(request("arrow", saved)) == []
+    assert texts(request("arrow", saved)) == [f"train {i}" for i in range(4)]
+    assert "reading split 'train' of test, train" in caplog.text
+    assert texts(request("arrow", saved, "test")) == [f"test {i}" for i in range(4)]
+    assert len(texts(request("arrow", saved, "all"))) == 8
+    assert texts(request("arrow", saved / "test")) == [f"test {i}" for i in range(4)]  # a saved Dataset
+    (saved / "train").rename(saved / "mine")
+    (saved / "dataset_dict.json").write_text('{"splits": ["mine", "test"]}')
+    with pytest.raises(UserError, match="there are splits mine, test, and it is not clear which to read"):
+        texts(request("arrow", saved))
+    assert texts(request("arrow", saved, "mine")) == [f"train {i}" for i in range(4)]
+
+
+def test_caches_in_a_saved_dataset_are_no_part_of_it(saved: Path) -> None:
+    shutil.copy(saved / "test/data-00000-of-00001.arrow", saved / "train/cache-0123456789abcdef.arrow")
+    assert texts(request("arrow", saved)) == [f"train {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"splits": 3, "_data_files": 3}', "[" * 100_000, '{"_data_files": [3]}']
+)
+def test_a_damaged_list_of_a_saved_dataset_is_one_clear_error(saved: Path, content: str) -> None:
+    for file in (saved / "train/state.json", saved / "dataset_dict.json"):
+        before = file.read_text()
+        file.write_text(content)
+        (problem,) = check_files(request("arrow", saved))
+        assert problem.where == str(file)
+        assert problem.way_out == "save the dataset again"
+        file.write_text(before)
+        if content.startswith('{"_data'):
+            break  # which says nothing of splits
+
+
+def test_a_missing_part_of_a_saved_dataset_is_reported(saved: Path) -> None:
+    state = json.loads((saved / "train/state.json").read_text())
+    state["_data_files"].append({"filename": "data-00001-of-00002.arrow"})
+    (saved / "train/state.json").write_text(json.dumps(state))
+    (problem,) = check_files(request("arrow", saved))
+    assert "data-00001-of-00002.arrow: it is missing, and state.json lists it" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "split", "default", "expected"),
+    [
+        ("hub", "user/set", None, "train", ("user/set", None, "train")),
+        ("hub", "user/set:en", None, "validation", ("user/set", "en", "validation")),
+        ("hub", "user/set", "extra", "train", ("user/set", None, "extra")),
+        ("c4", None, None, "train", ("allenai/c4", "en", "train")),
+        ("c4_validation", None, None, "train", ("allenai/c4", "en", "validation")),
+        ("c4", None, "validation", "train", ("allenai/c4", "en", "validation")),
+    ],
+)
+def test_of_a_hub_dataset_the_split_is_streamed(
+    monkeypatch: pytest.MonkeyPatch, name: str, path: str | None, split: str | None, default: Any, expected: object
+) -> None:
+    asked: list[object] = []
+
+    def load_dataset(path: str, configuration: str | None, *, split: str, streaming: bool) -> object:
+        asked.append((path, configuration, split))
+        if split == "extra":
+            raise ValueError("Bad split: extra. Available splits: ['train']")
+        return object()
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    one = replace(request(name, "", split, default), path=path)
+    if split == "extra":
+        with pytest.raises(
+            UserError, match=r"split 'extra'.*Available splits: \['train'\]; check its name, training.dataset_sp"
+        ):
+            open_hub(one)
+    else:
+        open_hub(one)
+    assert asked == [expected]
+    (problem,) = check_hub(replace(one, path="user/set", split="all"))
+    assert "a streamed dataset is read by split; name one" in str(problem)
+
+
+JOBS: dict[str, tuple[dict[str, object], str]] = {
+    "no splits": ({"training.dataset_split": "train"}, "dataset 'stdlib' has no splits; drop it"),
+    "beside a mixture": (
+        {"training.dataset_split": "train", "data.mixture": "[{dataset = 'stdlib'}]"},
+        'training.dataset_split = "train": data.mixture names the datasets, each with a split of its own',
+    ),
+    "mixture": (
+        {"data.mixture": "[{dataset = 'json', dataset_path = 'two', dataset_split = 'tst'}]"},
+        "data.mixture[0].dataset_split is 'tst', and there are splits test, train; set data.mixture[0].dataset_split to",
+    ),
+    "validation": (
+        {"validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "two"},
+        "there are splits test, train, and it is not clear which to read; set validation.dataset_split to one of test,",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", JOBS)
+def test_a_jobs_splits_are_checked_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    laid_out(tmp_path / "two", ["train.jsonl", "test.jsonl"])
+    settings, told = JOBS[case]
+    with pytest.raises(UserError) as caught:
+        make_job("llama3_debug", dict(settings))
+    assert told in str(caught.value)
+
+
+def test_a_job_passes_its_splits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    laid_out(tmp_path / "two", ["train.jsonl", "test.jsonl"])
+    second = "{dataset = 'json', dataset_path = 'two', dataset_split = 'test', name = 'b'}"
+    mixture = f"[{{dataset = 'json', dataset_path = 'two'}}, {second}]"
+    validation = {
+        "validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "two",
+        "validation.dataset_split": "test",
+    }  # fmt: skip
+    job = make_job("llama3_debug", {"data.mixture": mixture, **validation})
+    assert [(one.request.split, one.request.default_split) for one in job.data.datasets] == [
+        (None, "train"),
+        ("test", "train"),
+    ]
+    assert job.validation is not None
+    assert job.validation.datasets[0].request.split == "test"
+    assert job.validation.datasets[0].request.default_split == "validation"

@@ -1,0 +1,146 @@
+"""The processes of a job: two jobs in one folder, interrupts, kills, and what the launcher says in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.distributions import write_distribution
+from harness.interruptible import interruptible
+from titan_core.folder_lock import FolderLock
+from titan_core.metrics.json_lines import read_lines
+
+SMALL = [
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",
+    "--training.local_batch_size", "1", "--training.global_batch_size", "2", "--metrics.log_freq", "1",
+    "--job.device", "cpu", "--job.dump_folder", "run",
+]  # fmt: skip
+PATIENCE = 300.0
+"""Seconds after which a test gives up; nothing waits for them otherwise."""
+
+
+class Started:
+    """A ``titan train`` of two ranks."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "titan_core", "train", "--nproc-per-node", "2", *SMALL, *arguments]
+        self._run = folder / "run"
+        self.errors = folder / "errors.txt"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **environment},
+                preexec_fn=interruptible,
+            )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The run's own, so far."""
+        return [event for event in read_lines(self._run / "events.jsonl") if event["event"] == kind]
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.05)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: any(line["step"] >= step for line in read_lines(self._run / "metrics.jsonl")))
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and standard error."""
+        return self.process.wait(PATIENCE), self.errors.read_text()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_one_job_a_folder_an_interrupt_that_saves_and_a_killed_launcher(tmp_path: Path) -> None:
+    checkpoints = ["--training.steps", "100000", "--checkpoint.enable", "true"]
+    job = Started(tmp_path, *checkpoints)
+    job.wait_for_step(1)
+
+    second = subprocess.run(
+        [sys.executable, "-m", "titan_core", "train", "--nproc-per-node", "2", *SMALL],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert second.returncode == 2
+    assert f"job.dump_folder = 'run': process {job.process.pid} on host " in second.stderr
+
+    job.process.send_signal(signal.SIGINT)
+    status, errors = job.end()
+    assert status == 130, errors
+    assert "titan: interrupted: stopping after this step; Ctrl-C again ends at once\n" in errors
+    (saved,) = job.events("checkpoint")
+    last = errors.splitlines()[-1]
+    step, path = saved["step"], saved["path"]
+    assert last.startswith(
+        f"titan: interrupted after step {step}, saved in {path}; to resume: titan train --nproc-per-node 2"
+    )
+    (end,) = job.events("end")
+    assert end["interrupted"] and not end["failed"]
+    assert "Traceback" not in errors
+
+    job = Started(tmp_path, *checkpoints)
+    job.wait_for_step(step + 1)
+    ranks = [one["pid"] for one in job.events("start")[-1]["processes"]]
+    assert job.events("start")[-1]["step"] == step
+    job.process.kill()
+    job.process.wait()
+    while any(map(is_running, ranks)):
+        time.sleep(0.05)
+    with FolderLock(tmp_path / "run", "the folder of a job that was killed"):
+        pass
+
+
+TROUBLE = """
+import os
+import signal
+
+from titan_core.hookspecs import hookimpl
+
+api = (1, 0)
+
+def raises():
+    raise ValueError("shard 17 is unreadable")
+
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@hookimpl
+def titan_step_start(step):
+    if step == 3 and os.environ.get("RANK") == "1":
+        (raises, is_killed)[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]()
+"""
+
+
+def test_the_launcher_names_the_first_cause_and_the_attempt(tmp_path: Path) -> None:
+    write_distribution(tmp_path / "site", "trouble", TROUBLE)
+    site = str(tmp_path / "site")
+    job = Started(tmp_path, "--max-restarts", "1", "--training.steps", "9", PYTHONPATH=site)
+    status, errors = job.end()
+    assert status == 128 + signal.SIGKILL, errors
+    assert "Traceback" not in errors
+    first, second = (line for line in errors.splitlines() if line.startswith("titan: error: "))
+    assert first == (
+        "titan: error: rank 1 in step 3: ValueError: shard 17 is unreadable; the traceback is in run/logs/rank-1.log; "
+        "restarting (attempt 2 of 2)"
+    )
+    assert second.startswith("titan: error: rank 1 was killed by SIGKILL in step 3 (out of memory?); ")
+    assert second.endswith("; see `titan flight analyse run`")
+    assert errors.splitlines()[-1] == second
+    (log,) = tmp_path.glob("run/previous/*/logs/rank-1.log")
+    assert "ValueError: shard 17 is unreadable" in log.read_text()

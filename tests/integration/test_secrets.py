@@ -1,0 +1,114 @@
+"""No secret of a config is written or shown: not by a run, its checkpoints, what it leaves behind, nor an error."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+import torch.distributed as dist
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, make_job, run_recipe
+from titan_core.cli.main import main
+from titan_core.config.load import load_config
+from titan_core.config.overrides import Override
+from titan_core.config.redaction import LEFT_OUT, lacks_secret, text_without_secrets
+from titan_core.config.render import to_toml
+from titan_core.errors import UserError
+from titan_core.registry import Registry
+from titan_core.train.world import require_same_job
+
+SECRETS = {
+    "job.description": "data of https://user:s3cret-a@host/data?token=s3cret-b&part=2, Authorization: Bearer s3cret-c",
+    "validation.dataset_path": "https://user:s3cret-d@host/data",
+    "metrics.wandb_project": "https://hf_s3cret-e@host/x",
+}
+"""In keys that the run of a test has no use for."""
+
+
+def test_nothing_that_a_run_leaves_holds_a_secret(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, object] = {
+        **TINY, **SECRETS, "checkpoint.enable": "true", "checkpoint.interval": 2, "job.dump_folder": "run",
+        "metrics.enable_tensorboard": "true",
+    }  # fmt: skip
+    for steps in (2, 4):  # a fresh start, and one that resumes and archives what changes
+        run_recipe("llama3_debug", {**settings, "training.steps": 4, "training.stop_at_step": steps})
+    files = [file for file in (in_tmp / "run").rglob("*") if file.is_file()]
+    assert {"config.toml", "checkpoint.json", "events.jsonl", "plugins.json"} <= {file.name for file in files}
+    assert any("previous" in file.parts for file in files)
+    assert [str(file) for file in files if b"s3cret" in file.read_bytes()] == []
+    config = tomli.loads((in_tmp / "run/config.toml").read_text())
+    assert config["validation"]["dataset_path"] == f"https://{LEFT_OUT}@host/data"
+    shown = capsys.readouterr()
+    assert "s3cret" not in shown.out + shown.err
+
+
+def test_a_recipe_that_lacks_its_secret_is_refused_until_it_is_given(in_tmp: Path) -> None:
+    given = [Override(key, str(value)) for key, value in SECRETS.items()]
+    registry = Registry.from_installed()
+    config, _ = load_config("llama3_debug", given, registry)
+    (in_tmp / "again.toml").write_text(to_toml(config))
+    with pytest.raises(UserError) as caught:
+        load_config("again.toml", [], registry)
+    assert len(caught.value.problems) == len(SECRETS)
+    assert (
+        "its secret was left out where this config was written; give it again, such as by --validation.dataset_path VALUE"
+        in str(caught.value)
+    )
+    again, _ = load_config("again.toml", given, registry)
+    assert again.as_dict() == config.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        (LEFT_OUT, True),
+        (text_without_secrets("s3://key:value@host/x"), True),
+        (text_without_secrets("see https://host/x?a=1&api_key=value"), True),
+        (text_without_secrets("Authorization: Bearer abcdefgh"), True),
+        ("the weights of the head (left out) are new", False),
+        ("https://host/x?a=1", False),
+    ],
+)
+def test_what_lacks_a_secret(text: str, lacks: bool) -> None:
+    assert lacks_secret(text) is lacks
+    assert lacks_secret({"a": [text]}) is lacks
+
+
+@pytest.mark.parametrize("arguments", [["--training.seq_len", "x"], ["--training.steps", "0"]])
+def test_errors_and_commands_show_no_secret(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ["--validation.dataset_path", "https://user:s3cret@host/a\0b", "--a.api_key", "s3cret", *arguments]
+    assert main(["config", "check", "llama3_debug", *bad]) == 2
+    assert main(["config", "show", "llama3_debug", "--validation.dataset_path", "https://user:s3cret@host"]) == 0
+    shown = capsys.readouterr()
+    assert "s3cret" not in shown.out + shown.err and "--a.*: no installed plugin" in shown.err
+
+
+def _compare(passwords: list[str]) -> str:
+    password = passwords[int(os.environ["RANK"])]
+    job = make_job("llama3_debug", {"validation.dataset_path": f"https://user:{password}@host"}, 1)
+    dist.init_process_group("gloo")
+    try:
+        require_same_job(job)
+    except UserError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    return ""
+
+
+def test_ranks_compare_secrets_and_do_not_show_them(gloo: GlooPool) -> None:
+    for told in gloo.run(2, _compare, ["s3cret-1", "s3cret-2"]):
+        assert "s3cret" not in told and "rank 1: its job differs from rank 0's in a secret" in told
+    assert gloo.run(2, _compare, ["s3cret-1", "s3cret-1"]) == ["", ""]
+
+
+def test_a_job_is_identified_by_its_secrets_but_does_not_show_them() -> None:
+    one, other = (make_job("llama3_debug", {"validation.dataset_path": f"https://u:s3cret{n}@host"}) for n in (1, 2))
+    assert one.digest() != other.digest()
+    identities: list[dict[str, Any]] = [one.identity(), other.identity()]
+    assert identities[0] == identities[1] and "s3cret" not in json.dumps(identities)

@@ -1,0 +1,138 @@
+"""What config files of others say of a model, and what they leave unsaid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from titan_ckpt.foreign_files import MetaFiles, require_tensors
+from titan_core.errors import UserError
+from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
+from titan_models_llama.formats import hf_args, hf_config, hf_tensors, meta_args, meta_tensors
+from titan_models_llama.model import Llama
+
+COMMON = {"vocab_size": 128_256, "norm_eps": 1e-5, "rope_theta": 500_000.0, "use_scaled_rope": True}
+PARAMS: dict[str, dict[str, Any]] = {
+    "1B": {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "ffn_dim_multiplier": 1.5, "multiple_of": 256},
+    "3B": {"dim": 3072, "n_layers": 28, "n_heads": 24, "n_kv_heads": 8, "ffn_dim_multiplier": 1.0, "multiple_of": 256},
+    "8B": {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "ffn_dim_multiplier": 1.3, "multiple_of": 1024},
+    "70B": {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "ffn_dim_multiplier": 1.3, "multiple_of": 4096},
+    "405B": {"dim": 16384, "n_layers": 126, "n_heads": 128, "n_kv_heads": 8, "ffn_dim_multiplier": 1.2, "multiple_of": 4096},
+}
+"""``params.json`` as Meta publishes it with Llama 3.1 and 3.2."""
+
+
+@pytest.mark.parametrize("flavor", PARAMS)
+def test_metas_published_sizes_are_the_flavors(flavor: str) -> None:
+    assert meta_args(PARAMS[flavor] | COMMON) == FLAVORS[flavor]
+
+
+@pytest.mark.parametrize("flavor", [name for name in FLAVORS if name != "debug"])
+def test_a_written_config_is_read_as_the_same_model(flavor: str) -> None:
+    assert hf_args(json.loads(json.dumps(hf_config(FLAVORS[flavor])))) == FLAVORS[flavor]
+
+
+def test_of_other_sizes_the_factor_must_be_given() -> None:
+    other = PARAMS["1B"] | COMMON | {"n_layers": 4}
+    with pytest.raises(ValueError, match="use_scaled_rope is true without rope_scaling_factor"):
+        meta_args(other)
+    scaled = meta_args(other | {"rope_scaling_factor": 32})
+    assert scaled.rope_scaling == RopeScaling(factor=32.0)
+    assert not scaled.tie_embeddings
+    assert meta_args(other | {"use_scaled_rope": False}).rope_scaling is None
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"dim": "2048"}, "dim is '2048', not a whole number above 0"),
+    "zero": ({"n_heads": 0}, "n_heads is 0, not a whole number above 0"),
+    "list": ({"ffn_dim_multiplier": [1]}, r"ffn_dim_multiplier is \[1\], not a number above 0"),
+    "not finite": ({"norm_eps": float("inf")}, "norm_eps is inf, not a number above 0"),
+    "flag": ({"use_scaled_rope": "no"}, "use_scaled_rope is 'no', not true or false"),
+    "quantised": ({"quantization_args": {"scheme": "int8"}, "lora_args": {"rank": 16}}, "lora_args, quantization_args are"),
+    "Llama 2": ({"vocab_size": -1}, "vocab_size is left to the tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_params_that_say_something_else_are_refused(case: str) -> None:
+    change, why = WRONG[case]
+    with pytest.raises(ValueError, match=why):
+        meta_args(PARAMS["1B"] | COMMON | change)
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, 1.5, None, [1], {"a": 1}, True], ids=str)
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])
+def test_a_config_of_wrong_types_is_refused_with_a_reason(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{key} is .*, not a whole number above 0"):
+        hf_args(hf_config(FLAVORS["1B"]) | {key: value})
+
+
+SCALINGS: dict[str, tuple[Any, str]] = {
+    "text": ("llama3", "rope_scaling is 'llama3', not an object"),
+    "another": ({"rope_type": "yarn"}, "rope_type is 'yarn'"),
+    "no factor": ({"rope_type": "llama3"}, "'factor'"),
+    "no number": ({"rope_type": "llama3", "factor": "8"}, "factor is '8', not a number above 0"),
+}
+
+
+@pytest.mark.parametrize("case", SCALINGS)
+def test_a_scaling_that_is_not_llamas_is_refused(case: str) -> None:
+    scaling, why = SCALINGS[case]
+    with pytest.raises((ValueError, KeyError), match=why):
+        hf_args(hf_config(FLAVORS["1B"]) | {"rope_scaling": scaling})
+
+
+def shapes(args: LlamaArgs) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in Llama(args).named_parameters()}
+
+
+def publish(folder: Path, args: LlamaArgs, files: int = 1) -> dict[str, torch.Tensor]:
+    """Tensors of the true shapes in Meta's names, the tied output written out too. On disk each is one number."""
+    wanted = shapes(args)
+    tensors: dict[str, torch.Tensor] = {}
+    for one in meta_tensors(args):
+        shape = list(wanted[one.parameter])
+        if one.split is not None:
+            shape[one.split] //= files
+        tensors[one.name] = torch.full((), 0.5, dtype=torch.bfloat16).expand(shape)
+    tensors["output.weight"] = torch.full((), 0.5, dtype=torch.bfloat16).expand(tensors["tok_embeddings.weight"].shape)
+    for number in range(files):
+        torch.save({**tensors, "rope.freqs": torch.zeros(1)}, folder / f"consolidated.{number:02d}.pth")
+    return tensors
+
+
+@pytest.mark.parametrize("flavor", ["1B", "3B"])
+def test_published_files_of_a_tied_model_fit_it(tmp_path: Path, flavor: str) -> None:
+    args = meta_args(PARAMS[flavor] | COMMON)
+    publish(tmp_path, args, files=2)
+    require_tensors(MetaFiles(tmp_path), meta_tensors(args), shapes(args), "here")
+
+
+def test_an_output_layer_that_differs_from_the_embedding_is_no_copy(tmp_path: Path) -> None:
+    """A fine-tuned head in the files of a tied model would be lost."""
+    args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True, "vocab_size": 20_000})
+    tensors = publish(tmp_path, args)
+    changed = tensors["output.weight"].clone()
+    changed[15_000, 3] = 0.25
+    torch.save({**tensors, "output.weight": changed}, tmp_path / "consolidated.00.pth")
+    with pytest.raises(UserError, match=r"output.weight differs from tok_embeddings.weight in rows 8192 to 16383"):
+        require_tensors(MetaFiles(tmp_path), meta_tensors(args), shapes(args), "here")
+    torch.save({**tensors, "output.weight": changed[:100]}, tmp_path / "consolidated.00.pth")
+    with pytest.raises(UserError, match=r"output.weight is \[100, 128\] there"):
+        require_tensors(MetaFiles(tmp_path), meta_tensors(args), shapes(args), "here")
+    del tensors["output.weight"]
+    torch.save(tensors, tmp_path / "consolidated.00.pth")
+    require_tensors(MetaFiles(tmp_path), meta_tensors(args), shapes(args), "here")
+
+
+def test_copies_are_named_in_both_formats() -> None:
+    for tied in (True, False):
+        args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})
+        for tensors, name in ((hf_tensors(args), "lm_head.weight"), (meta_tensors(args), "output.weight")):
+            assert (name in tensors[0].copies) == tied
+            assert (name in {one.name for one in tensors}) == (not tied)

@@ -1,0 +1,88 @@
+"""The rotary table is that of the published models, at every position that they can see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from pydantic import ValidationError
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
+from titan_models_llama.rope import rope_table
+
+CHUNK = 1 << 14
+
+
+def reference(args: LlamaArgs) -> LlamaRotaryEmbedding:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": args.rope_theta}
+    if args.rope_scaling is not None:
+        rope |= {
+            "rope_type": "llama3", "factor": args.rope_scaling.factor,
+            "low_freq_factor": args.rope_scaling.low_freq_factor, "high_freq_factor": args.rope_scaling.high_freq_factor,
+            "original_max_position_embeddings": args.rope_scaling.original_max_seq_len,
+        }  # fmt: skip
+    config = transformers.LlamaConfig(
+        hidden_size=args.dim, num_attention_heads=args.n_heads, head_dim=args.head_dim,
+        max_position_embeddings=args.max_seq_len, rope_parameters=rope,
+    )  # fmt: skip
+    return LlamaRotaryEmbedding(config)
+
+
+def distinct() -> dict[str, LlamaArgs]:
+    """One flavor for each table: some share their head's width and scaling."""
+    tables = {(args.head_dim, args.rope_theta, args.rope_scaling, args.max_seq_len): name for name, args in FLAVORS.items()}
+    odd = RopeScaling(factor=3.0, low_freq_factor=1.5, high_freq_factor=7.0, original_max_seq_len=1000)
+    return {
+        **{name: FLAVORS[name] for name in tables.values()},
+        "no power of two": FLAVORS["debug"].model_copy(update={"rope_scaling": odd, "max_seq_len": 20_000}),
+    }
+
+
+@pytest.mark.parametrize("name", distinct())
+def test_the_table_is_that_of_transformers_at_every_position(name: str) -> None:
+    args = distinct()[name]
+    ours, theirs = rope_table(args), reference(args)
+    half = args.head_dim // 2
+    for start in range(0, args.max_seq_len, CHUNK):
+        positions = torch.arange(start, min(start + CHUNK, args.max_seq_len))
+        cos, sin = theirs(torch.zeros(()), positions[None])
+        torch.testing.assert_close(ours[positions, 0], cos[0, :, :half], rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours[positions, 1], sin[0, :, :half], rtol=0, atol=1e-6)
+
+
+def exact_frequencies(args: LlamaArgs) -> Tensor:
+    """In double precision, from the definition in words: long waves are slowed down, short ones kept, the others between."""
+    values = []
+    for index in range(args.head_dim // 2):
+        frequency = args.rope_theta ** (-2 * index / args.head_dim)
+        if (scaling := args.rope_scaling) is not None:
+            turns = scaling.original_max_seq_len * frequency / (2 * math.pi)
+            share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            share = min(1.0, max(0.0, share))
+            frequency = (1 - share) * frequency / scaling.factor + share * frequency
+        values.append(frequency)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", distinct())
+def test_the_table_stays_within_the_rounding_of_fp32_angles(name: str) -> None:
+    args = distinct()[name]
+    table = rope_table(args)
+    frequencies = exact_frequencies(args)
+    positions = torch.cat([torch.arange(0, args.max_seq_len, 61), torch.tensor([args.max_seq_len - 1])])
+    angles = torch.outer(positions.double(), frequencies)
+    # Of a frequency a few roundings (a power, a reciprocal, the blend), of the angle one more.
+    bound = 8 * 2.0**-24 * angles + 1e-7
+    ours = table[positions].double()
+    assert ((ours[:, 0] - angles.cos()).abs() <= bound).all()
+    assert ((ours[:, 1] - angles.sin()).abs() <= bound).all()
+
+
+def test_bands_of_frequencies_must_be_in_order() -> None:
+    with pytest.raises(ValidationError, match=r"low_freq_factor 4.0 must be less than high_freq_factor 4.0"):
+        RopeScaling(low_freq_factor=4.0)

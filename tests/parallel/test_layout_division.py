@@ -1,0 +1,108 @@
+"""Layouts that are unusual and right train as one device does: what is refused elsewhere is refused for a reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness import small_gpt
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_job
+from harness.small_gpt import DIM, LAYOUT, LONGEST, VOCAB, SmallGPT
+from titan_core.initial_values import Constant, Normal
+from titan_core.layout import ModelDefinition
+
+TP = "parallelism.tensor_parallel_degree"
+NO_SP = {"parallelism.disable_sequence_parallel": "true"}
+BRIEF: dict[str, object] = {"training.steps": 3, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
+# Biases that are not 0, so that one that is added on every rank shows in the first loss.
+VALUES = {"*norm*.weight": Constant(1.0), "*": Normal(0.1)}
+
+
+class NormedEmbedding(SmallGPT):
+    """The embedding is a chain of two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding_norm = nn.LayerNorm(DIM)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.embedding_norm(self.embedding(tokens, positions))
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+class PositionsApart(SmallGPT):
+    """The embedding is two modules side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.embedding
+        self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(LONGEST, DIM)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        where = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+        h = self.wte(tokens) + self.wpe(where)
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+def model(name: str) -> ModelDefinition:
+    layout = replace(LAYOUT, parameters=VALUES)
+    build: Callable[[], object] = SmallGPT
+    if name == "chain":
+        build = NormedEmbedding
+        norms = (*layout.per_position, "embedding_norm")
+        layout = replace(layout, embedding=("embedding", "embedding_norm"), per_position=norms)
+    elif name == "apart":
+        build, layout = PositionsApart, replace(layout, embedding=("wte", "wpe"))
+    return small_gpt.definition(build, layout)
+
+
+def train(folder: str, name: str, overrides: dict[str, object]) -> RunRecord:
+    os.chdir(folder)
+    ranks = int(os.environ["WORLD_SIZE"])
+    return run_job(small_gpt.job_of(model(name), {**BRIEF, **overrides}, ranks), weights=True)
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunRecord]:
+    return cache(lambda name: gloo.run(1, train, str(tmp_path_factory.mktemp(name)), name, {})[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("plain", {TP: 2}),
+        ("plain", {TP: 2, **NO_SP}),
+        ("chain", {TP: 2}),
+        ("chain", {TP: 2, **NO_SP}),
+        ("chain", {"parallelism.pipeline_parallel_degree": 2}),
+        ("apart", {}),
+        ("apart", {"parallelism.context_parallel_degree": 2}),
+    ],
+    ids=str,
+)
+def test_unusual_layouts_train_as_on_one_device(
+    gloo: GlooPool, one_device: Callable[[str], RunRecord], tmp_path: Path, name: str, overrides: dict[str, object]
+) -> None:
+    """Norms of queries lie within a region, where each rank has other heads; rows have biases; heads are grouped."""
+    one = one_device(name)
+    records = gloo.run(2, train, str(tmp_path), name, overrides)
+    gradients = {key: value for record in records for key, value in record.gradients.items()}
+    assert set(gradients) == set(one.gradients)
+    for record in records:
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+    total = sum(float(one.gradients[key].norm()) for key in gradients)
+    for key, gradient in gradients.items():
+        assert float((gradient - one.gradients[key]).norm()) <= 1e-5 * total, key

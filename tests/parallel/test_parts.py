@@ -1,0 +1,172 @@
+"""The small functions that divide, order and keep, each by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from harness.jobs import make_job
+from titan_core.data.batch import Batch
+from titan_core.model.attention import seen
+from titan_parallel import gathered_attention
+from titan_parallel.context_parallel import HeadAndTail
+from titan_parallel.numbers import divisors
+from titan_parallel.pipeline_plan import _extra_layers, _rank_of, microbatches_of
+from titan_parallel.split_backward_contexts import contexts
+
+# -- numbers
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1, "1"), (7, "1, 7"), (12, "1, 2, 3, 4, 6, 12")])
+def test_divisors(number: int, shown: str) -> None:
+    assert divisors(number) == shown
+
+
+# -- context parallelism
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_rank_has_a_chunk_from_the_front_and_its_mirror_from_the_back(size: int) -> None:
+    seq = 2 * size * 2
+    tokens = torch.arange(2 * seq).view(2, seq)
+    documents = torch.arange(seq).div(3, rounding_mode="floor").expand(2, -1)
+    shares = [HeadAndTail(rank, size)(Batch(tokens, tokens + 1, documents=documents)) for rank in range(size)]
+    for rank, share in enumerate(shares):
+        head, tail = 2 * rank, seq - 2 * rank - 2
+        expected = [head, head + 1, tail, tail + 1]
+        assert share.positions is not None
+        assert share.positions.tolist() == [expected, expected]
+        assert torch.equal(share.tokens, tokens[:, expected])
+        assert torch.equal(share.targets, share.tokens + 1)
+        assert share.documents is documents
+    assert sorted(torch.cat([share.tokens for share in shares], 1)[0].tolist()) == tokens[0].tolist()
+
+
+def test_a_rank_keeps_positions_that_begin_anew_with_each_document() -> None:
+    tokens, positions = torch.arange(8)[None], torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
+    share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions))
+    assert share.positions is not None
+    assert share.positions.tolist() == [[2, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_gathered_chunks_come_back_into_the_order_of_the_sequence(size: int) -> None:
+    whole = torch.arange(8 * size).view(1, 1, -1, 1)
+    tokens = whole[:, 0, :, 0]
+    shares = [HeadAndTail(rank, size)(Batch(tokens, tokens)).tokens.view(1, 1, -1, 1) for rank in range(size)]
+    assert torch.equal(gathered_attention._in_order(torch.cat(shares, dim=2), chunk=4), whole)
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_the_queries_of_a_chunk_see_what_they_see_in_the_whole(documents: Tensor | None, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 12, 4, generator=generator) for heads in (2, kv_heads, kv_heads))
+    if documents is None:
+        whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    else:
+        whole = F.scaled_dot_product_attention(q, k, v, attn_mask=seen(documents, documents), enable_gqa=True)
+    chunks = [gathered_attention._attend(one, k, v, index, documents) for index, one in enumerate(q.chunk(4, dim=2))]
+    torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
+
+
+# -- pipelines
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "order", "holders"),
+    [
+        (2, 2, "loop", (0, 1)),
+        (6, 2, "loop", (0, 1, 0, 1, 0, 1)),
+        (6, 3, "v", (0, 1, 2, 2, 1, 0)),
+        (5, 2, "loop", (0, 1, 0, 1, 0)),
+    ],
+)
+def test_stages_lie_round_the_ranks_or_there_and_back(stages: int, ranks: int, order: Any, holders: tuple[int, ...]) -> None:
+    assert _rank_of(stages, ranks, order) == holders
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+def test_microbatches_hold_each_sequence_once(microbatches: int, pieces: int, size: int) -> None:
+    keys = SimpleNamespace(pipeline_parallel_microbatch_size=size)
+    batch = SimpleNamespace(microbatches=microbatches, local_size=pieces * size)
+    facts: Any = SimpleNamespace(batch=batch, section=lambda cls: keys)
+    assert microbatches_of(facts) * size == microbatches * pieces * size
+
+
+def test_the_head_weighs_its_operations_and_the_embedding_half_of_that() -> None:
+    facts = make_job("llama3_debug", {"parallelism.pipeline_parallel_degree": 2}, 2).facts
+    layout, seq_len = facts.model.layout, facts.batch.seq_len
+    head = 6.0 * layout.dim * layout.vocab_size
+    block = (facts.model.flops_per_token(seq_len) - head) / layout.num_blocks
+    first, last = _extra_layers(facts)
+    assert (first, last) == pytest.approx((0.5 * head / block, head / block))
+    given_weights = {
+        "parallelism.pipeline_parallel_degree": 2,
+        "parallelism.pipeline_parallel_first_stage_less_layers": 1,
+        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+    }
+    assert _extra_layers(make_job("llama3_debug", given_weights, 2).facts) == (1.0, 0.0)
+
+
+# -- recomputation for schedules that go backward twice
+
+_PRODUCTS = {torch.ops.aten.mm.default}
+
+
+def _group_of(operator: Any) -> str | None:
+    return "products" if operator in _PRODUCTS else None
+
+
+def test_what_is_kept_serves_two_backward_passes() -> None:
+    weights = [nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))) for seed in range(3)]
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def compute(value: Tensor) -> Tensor:
+        for weight in weights:
+            value = torch.tanh(value @ weight)
+        return value
+
+    compute(x).sum().backward()
+    expected = [x.grad, *(weight.grad for weight in weights)]
+
+    def every_second() -> Any:
+        return contexts(_group_of, lambda operator, number: number % 2 == 0)
+
+    result = checkpoint(compute, x, use_reentrant=False, context_fn=every_second).sum()
+    found = torch.autograd.grad(result, [x], retain_graph=True)
+    found += torch.autograd.grad(result, weights, retain_graph=True)
+    for one, other in zip(found, expected, strict=True):
+        assert other is not None
+        torch.testing.assert_close(one, other)
+
+
+def test_products_that_are_kept_are_not_computed_again() -> None:
+    forward, again = contexts(_group_of, lambda operator, number: number % 2 == 0)
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.randn(3, 3, generator=generator) for _ in range(3)]
+    with forward:
+        first = [factor @ factor for factor in factors]
+    other = [torch.zeros(3, 3) for _ in range(3)]
+    for _ in range(2):  # each recomputation counts from the beginning
+        with again:
+            second = [factor @ factor for factor in other]
+        assert [torch.equal(one, two) for one, two in zip(first, second, strict=True)] == [True, False, True]
+
+
+def test_a_kept_result_that_was_changed_in_place_is_an_error() -> None:
+    forward, again = contexts(_group_of, lambda operator, number: True)
+    factor = torch.ones(2, 2)
+    with forward:
+        product = factor @ factor
+    product.zero_()
+    with again, pytest.raises(RuntimeError, match="was changed in place, and recomputation had kept it"):
+        factor @ factor
