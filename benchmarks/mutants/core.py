@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant("weights-of-one-name", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{seed}"', (VALUES,)),
     Mutant("weights-of-one-seed", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{name}"', (VALUES,)),
     Mutant("limit-of-truncation-ignored", "core/model/random_values.py", "centred * math.erf(limit / math.sqrt(2.0))", "centred", (VALUES,)),
-    Mutant("words-of-the-next-counter", "core/model/random_values.py", "counters = (starts // 4)[:, None]", "counters = (starts // 4 + 1)[:, None]", (VALUES,)),
+    Mutant("words-of-the-next-counter", "core/model/random_values.py", "counters = (starts // 4)[:, None]", "counters = (starts // 4 + 1)[:, None]", (MODEL + "::test_each_element_has_the_word_of_its_index",)),
     Mutant("nine-rounds", "core/model/philox.py", "_ROUNDS = 10", "_ROUNDS = 9", (VALUES,)),
     Mutant("buffers-not-computed", "core/model/materialise.py", "            buffer.copy_(compute())\n", "            buffer.zero_()\n", (ORACLE,)),
     Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), tuple(offset)", "return tensor.to_local(), (0,) * tensor.dim()", (MESH + "[FSDP]",)),

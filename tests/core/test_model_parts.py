@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from typing import Any, cast
 
 import pytest
@@ -17,6 +19,8 @@ from titan_core.job.batch_plan import BatchPlan
 from titan_core.layout import ModelLayout
 from titan_core.model.attention import CausalAttention, seen
 from titan_core.model.part import Absent, ModelPart, arguments_of
+from titan_core.model.philox import philox
+from titan_core.model.random_values import fill
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.param_groups import param_groups
 
@@ -158,3 +162,13 @@ def test_the_implementation_is_the_one_that_was_chosen(build: Any, implementatio
     section = OptimizerSection(implementation=implementation)
     optimizer = build(param_groups(nn.Linear(2, 2).named_parameters(), section), section)
     assert all((group["fused"], group["foreach"]) == (fused, foreach) for group in optimizer.param_groups)
+
+
+def test_each_element_has_the_word_of_its_index() -> None:
+    """Weights of a seed stay what they were, from one version of Titan to the next."""
+    key = int.from_bytes(hashlib.sha256(b"7:layer.weight").digest()[:8], "little")
+    words = philox(torch.arange(3), key).flatten()[:10]
+    expected = torch.erfinv((2.0 * (words >> 9).float() + 1.0 - 2.0**23) / 2.0**23) * math.sqrt(2.0) * 0.5
+    filled = torch.zeros(2, 5)
+    fill(filled, Normal(0.5), seed=7, name="layer.weight", global_shape=(2, 5), offset=(0, 0))
+    torch.testing.assert_close(filled, expected.view(2, 5))

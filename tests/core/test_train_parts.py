@@ -113,7 +113,7 @@ def test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy() -> None:
 
 def norms_of_dtensors(folder: str) -> list[float]:
     """Gradients of every kind of DTensor: what this rank says of their norm, and the norm of the whole gradients."""
-    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
     os.chdir(folder)
     with join_world(make_job("llama3_debug", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
@@ -126,10 +126,8 @@ def norms_of_dtensors(folder: str) -> list[float]:
         ]
         for number, placements in enumerate(kinds):
             whole = torch.arange(12.0).view(4, 3) + number
-            from torch.distributed.tensor import distribute_tensor
-
             parameter = nn.Parameter(distribute_tensor(torch.zeros(4, 3), world.mesh, placements))
-            parameter.grad = distribute_tensor(whole, world.mesh, placements)
+            parameter.grad = distribute_tensor(whole.clone(), world.mesh, placements)
             parameters.append(parameter)
             wholes.append(whole)
         summed = nn.Parameter(distribute_tensor(torch.zeros(4), world.mesh, [Replicate()] * 2))
