@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from harness.jobs import RunRecord, run_recipe
+from titan_ckpt import saving
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import read_manifest, verify_data
@@ -197,17 +198,27 @@ def test_a_place_that_fsspec_does_not_know_is_told(in_tmp: Path, folder: str) ->
 class FullDisk:
     """Lets files grow no further than some bytes, from one step to another."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.first, self.last = first, last
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._written = threading.Semaphore(0)
+        save: Any = saving.save
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return save(*arguments, **keywords)
+            finally:
+                self._written.release()
+
+        monkeypatch.setattr(saving, "save", counted)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        while step == 4 and not (CHECKPOINTS / "step-2" / "checkpoint.json").exists():
-            time.sleep(0.01)  # a save beside training is to be done before the disk is full
-        if self.first < step <= self.last:
-            time.sleep(2.0)  # what is written beside training meets the full disk
+        # Checkpoints of steps 2 and 4 may be written beside training: the first is done before the disk is full, and the
+        # second while it is.
+        if step in (3, 5):
+            assert self._written.acquire(timeout=60)
         limit = 40_000 if self.first <= step <= self.last else self._limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self._limits[1]))
 
@@ -217,16 +228,20 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_a_full_disk_costs_one_checkpoint_and_no_step(in_tmp: Path, caplog: pytest.LogCaptureFixture, mode: str) -> None:
-    record = run({"checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}, (FullDisk(4, 5),))
+def test_a_full_disk_costs_one_checkpoint_and_no_step(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    record = run({"checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}, (FullDisk(4, 5, monkeypatch),))
     assert len(record.losses) == 6
     assert "checkpoint of step 4 cannot be written" in caplog.text
     assert "training goes on, the newest is that of step 2" in caplog.text
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-6"}
 
 
-def test_a_full_disk_at_the_end_is_an_error_and_leaves_the_older_checkpoint(in_tmp: Path) -> None:
-    disk = FullDisk(5, 6)
+def test_a_full_disk_at_the_end_is_an_error_and_leaves_the_older_checkpoint(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(5, 6, monkeypatch)
     try:
         with pytest.raises(UserError, match=r"step-6: cannot be written .*the newest is that of step 4; make room"):
             run({"checkpoint.keep_latest_k": 1}, (disk,))

@@ -206,21 +206,23 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
     file = tmp_path / "metrics.jsonl"
     random.seed(0)
     for _ in range(20):
-        before, size = len(read_lines(file)), file.stat().st_size if file.exists() else 0
+        before = len(read_lines(file))
         child = os.fork()
         if child == 0:
             log = JsonLines(file)
             for step in itertools.count(before + 1):
                 log.log({"step": step, "loss": 1.0 / step, **{f"tokens_seen/{name}": step for name in range(400)}})
                 time.sleep(0.0002)
-        while not file.exists() or file.stat().st_size <= size:
+        while (
+            not file.exists() or file.read_bytes().count(b"\n") <= before
+        ):  # at least one more, however busy the machine is
             time.sleep(0.0002)
         time.sleep(random.uniform(0.0, 0.01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     records = read_lines(file)
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    assert len(records) > 20
+    assert len(records) >= 20
 
 
 class Disk:

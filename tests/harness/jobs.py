@@ -25,6 +25,12 @@ class RunRecord:
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    rank_losses: list[list[float]] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    """Of each step's global batch."""
+    skipped: list[int] = field(default_factory=list)
+    """Steps whose update was left out."""
     initial: dict[str, Tensor] = field(default_factory=dict)
     """Whole parameters before the first step, by name."""
     final: dict[str, Tensor] = field(default_factory=dict)
@@ -63,6 +69,11 @@ class Recorder:
         self.record.events.append(f"step_end {report.step}")
         self.record.losses.append(report.loss.item())
         self.record.grad_norms.append(report.grad_norm.item())
+        self.record.learning_rates.append(report.lr)
+        self.record.rank_losses.append(report.rank_losses.tolist())
+        self.record.targets.append(report.num_targets)
+        if report.skipped:
+            self.record.skipped.append(report.step)
 
     @hookimpl
     def titan_validation_end(self, report: Any) -> None:

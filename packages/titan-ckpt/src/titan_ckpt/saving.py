@@ -21,7 +21,7 @@ from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_n
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import model_tensors
+from titan_ckpt.tensors import buffer_names, model_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.config.changes import decisive_keys
@@ -92,6 +92,8 @@ class Saving:
             else:
                 self._committed(step)
             return
+        # The next forward pass may change buffers, before its update waits for the copy of all else.
+        tensors |= {name: tensors[name].clone() for name in buffer_names(self._state.parts) if name in tensors}
         self._copied.clear()
         self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
 

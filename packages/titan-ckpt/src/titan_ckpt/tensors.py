@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -20,6 +20,11 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
             if name in kept:
                 tensors[f"{MODEL}.{name}"] = tensor.detach()
     return tensors
+
+
+def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
+    """What :func:`model_tensors` calls buffers."""
+    return (f"{MODEL}.{name}" for part in parts for name, _ in part.module.named_buffers())
 
 
 def dtype_name(tensor: Tensor) -> str:

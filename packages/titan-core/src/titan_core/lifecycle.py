@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,8 +24,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def same_generators() -> Iterator[None]:
+    """The random generators that a model may draw from leave as they came: Python's, and torch's on the CPU and on the
+    current device. Observers need not draw from them knowingly to change them: a module that is imported late may (Rich
+    does), on one rank alone and in a resumed run at another step."""
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        torch: Any = sys.modules.get("torch")  # without it there is nothing to keep
+        if torch is not None:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            stack.enter_context(torch.random.fork_rng(devices))
+        yield
+
+
 class Lifecycle:
-    """Calls every registered observer. Observers are plugin modules, debuggers, metric loggers."""
+    """Calls every registered observer. Observers are plugin modules, debuggers, metric loggers.
+
+    No hook changes what training draws at random: see :func:`same_generators`.
+    """
 
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -68,18 +88,22 @@ class Lifecycle:
         """See :func:`titan_core.hookspecs.titan_job_assembled`."""
         self._manager.hook.titan_job_assembled(job=job)
 
+    @same_generators()
     def train_start(self, run: RunStart) -> None:
         """See :func:`titan_core.hookspecs.titan_train_start`."""
         self._manager.hook.titan_train_start(run=run)
 
+    @same_generators()
     def step_start(self, step: int) -> None:
         """See :func:`titan_core.hookspecs.titan_step_start`."""
         self._manager.hook.titan_step_start(step=step)
 
+    @same_generators()
     def step_cancelled(self, step: int) -> None:
         """See :func:`titan_core.hookspecs.titan_step_cancelled`."""
         self._manager.hook.titan_step_cancelled(step=step)
 
+    @same_generators()
     def before_update(self, update: PendingUpdate) -> bool:
         """See :func:`titan_core.hookspecs.titan_before_update`; whether the update is to be left out.
 
@@ -92,14 +116,17 @@ class Lifecycle:
             raise TypeError(f"a titan_before_update returned {strange!r}, which is neither a bool nor None")
         return True in answers
 
+    @same_generators()
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.hookspecs.titan_step_end`."""
         self._manager.hook.titan_step_end(report=report)
 
+    @same_generators()
     def validation_end(self, report: ValidationReport) -> None:
         """See :func:`titan_core.hookspecs.titan_validation_end`."""
         self._manager.hook.titan_validation_end(report=report)
 
+    @same_generators()
     def save_state(self) -> dict[str, Any]:
         """See :func:`titan_core.hookspecs.titan_save_state`; of all observers together.
 
@@ -117,11 +144,13 @@ class Lifecycle:
             together |= state
         return together
 
+    @same_generators()
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.hookspecs.titan_restore_state`."""
         self._restored = state
         self._manager.hook.titan_restore_state(state=state)
 
+    @same_generators()
     def checkpoint_saved(self, step: int, path: str) -> None:
         """See :func:`titan_core.hookspecs.titan_checkpoint_saved`."""
         self._manager.hook.titan_checkpoint_saved(step=step, path=path)
@@ -130,6 +159,7 @@ class Lifecycle:
         """See :func:`titan_core.hookspecs.titan_finding`."""
         self._manager.hook.titan_finding(finding=finding)
 
+    @same_generators()
     def settle(self, step: int) -> None:
         """See :func:`titan_core.hookspecs.titan_settle`."""
         self._manager.hook.titan_settle(step=step)

@@ -1,0 +1,38 @@
+"""Mistakes in checkpoints."""
+
+# ruff: noqa: E501 (a table: one mistake a line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+SAVING = "tests/ckpt/test_saving.py"
+RESUMED = "tests/integration/test_dropout_and_buffers.py::test_a_resumed_run_draws_and_counts_as_if_it_had_not_stopped"
+RESUME = "tests/ckpt/test_resume.py"
+DAMAGE = "tests/ckpt/test_damage.py"
+PARTS = "tests/ckpt/test_checkpoint_parts.py"
+
+MUTANTS = (
+    Mutant("async-copies-torn", "ckpt/saving.py", "            self._copied.wait()\n", "            pass\n", (SAVING,)),
+    Mutant("async-copies-not-awaited", "ckpt/saving.py", "            self._copied.set()\n", "            pass\n", (SAVING,),
+           equivalent="training then hangs, which no test waits for"),
+    Mutant("copied-before-the-copy", "ckpt/saving.py", "        self._copied.clear()\n", "        self._copied.set()\n", (SAVING,)),
+    Mutant("live-tensors-written", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "        copy = local\n", (SAVING,)),
+    Mutant("staging-not-copied", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "", (SAVING,)),
+    Mutant("staging-of-another-dtype", "ckpt/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
+    Mutant("python-generator-not-restored", "ckpt/rng.py", "    random.setstate((version, tuple(words), gauss))\n", "", (PARTS,)),
+    Mutant("torch-generator-not-restored", "ckpt/rng.py", 'torch.set_rng_state(_tensor(states["cpu"]))', "pass", (PARTS,)),
+    Mutant("generators-of-the-first-rank", "ckpt/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (RESUMED,)),
+    Mutant("schedule-not-restored", "ckpt/state.py", "{**scheduler.state_dict(), **saved[\"lr_scheduler\"]}", "scheduler.state_dict()", (SAVING,)),
+    Mutant("schedule-a-step-behind", "ckpt/state.py", "    scheduler.last_epoch -= 1\n", "    scheduler.last_epoch -= 2\n", (SAVING,)),
+    Mutant("data-not-restored", "ckpt/state.py", 'state.loader.load_state_dict(saved["loader"])', "pass", (SAVING,)),
+    Mutant("step-not-restored", "ckpt/state.py", 'state.step = saved["step"]', "state.step = state.step", (SAVING,)),
+    Mutant("tokens-seen-forgotten", "ckpt/state.py", 'state.tokens_seen = saved["tokens_seen"]', "pass", (PARTS, SAVING)),
+    Mutant("tokens-by-dataset-forgotten", "ckpt/state.py", 'state.tokens_by_dataset = dict(saved["tokens_by_dataset"])', "pass", (SAVING,)),
+    Mutant("buffers-not-saved", "ckpt/tensors.py", "(*part.module.named_parameters(), *part.module.named_buffers())", "part.module.named_parameters()", (SAVING,)),
+    Mutant("one-checkpoint-too-few-kept", "ckpt/retention.py", "reverse=True)[keep_latest:]", "reverse=True)[keep_latest - 1 :]", (PARTS,)),
+    Mutant("nothing-kept-for-good", "ckpt/retention.py", "step % keep_every == 0", "step % keep_every == 1", (PARTS,)),
+    Mutant("checksums-not-held", "ckpt/manifest.py", "hashlib.sha256(data).hexdigest() != chunk.sha256", "False", (PARTS,)),
+    Mutant("chunks-read-from-the-beginning", "ckpt/chunks.py", "        file.seek(chunk.start)\n", "", (SAVING,)),
+    Mutant("old-folders-first", "ckpt/catalogue.py", "if match), reverse=True)", "if match))", (PARTS,)),
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""Mistakes in the trainer, the optimizer, assembly and the making of models."""
+
+# ruff: noqa: E501 (a table: one mistake a line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+ORACLE = "tests/integration/test_oracle.py::test_a_run_is_that_of_plain_torch"
+SKIPPED = "tests/integration/test_oracle.py::test_a_skipped_step_leaves_out_its_update_and_nothing_else"
+VALIDATED = "tests/integration/test_oracle.py::test_validation_is_that_of_plain_torch"
+MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
+NOISY = "tests/integration/test_dropout_and_buffers.py"
+PARTS = "tests/core/test_train_parts.py"
+MODEL = "tests/core/test_model_parts.py"
+OPTIM = "tests/core/test_optim.py"
+VALUES = "tests/core/test_random_values.py"
+TRAINER = "tests/core/test_trainer.py"
+
+STEP, NORM, TRAIN = "core/train/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
+LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/train/world.py", "core/train/finite_guard.py"
+ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/optim/param_groups.py"
+ATTENTION, PART = "core/model/attention.py", "core/model/part.py"
+
+MUTANTS = (
+    # -- clipping and the norm
+    Mutant("clipping-off-at-1", TRAIN, "if training.max_norm > 0:", "if training.max_norm > 1:", (ORACLE,)),
+    Mutant("clipping-always-on", TRAIN, "if training.max_norm > 0:", "if training.max_norm >= 0:", (ORACLE,)),
+    Mutant("clipping-scales-up", NORM, ".clamp(max=1.0)", "", (PARTS + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-never-scales", NORM, ".clamp(max=1.0)", ".clamp(min=1.0)", (PARTS + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-inverted", NORM, "(max_norm / (norm + 1e-6))", "((norm + 1e-6) / max_norm)", (PARTS + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-ignores-max-norm", NORM, "(max_norm / (norm + 1e-6))", "(1.0 / (norm + 1e-6))", (ORACLE,)),
+    Mutant("clipping-by-a-hundredth-less", NORM, "(norm + 1e-6)", "(norm + 1e-2)", (ORACLE,)),
+    Mutant("norm-not-squared", NORM, ".to(total.device) ** 2", ".to(total.device)", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-without-root", NORM, "world.sum_over_copy(total).sqrt()", "world.sum_over_copy(total)", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-of-one-rank", NORM, "return world.sum_over_copy(total).sqrt()", "return total.sqrt()", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("norm-of-the-last-kind", NORM, "total += norm", "total = norm", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("norm-counts-replicas", NORM, " * (pieces / holders)", "", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-forgets-stages", NORM, "// world.plan.copies // stages", "// world.plan.copies", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-forgets-copies", NORM, "// world.plan.copies // stages", "// stages", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("partial-gradients-stay-partial", NORM, "if any(placement.is_partial() for", "if all(placement.is_partial() for", (PARTS + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    Mutant("strided-shards-count-as-whole", NORM, "if not placement.is_replicate())", "if placement.is_shard())", (MESH + "[DDP x TP]",),
+           equivalent="torch 2.15 has no mesh here whose strided shards are not counted by is_shard alike; see the comment there"),
+    Mutant("redistributed-gradient-dropped", NORM, "                parameter.grad = gradient\n", "                pass\n", (PARTS + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    # -- the loop
+    Mutant("skipped-update-done-anyway", TRAIN, "            if not skipped:\n", "            if True:\n", (SKIPPED,)),
+    Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
+    Mutant("gradients-never-zeroed", TRAIN, "            state.optimizer.zero_grad()\n", "", (ORACLE,)),
+    Mutant("schedule-stands-still", TRAIN, "            state.lr_scheduler.step()\n", "", (ORACLE,)),
+    Mutant("schedule-skips-with-the-update", TRAIN, "            state.lr_scheduler.step()\n", "            if not skipped:\n                state.lr_scheduler.step()\n", (SKIPPED,)),
+    Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
+    Mutant("reported-rate-of-the-last-group", TRAIN, 'state.optimizer.param_groups[0]["lr"]', 'state.optimizer.param_groups[-1]["lr"]', (ORACLE,)),
+    Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_the_story_of_a_run",)),
+    Mutant("loss-counted-on-every-tp-rank", TRAIN, 'if self.world.is_first_along("weights"):', "if True:", (MESH + "[TP]",)),
+    Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
+    Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
+    Mutant("microbatches-not-divided", STEP, "self._part.forward_loss(batch) / num_targets", "self._part.forward_loss(batch) / batch.num_targets()", (ORACLE,)),
+    Mutant("loss-of-the-last-microbatch", STEP, "return torch.stack(losses).sum()", "return losses[-1]", (ORACLE,)),
+    Mutant("evaluation-of-the-mean", STEP, "for batch in microbatches]).sum()", "for batch in microbatches]).mean()", (PARTS + "::test_microbatches_add_up_to_the_mean_over_the_global_batch",)),
+    Mutant("loss-in-low-precision", "core/train/loss.py", "logits.flatten(0, 1).float()", "logits.flatten(0, 1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
+    Mutant("loss-is-a-mean", "core/train/loss.py", 'reduction="sum"', 'reduction="mean"', (ORACLE,)),
+    # -- seeds
+    Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("a-seed-for-each-rank", "core/train/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
+    Mutant("seed-ignored", "core/train/seeds.py", "(training.seed * 1_000_003", "(0 * 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("python-not-seeded", "core/train/seeds.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("not-deterministic", "core/train/seeds.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
+    # -- what ranks agree on
+    Mutant("targets-counted-per-tp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "sequence")', (PARTS + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
+    Mutant("targets-counted-per-cp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "weights")', (PARTS + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
+    Mutant("an-end-elsewhere-goes-unheard", LOOKAHEAD, "ended > 0, seconds)", "data is None, seconds)", (PARTS + "::test_one_ranks_end_is_the_end_of_all",)),
+    Mutant("a-request-of-one-alone-unheard", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, told)", (PARTS + "::test_requests_travel_with_the_totals",)),
+    Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, some > 1)", (PARTS + "::test_requests_travel_with_the_totals",)),
+    Mutant("a-mistake-elsewhere-unheard", LOOKAHEAD, "        if mistakes:\n", "        if mistake:\n", ("tests/parallel/test_equivalence.py::test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all",)),
+    Mutant("a-request-told-again", "core/train/shared_request.py", "            self.asked = False\n", "            pass\n", (PARTS + "::test_a_request_is_taken_once_and_asked_again_meanwhile",)),
+    Mutant("a-request-forgotten", "core/train/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (PARTS + "::test_a_request_is_taken_once_and_asked_again_meanwhile",)),
+    Mutant("other-plugin-versions-accepted", "core/job/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (PARTS + "::test_ranks_with_other_plugin_versions_are_refused", PARTS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
+    Mutant("other-configs-accepted", WORLD, "if digest != digests[0]]", "if digest is None]", (PARTS + "::test_ranks_with_other_plugin_versions_are_refused",)),
+    Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (PARTS + "::test_places_of_ranks_that_see_the_same",)),
+    Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (PARTS + "::test_the_collectives_of_a_world",)),
+    Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.copy_group)", "dist.all_reduce(tensor)", (PARTS + "::test_the_collectives_of_a_world",)),
+    Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return False", "            return False", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    Mutant("infinite-norms-are-fine", GUARD, " and math.isfinite(step.grad_norm.item())", "", (PARTS + "::test_what_is_not_finite_is_skipped_told_or_the_end",)),
+    Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    # -- validation
+    Mutant("validation-with-dropout", "core/train/validation.py", "part.module.eval()", "part.module.train()", (NOISY + "::test_validation_is_without_dropout",)),
+    Mutant("validation-at-every-step", "core/train/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
+    Mutant("validation-of-one-batch", "core/train/validation.py", "while batches != self._section.steps:", "while batches < 1:", (VALIDATED,)),
+    Mutant("validation-of-the-last-batch", "core/train/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
+    Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / targets", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
+    # -- optimizer
+    Mutant("betas-swapped", ADAM, "betas=(section.beta1, section.beta2)", "betas=(section.beta2, section.beta1)", (ORACLE,)),
+    Mutant("adam-for-adamw", ADAM, "return _build(torch.optim.AdamW, groups, section)", "return _build(torch.optim.Adam, groups, section)", (ORACLE,)),
+    Mutant("adamw-for-adam", ADAM, "return _build(torch.optim.Adam, groups, section)", "return _build(torch.optim.AdamW, groups, section)", (ORACLE,)),
+    Mutant("eps-by-default", ADAM, "        eps=section.eps,\n", "", (ORACLE,)),
+    Mutant("fused-by-no-name", ADAM, 'section.implementation in ("auto", "fused")', 'section.implementation == "fused"', (OPTIM, MODEL),
+           ),
+    Mutant("foreach-ignored", ADAM, 'foreach=section.implementation == "foreach"', "foreach=False", (OPTIM, MODEL)),
+    Mutant("groups-without-decay", GROUPS, '"weight_decay": self.weight_decay}', '"weight_decay": 0.0}', (ORACLE,)),
+    Mutant("groups-with-the-default-decay", GROUPS, ', "weight_decay": self.weight_decay}', "}", (ORACLE,)),
+    Mutant("groups-with-the-default-rate", GROUPS, '"lr": self.lr, ', "", (ORACLE,)),
+    Mutant("scale-of-the-rate-ignored", GROUPS, "section.lr * spec.lr_scale", "section.lr", (OPTIM,)),
+    Mutant("last-pattern-decides", GROUPS, "zip(specs, groups, strict=True) if matches", "reversed(list(zip(specs, groups, strict=True))) if matches", (OPTIM,)),
+    Mutant("frozen-parameters-train", GROUPS, "if not parameter.requires_grad:", "if False:", (OPTIM,)),
+    Mutant("rest-comes-last", GROUPS, "for group in (rest, *groups, undecayed) if group.params]", "for group in (*groups, undecayed, rest) if group.params]", (ORACLE,)),
+    # -- schedule
+    Mutant("schedule-a-step-early", SCHEDULE, "return (step + 1) / warmup", "return min(1.0, (step + 2) / warmup)", (OPTIM,)),
+    Mutant("schedule-a-step-late", SCHEDULE, "return (step + 1) / warmup", "return step / warmup", (OPTIM,)),
+    Mutant("decay-a-step-early", SCHEDULE, "plateau_end = steps + 1 - decay", "plateau_end = steps - decay", (OPTIM,)),
+    Mutant("decay-without-a-floor", SCHEDULE, "return section.min_lr_factor + (1.0 - section.min_lr_factor) * factor", "return factor", (OPTIM,)),
+    Mutant("decay-clamped-at-the-floor", SCHEDULE, "return section.min_lr_factor + (1.0 - section.min_lr_factor) * factor", "return max(section.min_lr_factor, factor)", (OPTIM,)),
+    Mutant("sqrt-is-a-square", SCHEDULE, "1.0 - math.sqrt(progress)", "1.0 - progress**2", (OPTIM,)),
+    Mutant("cosine-of-a-whole-turn", SCHEDULE, "math.cos(math.pi * progress)", "math.cos(2 * math.pi * progress)", (OPTIM,)),
+    Mutant("warmup-longer-than-training", SCHEDULE, "warmup = min(section.warmup_steps, steps)", "warmup = section.warmup_steps", (OPTIM,)),
+    Mutant("decay-runs-into-the-warmup", SCHEDULE, "min(room, round(steps * section.decay_ratio))", "round(steps * section.decay_ratio)", (OPTIM,)),
+    # -- models
+    Mutant("mask-lets-documents-meet", ATTENTION, "same = of_queries[:, :, None] == of_keys[:, None, :]", "same = of_queries[:, :, None] >= of_keys[:, None, :]", (ORACLE,)),
+    Mutant("mask-is-not-causal", ATTENTION, "return same.tril(first)[:, None]", "return same[:, None]", (ORACLE,)),
+    Mutant("mask-sees-one-ahead", ATTENTION, "same.tril(first)", "same.tril(first + 1)", (ORACLE,)),
+    Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa=grouped", "is_causal=False, enable_gqa=grouped", (ORACLE,)),
+    Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
+    Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
+    Mutant("flops-overwritten", PART, "self.flops.get(dtype, 0.0) + per_token", "per_token", (MODEL,)),
+    Mutant("weights-of-one-name", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{seed}"', (VALUES,)),
+    Mutant("weights-of-one-seed", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{name}"', (VALUES,)),
+    Mutant("limit-of-truncation-ignored", "core/model/random_values.py", "centred * math.erf(limit / math.sqrt(2.0))", "centred", (VALUES,)),
+    Mutant("words-of-the-next-counter", "core/model/random_values.py", "counters = (starts // 4)[:, None]", "counters = (starts // 4 + 1)[:, None]", (MODEL + "::test_each_element_has_the_word_of_its_index",)),
+    Mutant("nine-rounds", "core/model/philox.py", "_ROUNDS = 10", "_ROUNDS = 9", (VALUES,)),
+    Mutant("buffers-not-computed", "core/model/materialise.py", "            buffer.copy_(compute())\n", "            buffer.zero_()\n", (ORACLE,)),
+    Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), tuple(offset)", "return tensor.to_local(), (0,) * tensor.dim()", (MESH + "[FSDP]",)),
+    Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),
+    # -- observation
+    Mutant("observers-draw", "core/lifecycle.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw-torchs", "core/lifecycle.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    # -- plans
+    Mutant("microbatches-of-one-rank", "core/job/batch_plan.py", "size // (local * ranks), ranks", "size // local, ranks", (MODEL,)),
+    Mutant("shards-not-of-whole-ranks", "core/job/batch_plan.py", "if shards % ranks or size % shards:", "if size % shards:", (MODEL,)),
+    Mutant("batch-degree-with-the-sequence", "core/job/mesh_plan.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
+    Mutant("batch-of-the-wrong-dimension", "core/job/mesh_plan.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""Trying a mutant: tests run against a copy of the tree in which one line is changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.mutants.mutant import ROOT, SOURCES, WIDER, Mutant
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant."""
+
+    killed_by: str
+    """The test that failed, or what else ended the run; empty where the mutant survived."""
+    seconds: float
+
+
+@contextmanager
+def copied_tree() -> Iterator[Path]:
+    """A copy of what git tracks or would track, gone again at the end."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        for name in filter(None, listed.split("\0")):
+            source, target = ROOT / name, Path(folder) / name
+            if source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        yield Path(folder)
+
+
+def try_out(tree: Path, mutant: Mutant, timeout: float, wide: bool) -> Verdict:
+    """Run the mutant's own tests, and where all pass and ``wide`` is true, those of :data:`WIDER`.
+
+    Raises:
+        ValueError: the mutant cannot be made of these sources.
+    """
+    file = tree / mutant.path
+    original, changed = file.read_text(encoding="utf-8"), mutant.mutated(tree)
+    started = time.monotonic()
+    try:
+        _write(file, changed)
+        killed_by = run_tests(tree, mutant.tests, timeout)
+        if not killed_by and wide:
+            killed_by = run_tests(tree, WIDER[mutant.package], 4 * timeout)
+    finally:
+        _write(file, original)
+    return Verdict(killed_by, time.monotonic() - started)
+
+
+def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
+    """The first of ``tests`` that fails in ``tree``; empty where all pass. They run in a process forked from this one, which
+    has imported torch: that costs more than most tests."""
+    log = tree / "pytest.log"
+    pid = os.fork()
+    if pid == 0:
+        _child(tree, tests, log)
+    with suppress(PermissionError, ProcessLookupError):  # it is past this itself, or gone
+        os.setpgid(pid, pid)
+    deadline = time.monotonic() + timeout
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"no end within {timeout:.0f} s"
+        time.sleep(0.05)
+    _end_group(pid)
+    code = os.waitstatus_to_exitcode(status)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    if code == 0:
+        return ""
+    if code not in (1, 2):
+        raise RuntimeError("\n".join([f"{' '.join(tests)}: pytest ended with status {code}", *lines[-20:]]))
+    failed = (line for line in lines if re.match(r"(FAILED|ERROR) \S+\.py", line))
+    return next(failed, f"pytest ended with status {code}").partition(" - ")[0]
+
+
+def preload() -> None:
+    """Import what most tests need and no mutant changes."""
+    import pydantic
+    import pytest
+    import rich.console
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
+    import torch.optim
+
+    torch.set_num_threads(1)
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # imports the compiler's front end
+    assert pydantic and pytest and rich
+    ours = [name for name in sys.modules if name.partition(".")[0].startswith("titan_")]
+    assert not ours, f"would be tested unchanged: {ours}"
+
+
+def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
+    """Become pytest."""
+    os.setpgid(0, 0)
+    status = 3
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        # The parent may have replaced them.
+        sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
+        os.chdir(tree)
+        paths = [str(tree / source.rpartition("/")[0]) for source in SOURCES.values()]
+        paths += [str(one) for one in tree.glob("packages/*/src") if str(one) not in paths]
+        sys.path[:] = [*paths, *(path for path in sys.path if not _is_checkout(path))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        # Processes that multiprocessing starts import the main module again: it is none of theirs.
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+            del sys.modules[name]
+        import pytest
+
+        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", f"--rootdir={tree}", *tests])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(status))
+
+
+def _is_checkout(path: str) -> bool:
+    return Path(path or ".").resolve().is_relative_to(ROOT) and "site-packages" not in path
+
+
+def _end_group(pid: int) -> None:
+    """Nothing that a trial has started is left behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a source, and forget what was compiled of it: times and sizes may be those of before."""
+    file.write_text(text, encoding="utf-8")
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()

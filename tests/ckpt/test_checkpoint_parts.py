@@ -1,0 +1,70 @@
+"""The small parts of checkpoints, each by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from titan_ckpt import rng
+from titan_ckpt.catalogue import steps_in
+from titan_ckpt.chunks import bytes_of
+from titan_ckpt.folder import Folder
+from titan_ckpt.manifest import BrokenCheckpoint, Chunk, check_chunk
+from titan_ckpt.retention import to_remove
+
+
+@pytest.fixture(autouse=True)
+def _same_generators() -> Iterator[None]:
+    python, cpu = random.getstate(), torch.get_rng_state()
+    yield
+    random.setstate(python)
+    torch.set_rng_state(cpu)
+
+
+def test_generators_come_back() -> None:
+    random.gauss(0.0, 1.0)  # leaves a second value behind, which is part of the state
+    kept = rng.collect(torch.device("cpu"))
+    drawn = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
+    random.seed(1), torch.manual_seed(1)
+    rng.apply(kept, torch.device("cpu"))
+    again = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
+    assert again[:2] == drawn[:2]
+    assert torch.equal(again[2], drawn[2])
+    assert torch.equal(again[3], drawn[3])
+
+
+@pytest.mark.parametrize(
+    ("latest", "every", "removed"),
+    [
+        (0, 0, []),
+        (2, 0, [6, 4, 3, 2]),
+        (1, 0, [8, 6, 4, 3, 2]),
+        (2, 3, [4, 2]),
+        (2, 4, [6, 3, 2]),
+        (9, 0, []),
+    ],
+)
+def test_what_is_removed(latest: int, every: int, removed: list[int]) -> None:
+    assert to_remove([3, 9, 2, 8, 6, 4], latest, every) == removed
+
+
+def test_the_newest_comes_first(tmp_path: Path) -> None:
+    for name in ("step-9", "step-10", "step-2", "step-x", "other", "step-11.old"):
+        (tmp_path / name).mkdir()
+    assert steps_in(Folder(str(tmp_path))) == [10, 9, 2]
+    assert steps_in(Folder(str(tmp_path / "nowhere"))) == []
+
+
+def test_a_chunk_is_held_against_its_checksum() -> None:
+    data = bytes(bytes_of(torch.arange(6, dtype=torch.int16).view(2, 3).T))
+    assert data == b"\0\0\3\0\1\0\4\0\2\0\5\0"  # in row-major order, whatever the strides
+    chunk = Chunk((0, 0), (3, 2), "data-00000.bin", 0, 12, hashlib.sha256(data).hexdigest())
+    check_chunk("weight", chunk, data)
+    for damaged in (data[:-1], data + b"\0", b"\1" + data[1:]):
+        with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged in weight"):
+            check_chunk("weight", chunk, damaged)

@@ -1,0 +1,114 @@
+"""What a checkpoint holds is the state after its own step, however late it is copied and written."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.jobs import RunRecord, run_recipe, whole
+from harness.noisy import NOISY, noisy_installed
+from titan_ckpt import saving
+from titan_ckpt.staging import Staging
+from titan_core.hookspecs import hookimpl
+
+SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint.interval": 2}
+
+
+class Watch:
+    """What the model holds after each step; and when the last step's update is done."""
+
+    def __init__(self) -> None:
+        self.held: list[dict[str, Tensor]] = []
+        self.ended = threading.Event()
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.module, self.steps = run.parts[0].module, run.steps
+        self.begun = self._now()
+
+    @hookimpl
+    def titan_step_end(self, report: Any) -> None:
+        self.held.append(self._now())
+        if report.step == self.steps:
+            self.ended.set()
+
+    def _now(self) -> dict[str, Tensor]:
+        return {name: whole(one) for name, one in (*self.module.named_parameters(), *self.module.named_buffers())}
+
+
+def train(folder: Path, overrides: dict[str, object], watch: Watch) -> RunRecord:
+    with noisy_installed(folder):
+        return run_recipe("llama3_debug", {**SETTINGS, **overrides}, observers=[watch])
+
+
+def require_saved(folder: Path, step: int, watch: Watch, record: RunRecord) -> None:
+    """The checkpoint of ``step`` goes on as the run did."""
+    resumed = Watch()
+    again = train(folder, {"checkpoint.load_step": step, "training.steps": 4}, resumed)
+    for name, tensor in watch.held[step - 1].items():
+        assert torch.equal(resumed.begun[name], tensor), name
+    assert again.losses == record.losses[step:]
+
+
+def test_what_is_written_late_is_a_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written when all later steps are done."""
+    watch = Watch()
+    original: Any = saving.save
+
+    def save(*arguments: Any, **keywords: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            assert watch.ended.wait(60)
+        return original(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save", save)
+        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
+    require_saved(in_tmp, 2, watch, record)
+
+
+def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is made when training waits for it, which is after the next step's forward and backward passes; where it does
+    not wait, when all steps are done."""
+    watch = Watch()
+    copy = Staging.copy
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            watch.ended.set()
+            return super().wait(timeout)
+
+    def late(self: Staging, tensors: Any) -> Any:
+        assert watch.ended.wait(60)
+        return copy(self, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "threading", SimpleNamespace(Event=Waited))
+        patch.setattr(Staging, "copy", late)
+        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
+    require_saved(in_tmp, 2, watch, record)
+
+
+def test_a_copy_is_of_its_moment_in_memory_that_is_used_again() -> None:
+    staging, tensor = Staging(torch.device("cpu"), pinned=False), torch.arange(4.0)
+    first = staging.copy({"a": tensor, "count": torch.tensor(3)})
+    tensor += 1
+    assert first["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert first["count"].dtype == torch.int64
+    second = staging.copy({"a": tensor})
+    assert second["a"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert staging.copy({"a": tensor.double()})["a"].dtype == torch.float64
+    assert staging.copy({"a": torch.zeros(2)})["a"].shape == (2,)
+
+
+def test_a_stop_leaves_a_checkpoint_of_its_step(in_tmp: Path) -> None:
+    whole_run = Watch()
+    record = train(in_tmp, {"job.dump_folder": "whole", "training.steps": 4}, whole_run)
+    assert train(in_tmp, {"training.stop_at_step": 3, "training.steps": 4}, Watch()).losses == record.losses[:3]
+    require_saved(in_tmp, 3, whole_run, record)

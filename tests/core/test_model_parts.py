@@ -1,0 +1,174 @@
+"""The small parts of models, batches and plans, each by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.jobs import make_job
+from titan_core.config.sections import OptimizerSection
+from titan_core.data.batch import IGNORE, Batch, with_positions
+from titan_core.errors import UserError
+from titan_core.initial_values import Constant, Normal
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.layout import ModelLayout
+from titan_core.model.attention import CausalAttention, seen
+from titan_core.model.part import Absent, ModelPart, arguments_of
+from titan_core.model.philox import philox
+from titan_core.model.random_values import fill
+from titan_core.optim.adam import build_adam, build_adamw
+from titan_core.optim.param_groups import param_groups
+
+
+def plan(world_size: int, **overrides: object) -> BatchPlan:
+    keys = {"local": "training.local_batch_size", "size": "training.global_batch_size", "shards": "data.logical_shards"}
+    degrees = {f"parallelism.{name}_parallel_degree": degree for name, degree in overrides.items() if name not in keys}
+    return make_job(
+        "llama3_debug",
+        {"training.seq_len": 64, **degrees, **{keys[name]: value for name, value in overrides.items() if name in keys}},
+        world_size,
+    ).facts.batch
+
+
+def test_a_global_batch_is_divided_over_ranks_and_microbatches() -> None:
+    assert plan(2, local=2, size=16) == BatchPlan(16, 2, 4, 2, 16, 64)
+    assert plan(2, local=2, size=-1) == BatchPlan(4, 2, 1, 2, 4, 64)
+    assert plan(4, local=2, size=16, shards=4) == BatchPlan(16, 2, 2, 4, 4, 64)
+    assert plan(2, local=2, size=16).tokens_per_step == 16 * 64
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "context"])
+def test_ranks_that_share_sequences_are_one_of_the_batch(name: str) -> None:
+    overrides = {name: 2, "local": 2, "size": 16}
+    assert plan(4, **overrides).ranks == 2
+    assert plan(2, **overrides).ranks == 1
+
+
+def test_logical_shards_are_whole_ones_of_a_rank() -> None:
+    with pytest.raises(UserError, match=r"data\.logical_shards = 2: must be a multiple of the data-parallel degree 4"):
+        plan(4, local=1, size=8, shards=2)
+    with pytest.raises(UserError, match=r"data\.logical_shards = 3"):
+        plan(1, local=1, size=8, shards=3)
+
+
+BATCH = Batch(torch.arange(12).view(3, 4), torch.tensor([[1, IGNORE, 2, 3]] * 3))
+
+
+def test_a_batch_is_split_in_order() -> None:
+    parts = Batch(BATCH.tokens, BATCH.targets, BATCH.tokens + 1, BATCH.tokens + 2).split(2)
+    assert [part.tokens.tolist() for part in parts] == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 10, 11]]]
+    assert parts[1].positions is not None and parts[1].documents is not None
+    assert torch.equal(parts[1].positions, BATCH.tokens[2:] + 1)
+    assert torch.equal(parts[1].documents, BATCH.tokens[2:] + 2)
+    assert [part.num_targets() for part in parts] == [6, 3]
+    assert BATCH.split(2)[0].positions is None
+
+
+def test_positions_are_written_out_where_there_are_none() -> None:
+    assert with_positions(BATCH).positions is not None
+    assert torch.equal(cast(Tensor, with_positions(BATCH).positions), torch.arange(4).expand(3, 4))
+    given = Batch(BATCH.tokens, BATCH.targets, BATCH.tokens)
+    assert with_positions(given) is given
+    assert arguments_of(BATCH) == {}
+    assert arguments_of(Batch(BATCH.tokens, BATCH.targets, BATCH.tokens, BATCH.targets)).keys() == {"positions", "documents"}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2), "1": Absent()})
+        self.head = nn.Linear(2, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+def tied_part(**more: Any) -> ModelPart:
+    layout = ModelLayout(
+        num_blocks=2, dim=2, heads=1, kv_heads=1, vocab_size=4, max_seq_len=4, embedding=("embed",), blocks="blocks",
+        head=("head",), tied={"head.weight": "embed.weight"},
+        parameters={"embed.*": Constant(1.0), "*.weight": Normal(0.5), "*": Constant(0.0)},
+    )  # fmt: skip
+    return ModelPart(Tied(), layout, lambda logits, targets: logits.sum(), **more)
+
+
+def test_transforms_of_batches_are_done_in_order() -> None:
+    def double(batch: Batch) -> Batch:
+        return Batch(batch.tokens * 2, batch.targets)
+
+    def plus_one(batch: Batch) -> Batch:
+        return Batch(batch.tokens + 1, batch.targets)
+
+    part = tied_part(batch_transforms=(plus_one, double))
+    assert part.transformed(Batch(torch.tensor([[3]]), torch.tensor([[0]]))).tokens.item() == 8
+
+
+def test_a_part_knows_what_it_has() -> None:
+    part = tied_part()
+    assert list(part.blocks()) == ["blocks.0"]
+    assert list(part.present(["blocks.1", "head"])) == ["head"]
+    assert "blocks.1" not in dict(part.named_modules())
+    hidden = torch.ones(2)
+    assert Absent()(hidden, 1, documents=None) is hidden
+    part.module.head.weight = nn.Parameter(torch.zeros(4, 2))  # type: ignore[union-attr]
+    part.retie()
+    assert part.module.get_parameter("head.weight") is part.module.get_parameter("embed.weight")
+    part.add_flops(torch.bfloat16, 2.0)
+    part.add_flops(torch.bfloat16, 3.0)
+    assert part.flops == {torch.bfloat16: 5.0}
+
+
+def test_the_first_pattern_gives_the_first_value() -> None:
+    layout = tied_part().layout
+    assert layout.initial_value("embed.weight") == Constant(1.0)
+    assert layout.initial_value("blocks.0.weight") == Normal(0.5)
+    assert layout.initial_value("blocks.0.bias") == Constant(0.0)
+
+
+def test_what_is_seen_of_documents() -> None:
+    documents = torch.tensor([[0, 0, 1, 1]])
+    expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]], dtype=torch.bool)
+    assert torch.equal(seen(documents, documents), expected[None, None])
+    assert torch.equal(seen(documents[:, 2:], documents, first=2), expected[None, None, 2:])
+    assert torch.equal(seen(documents[:, 1:3], documents[:, :3], first=1), expected[None, None, 1:3, :3])
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1]])], ids=["whole", "documents"])
+def test_attention_is_the_softmax_of_what_is_seen(documents: Tensor | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 5, 8, generator=generator) for heads in (4, 2, 2))
+    expected = torch.zeros_like(q)
+    for head in range(4):
+        for query in range(5):
+            keys = [key for key in range(query + 1) if documents is None or documents[0, key] == documents[0, query]]
+            weights = torch.softmax(q[0, head, query] @ k[0, head // 2, keys].T / 8**0.5, 0)
+            expected[0, head, query] = weights @ v[0, head // 2, keys]
+    torch.testing.assert_close(CausalAttention()(q, k, v, documents), expected)
+
+
+@pytest.mark.parametrize("build", [build_adam, build_adamw])
+@pytest.mark.parametrize(
+    ("implementation", "fused", "foreach"),
+    [("auto", True, False), ("fused", True, False), ("foreach", False, True), ("for-loop", False, False)],
+)
+def test_the_implementation_is_the_one_that_was_chosen(build: Any, implementation: Any, fused: bool, foreach: bool) -> None:
+    section = OptimizerSection(implementation=implementation)
+    optimizer = build(param_groups(nn.Linear(2, 2).named_parameters(), section), section)
+    assert all((group["fused"], group["foreach"]) == (fused, foreach) for group in optimizer.param_groups)
+
+
+def test_each_element_has_the_word_of_its_index() -> None:
+    """Weights of a seed stay what they were, from one version of Titan to the next."""
+    key = int.from_bytes(hashlib.sha256(b"7:layer.weight").digest()[:8], "little")
+    words = philox(torch.arange(3), key).flatten()[:10]
+    expected = torch.erfinv((2.0 * (words >> 9).float() + 1.0 - 2.0**23) / 2.0**23) * math.sqrt(2.0) * 0.5
+    filled = torch.zeros(2, 5)
+    fill(filled, Normal(0.5), seed=7, name="layer.weight", global_shape=(2, 5), offset=(0, 0))
+    torch.testing.assert_close(filled, expected.view(2, 5))

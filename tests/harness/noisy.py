@@ -1,0 +1,114 @@
+"""A model for tests that draws random numbers while it trains and keeps state in buffers: dropout in its blocks, Python's
+``random`` in its embedding, a count of training's forward passes and a running statistic of what it has seen, both part of
+its state and both part of what it computes. What a run forgets of it shows in the losses. Free of torch, but for
+:mod:`harness.noisy_model`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from harness.distributions import write_distribution
+from titan_core.components import Model
+from titan_core.hookspecs import hookimpl
+from titan_core.initial_values import Constant, Normal
+from titan_core.layout import ModelDefinition, ModelLayout
+from titan_core.ref import Ref
+
+api = (1, 0)
+
+DIM, HEADS, VOCABULARY = 32, 2, 258
+
+NOISY: dict[str, object] = {
+    "model.name": "noisy",
+    "model.flavor": "tiny",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": 4,
+    "training.deterministic": "true",
+    "lr_scheduler.warmup_steps": 2,
+    "job.device": "cpu",
+}
+"""Settings of ``llama3_debug`` that train this model in a second."""
+
+
+class NoisyArgs(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    n_layers: int = 2
+    dropout: float = 0.2
+    momentum: float = 0.3
+    """Of the running statistic; 0 keeps it as it begins. It is of what a rank sees, so the ranks of FSDP disagree on it."""
+    flips: bool = True
+    """Whether it draws from Python's ``random`` too."""
+
+
+def define(args: NoisyArgs) -> ModelDefinition:
+    """The definition of a model of this size."""
+    layout = ModelLayout(
+        num_blocks=args.n_layers,
+        dim=DIM,
+        heads=HEADS,
+        kv_heads=HEADS,
+        vocab_size=VOCABULARY,
+        max_seq_len=64,
+        embedding=("embed",),
+        blocks="blocks",
+        head=("norm", "output"),
+        column=("blocks.*.attention.[qkv]", "blocks.*.feed_forward.up"),
+        row=("blocks.*.attention.o", "blocks.*.feed_forward.down"),
+        regions=("blocks.*.attention", "blocks.*.feed_forward"),
+        per_position=("blocks.*.norm[12]", "norm"),
+        mixers=("blocks.*.attention.mixer",),
+        parameters={"*norm*.weight": Constant(1.0), "*": Normal(std=0.2)},
+        buffers={"embed.passes": partial(_buffer, "passes"), "embed.running": partial(_buffer, "running")},
+    )
+    return ModelDefinition(
+        layout=layout,
+        build=partial(_build, args),
+        num_params=2 * VOCABULARY * DIM + args.n_layers * (12 * DIM**2 + 2 * DIM) + DIM,
+        flops_per_token=lambda seq_len: 6.0 * (VOCABULARY * DIM + args.n_layers * 12 * DIM**2),
+    )
+
+
+def _build(args: NoisyArgs) -> Any:
+    from harness.noisy_model import NoisyModel
+
+    return NoisyModel(args)
+
+
+def _buffer(name: str) -> Any:
+    from harness import noisy_model
+
+    return noisy_model.buffers()[name]
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    define_here: Ref[Any] = Ref("harness.noisy:define")
+    return [Model(name="noisy", summary="for tests", flavors={"tiny": NoisyArgs()}, define=define_here)]
+
+
+SHIM = "from harness.noisy import api, titan_models\n"
+
+
+@contextmanager
+def noisy_installed(folder: Path) -> Iterator[None]:
+    """The model's plugin is installed in this process; ``folder`` keeps its metadata."""
+    site = folder / f"noisy-site-{os.getpid()}"
+    if not site.exists():
+        write_distribution(site, "titan-noisy", SHIM)
+    sys.path.insert(0, str(site))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(site))

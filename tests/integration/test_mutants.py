@@ -1,0 +1,76 @@
+"""The list of mutants is one of these sources, and its runner tells mutants that tests notice from those that live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutants.catalogue import MUTANTS
+from benchmarks.mutants.mutant import ROOT, Mutant
+from benchmarks.mutants.trial import run_tests, try_out
+
+
+def test_every_mutant_can_be_made_of_the_sources() -> None:
+    assert [f"{one.name}: {flaw}" for one in MUTANTS if (flaw := one.flaw(ROOT))] == []
+    assert len({one.name for one in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_mutant_is_python_and_names_tests_that_exist() -> None:
+    for one in MUTANTS:
+        compile(one.mutated(ROOT), one.path, "exec")
+        for test in one.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+SOURCE = "def larger(a, b):\n    return a if a > b else b\n"
+TEST = """
+import runpy
+larger = runpy.run_path("packages/titan-core/src/titan_core/train/larger.py")["larger"]
+
+def test_larger():
+    assert larger(1, 2) == 2
+
+def test_waits():
+    while larger(3, 3) != 3:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "killed_by"),
+    [
+        ("a > b", "a < b", "FAILED tests/test_larger.py::test_larger"),
+        ("a > b", "a >= b", ""),
+        ("else b", "else b - (a == b)", "no end within 2 s"),
+        ("else b", "else ) b", "ERROR tests/test_larger.py"),
+    ],
+    ids=["noticed", "equivalent", "hangs", "no Python"],
+)
+def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: str, killed_by: str) -> None:
+    mutant = Mutant("m", "core/train/larger.py", old, new, ("tests/test_larger.py",))
+    file = tmp_path / mutant.path
+    for path, text in ((file, SOURCE), (tmp_path / "tests/test_larger.py", TEST)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    patience = 2.0 if killed_by.startswith("no end") else 300.0
+    verdict = try_out(tmp_path, mutant, patience, wide=False)
+    assert verdict.killed_by == killed_by
+    assert file.read_text() == SOURCE
+
+
+def test_tests_that_are_not_there_kill_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    with pytest.raises(RuntimeError, match="nowhere"):
+        run_tests(tmp_path, ["tests/nowhere.py"], 60)
+
+
+def test_a_mutant_of_other_sources_is_refused(tmp_path: Path) -> None:
+    mutant = Mutant("m", "core/train/larger.py", "a", "b", ())
+    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py is not there"
+    (tmp_path / mutant.path).parent.mkdir(parents=True)
+    (tmp_path / mutant.path).write_text(SOURCE)
+    assert "occurs" in mutant.flaw(tmp_path)
+    with pytest.raises(ValueError, match="mutant m: "):
+        mutant.mutated(tmp_path)
