@@ -107,9 +107,6 @@ class ModelTrial:
         given = {"positions": positions, "documents": documents}
         changed: list[tuple[nn.Module, Any]] = []
         devices = [] if tokens.device.type == "cpu" else [tokens.device]
-        # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
         try:
             for path, replacement in (around or {}).items():
                 module = self._model.get_submodule(path)
@@ -118,8 +115,6 @@ class ModelTrial:
             with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
-            for module, training in modes:
-                module.training = training
             for module, own in changed:
                 del module.forward
                 if own is not None:
