@@ -41,9 +41,8 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
     problems = list(_mistakes(trial))
     if not problems:
         # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
-        model.eval()
-        problems = list(_dependences(_trial(model, job, context), job))
-        model.train()
+        with trial.evaluating():
+            problems = list(_dependences(trial, job))
     if not problems:
         checks = (one.check_model.load() for one in job.transforms if one.check_model is not None)
         problems = [problem for check in checks for problem in check(model, trial, context)]

@@ -92,6 +92,15 @@ class ModelTrial:
             raise CannotTry(_text_of(error)) from error
         self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The copy is in evaluation mode meanwhile; otherwise it is in training mode."""
+        self._model.eval()
+        try:
+            yield
+        finally:
+            self._model.train()
+
     def run(
         self,
         tokens: Tensor,
