@@ -96,9 +96,11 @@ class ModelTrial:
     def evaluating(self) -> Iterator[None]:
         """The copy is in evaluation mode meanwhile; otherwise it is in training mode."""
         self._model.eval()
+        training, self.logits = self.logits, self.run(self.tokens)
         try:
             yield
         finally:
+            self.logits = training
             self._model.train()
 
     def run(
