@@ -92,6 +92,17 @@ class ModelTrial:
             raise CannotTry(_text_of(error)) from error
         self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The copy is in evaluation mode meanwhile; otherwise it is in training mode."""
+        self._model.eval()
+        training, self.logits = self.logits, self.run(self.tokens)
+        try:
+            yield
+        finally:
+            self.logits = training
+            self._model.train()
+
     def run(
         self,
         tokens: Tensor,
@@ -107,9 +118,6 @@ class ModelTrial:
         given = {"positions": positions, "documents": documents}
         changed: list[tuple[nn.Module, Any]] = []
         devices = [] if tokens.device.type == "cpu" else [tokens.device]
-        # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
         try:
             for path, replacement in (around or {}).items():
                 module = self._model.get_submodule(path)
@@ -118,8 +126,6 @@ class ModelTrial:
             with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
-            for module, training in modes:
-                module.training = training
             for module, own in changed:
                 del module.forward
                 if own is not None:
