@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.model.part import ModelPart
-from titan_core.train.preserved import preserved_state
+from titan_core.model.preserved import preserved_state
 
 
 class Counts(nn.Module):

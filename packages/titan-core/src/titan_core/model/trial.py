@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from titan_core.errors import Problem
 from titan_core.layout import ModelLayout
+from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 
 LENGTHS = (16, 20, 24)
@@ -110,20 +111,19 @@ class ModelTrial:
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> Any:
-        """Call the copy.
+        """Call the copy, which is afterwards as it was: modules may count their calls, or draw at random.
 
         Args:
             around: module name -> what is called in place of its forward.
         """
         given = {"positions": positions, "documents": documents}
         changed: list[tuple[nn.Module, Any]] = []
-        devices = [] if tokens.device.type == "cpu" else [tokens.device]
         try:
             for path, replacement in (around or {}).items():
                 module = self._model.get_submodule(path)
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
-            with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
+            with torch.no_grad(), preserved_module(self._model, tokens.device), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
             for module, own in changed:

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import nn
 
 from titan_core.model.part import ModelPart
 
 
 @contextmanager
 def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterator[None]:
+    """:func:`preserved_module` for every part; parameters that were gathered for forward passes are sharded again."""
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(preserved_module(part.module, device))
+        try:
+            yield
+        finally:
+            for part in parts:
+                for finish in part.after_evaluation:
+                    finish()
+
+
+@contextmanager
+def preserved_module(model: nn.Module, device: torch.device) -> Iterator[None]:
     """On exit, gradients, buffers, training modes and random generators are bit for bit what they were on entry, whatever
-    the forward passes in between did, and parameters that were gathered for them are sharded again.
+    the forward passes in between did.
 
     Gradients are kept by reference, so they must not be changed in place. A schedule of pipeline stages drops them when it
     switches between training and evaluation (torch 2.11 to 2.15); modules may count their calls or keep running statistics.
     """
-    modules = [module for part in parts for module in part.module.modules()]
-    gradients = [(parameter, parameter.grad) for part in parts for parameter in part.module.parameters()]
-    modes = [(module, module.training) for module in modules]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    # Storages: of a table whose rows overlap in memory a copy of the tensor would be larger than the table.
     buffers = [
-        (module, name, buffer, buffer.clone(), buffer._version)
-        for module in modules
+        (module, name, buffer, buffer.untyped_storage().clone(), buffer._version)
+        for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
     python = random.getstate()
@@ -33,15 +48,11 @@ def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterato
             yield
     finally:
         random.setstate(python)
-        for part in parts:
-            for finish in part.after_evaluation:
-                finish()
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, training in modes:
             module.training = training
-        with torch.no_grad():
-            for module, name, buffer, copy, version in buffers:
-                setattr(module, name, buffer)
-                if buffer._version != version:
-                    buffer.copy_(copy)
+        for module, name, buffer, copy, version in buffers:
+            setattr(module, name, buffer)
+            if buffer._version != version:
+                buffer.untyped_storage().copy_(copy)
