@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ from titan_ckpt import rng
 from titan_ckpt.catalogue import steps_in
 from titan_ckpt.chunks import bytes_of
 from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import BrokenCheckpoint, Chunk, check_chunk
+from titan_ckpt.manifest import check_chunk
 from titan_ckpt.retention import to_remove
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, chunk_digest
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,11 @@ def test_the_newest_comes_first(tmp_path: Path) -> None:
 def test_a_chunk_is_held_against_its_checksum() -> None:
     data = bytes(bytes_of(torch.arange(6, dtype=torch.int16).view(2, 3).T))
     assert data == b"\0\0\3\0\1\0\4\0\2\0\5\0"  # in row-major order, whatever the strides
-    chunk = Chunk((0, 0), (3, 2), "data-00000.bin", 0, 12, hashlib.sha256(data).hexdigest())
-    check_chunk("weight", chunk, data)
+    chunk = Chunk((0, 0), (3, 2), "data-00000.bin", 0, 12, chunk_digest("weight", "int16", (0, 0), (3, 2), data))
+    check_chunk("weight", "int16", chunk, data)
+    for of in (("bias", "int16", chunk), ("weight", "uint16", chunk), ("weight", "int16", replace(chunk, offset=(3, 0)))):
+        with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged"):
+            check_chunk(*of, data)
     for damaged in (data[:-1], data + b"\0", b"\1" + data[1:]):
         with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged in weight"):
-            check_chunk("weight", chunk, damaged)
+            check_chunk("weight", "int16", chunk, damaged)

@@ -392,16 +392,22 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "no buffer": (lambda spec: replace(spec, shuffle_buffer=0), r"data\.shuffle_buffer = 0: .* made with 5"),
     "weight": (
         lambda spec: replace(spec, datasets=(letters(LENGTHS, weight=2.0),)),
-        r"datasets = .*2\.0.* made with .*1\.0",
+        r"dataset 'letters': its weight = 2\.0: .* made with 1\.0",
     ),
-    "path": (lambda spec: replace(spec, datasets=(letters(f"stream:{LENGTHS}"),)), r"datasets = .*stream.* made with"),
-    "number": (lambda spec: replace(spec, datasets=(letters(f"{LENGTHS},1"),)), r"datasets = "),
-    "split": (lambda spec: replace(spec, datasets=(with_request(spec, split="train"),)), r"datasets = .*train.* made with"),
+    "path": (lambda spec: replace(spec, datasets=(letters(f"stream:{LENGTHS}"),)), r"its path = 'stream:.* made with"),
+    "number": (lambda spec: replace(spec, datasets=(letters(f"{LENGTHS},1"),)), r"its path = "),
+    "split": (
+        lambda spec: replace(spec, datasets=(with_request(spec, split="train"),)),
+        r"its split = 'train'.* made with None",
+    ),
     "field": (
         lambda spec: replace(spec, datasets=(with_request(spec, text_field="body"),)),
-        r"datasets = .*body.* made with",
+        r"its text_field = 'body'.* made with 'text'",
     ),
-    "format": (lambda spec: replace(spec, datasets=(with_request(spec, format="a:b"),)), r"datasets = .*a:b.* made with"),
+    "format": (
+        lambda spec: replace(spec, datasets=(with_request(spec, format="a:b"),)),
+        r"its format = 'a:b'.* made with None|its text_field = None",
+    ),
 }
 
 

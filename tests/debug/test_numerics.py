@@ -251,7 +251,7 @@ def test_the_command_line_tells_it_without_a_traceback(
     from titan_core.train import trainer
 
     original: Callable[..., Any] = trainer.train
-    monkeypatch.setattr(trainer, "train", lambda job: original(job, [Plant(*plant)]))
+    monkeypatch.setattr(trainer, "train", lambda job, observers=(): original(job, [*observers, Plant(*plant)]))
     assert main(["train", *(text for key, value in TINY.items() for text in (f"--{key}", str(value)))]) == 1
     error = capsys.readouterr().err
     assert "titan: stopped: step 3: the loss is nan" in error and "Traceback" not in error

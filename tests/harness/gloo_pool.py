@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from torch.distributed import TCPStore
 
 TIMEOUT = 600.0
 """Seconds."""
@@ -40,14 +41,16 @@ class GlooPool:
         """
         while len(self._workers) < size:
             self._workers.append(_start())
-        port = _free_port()
+        # The store is here, on a port that the system picks: one that is looked for first may be taken before it is used.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank, (_, pipe) in enumerate(self._workers[:size]):
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
             }
             pipe.send((environment, function, arguments, keywords))
         outcomes = self._outcomes(size)
@@ -112,9 +115,3 @@ def _serve(pipe: Connection) -> None:
             pipe.send((True, function(*arguments, **keywords)))
         except BaseException:  # noqa: BLE001 - whatever it is, the test that asked shall see it
             pipe.send((False, traceback.format_exc()))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

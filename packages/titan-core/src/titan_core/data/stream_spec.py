@@ -61,7 +61,8 @@ class StreamSpec:
                 f"dataset.{number}.path": None if content else text_without_secrets(one.request.path or ""),
                 f"dataset.{number}.weight": one.weight,
                 f"dataset.{number}.split": one.request.split,
-                f"dataset.{number}.read by": one.request.format or one.request.text_field,
+                f"dataset.{number}.text_field": None if one.request.format else one.request.text_field,
+                f"dataset.{number}.format": one.request.format,
                 f"dataset.{number}.documents": source.num_documents,
                 f"dataset.{number}.content": content,
             }
