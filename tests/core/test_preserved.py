@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from titan_core.hookspecs import hookimpl
+from titan_core.lifecycle import Lifecycle
 from titan_core.model.part import ModelPart
+from titan_core.train.events import Finding, PendingUpdate
+from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.preserved import preserved_state
 
 
@@ -51,7 +56,7 @@ def test_everything_is_as_it_was(fails: bool) -> None:
     generators = random.getstate(), torch.get_rng_state()
 
     def look() -> None:
-        with preserved_state([part], torch.device("cpu")):
+        with preserved_state([part]):
             module.eval()
             module(torch.randn(2, 4))
             module.zero_grad()
@@ -70,3 +75,34 @@ def test_everything_is_as_it_was(fails: bool) -> None:
         assert parameter.grad is gradients[name] and torch.equal(parameter.grad, values[name])
     for name, buffer in module.named_buffers():
         assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1])
+
+
+class DrawsAtFindings:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    @hookimpl
+    def titan_finding(self, finding: Finding) -> None:
+        self.heard.append(finding.kind)
+        random.random(), torch.rand(1)
+
+
+def test_who_hears_of_missing_gradients_draws_nothing_from_training() -> None:
+    draws = DrawsAtFindings()
+    world: Any = SimpleNamespace(is_first_along=lambda *_: True)
+    missing = MissingGradients([("weight", nn.Parameter(torch.ones(2)))], world, Lifecycle([draws]))
+    generators = random.getstate(), torch.get_rng_state()
+    missing.look(1)
+    assert draws.heard == ["no gradient"]
+    assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
+
+
+def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guards() -> None:
+        raise AssertionError("the state of the generators was read")
+
+    monkeypatch.setattr("titan_core.lifecycle.same_generators", guards)
+    lifecycle = Lifecycle([DrawsAtFindings()])
+    lifecycle.step_start(1)
+    assert lifecycle.before_update(cast(PendingUpdate, None)) is False
+    assert lifecycle.save_state() == {}

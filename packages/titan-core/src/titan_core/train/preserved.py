@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from titan_core.lifecycle import same_generators
 from titan_core.model.part import ModelPart
 
 
 @contextmanager
-def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterator[None]:
+def preserved_state(parts: Sequence[ModelPart]) -> Iterator[None]:
     """On exit, gradients, buffers, training modes and random generators are bit for bit what they were on entry, whatever
     the forward passes in between did, and parameters that were gathered for them are sharded again.
 
@@ -27,12 +27,10 @@ def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterato
         for module in modules
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    python = random.getstate()
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with same_generators():
             yield
     finally:
-        random.setstate(python)
         for part in parts:
             for finish in part.after_evaluation:
                 finish()
