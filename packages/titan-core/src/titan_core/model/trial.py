@@ -264,10 +264,3 @@ def _divisible(found: Tensor, shares: Shares, dim: int) -> bool:
 def _text_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
-
-
-def _wrap(module: nn.Module, around: Around) -> None:
-    original = module.forward
-
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        return around(original, *arguments, **keywords)
