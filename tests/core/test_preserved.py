@@ -8,14 +8,18 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
+from harness.gloo_pool import GlooPool
 from titan_core.hookspecs import hookimpl
 from titan_core.lifecycle import Lifecycle
 from titan_core.model.part import ModelPart
+from titan_core.model.preserved import preserved_module, preserved_state
 from titan_core.train.events import Finding, PendingUpdate
 from titan_core.train.missing_gradients import MissingGradients
-from titan_core.train.preserved import preserved_state
 
 
 class Counts(nn.Module):
@@ -106,3 +110,21 @@ def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch
     lifecycle.step_start(1)
     assert lifecycle.before_update(cast(PendingUpdate, None)) is False
     assert lifecycle.save_state() == {}
+
+
+def _divided_buffer() -> list[float]:
+    dist.init_process_group("gloo")
+    try:
+        module = nn.Module()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        calls = distribute_tensor(torch.tensor([1.0, 2.0]), mesh, [Replicate()])
+        module.register_buffer("calls", calls)
+        with preserved_module(module):
+            calls.add_(1)
+        return cast(list[float], calls.to_local().tolist())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_buffers_that_are_dtensors_are_as_they_were(gloo: GlooPool) -> None:
+    assert gloo.run(2, _divided_buffer) == [[1.0, 2.0]] * 2

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from parallel.test_equivalence import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
+from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from titan_core.data.batch import IGNORE, Batch
 from titan_core.errors import UserError
 from titan_core.model.attention import CausalAttention, flex

@@ -326,7 +326,7 @@ DAMAGES = [
     # -- pipelines
     Damage("embeddings apart, PP", PP, "between 'wte' and 'wpe', the model's forward changes the hidden states", PositionsApart, APART),
     Damage("a scale between", PP, r"between 'embedding' and 'blocks\.0', the model's forward changes", lambda: Between(embedded=lambda h: h * DIM**0.5)),
-    Damage("a dropout between", PP, r"between 'embedding' and 'blocks\.0', the model's forward changes", DropoutBetween),
+    Damage("a dropout between", PP, "the model's forward changes|the forward of the model mixes the sequences", DropoutBetween),
     Damage("logits capped", PP, "behind 'output', the model's forward changes the logits", lambda: Between(logits=torch.tanh)),
     Damage("skip connections", PP, r"between 'blocks\.1' and 'norm', the model's forward changes", SkipConnections),
     Damage("blocks called twice", PP, r"cut into stages, the model computes something else", Twice),

@@ -21,6 +21,7 @@ from torch.distributed.pipelining.schedules import (
 )  # fmt: skip
 
 from titan_core.data.batch import Batch, with_positions
+from titan_core.lifecycle import same_generators
 from titan_core.model.part import Absent, ModelPart, TransformContext, arguments_of
 from titan_core.train.step import StepRunner, shape_inference
 from titan_parallel.config import PipelineKeys
@@ -112,9 +113,16 @@ class _Stage(PipelineStage):
     that says when it calls its modules for shapes alone."""
 
     def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
-        """Calls the modules on zeros (torch 2.11 to 2.15)."""
-        with shape_inference():
-            return super()._prepare_forward_infra(*arguments, **keywords)
+        """Calls the modules on zeros (torch 2.11 to 2.15). Nothing of the run changes by it: what it draws at random is not
+        drawn, and buffers stay, which torch before 2.15 does not see to."""
+        torch_restores = hasattr(PipelineStage, "_pre_metadata_inference_backup")
+        buffers = [] if torch_restores else [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
+        with shape_inference(), same_generators():
+            outputs = super()._prepare_forward_infra(*arguments, **keywords)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return outputs
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""

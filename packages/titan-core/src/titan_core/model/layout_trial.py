@@ -40,7 +40,9 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
         return
     problems = list(_mistakes(trial))
     if not problems:
-        problems = list(_dependences(trial, job))
+        # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
+        with trial.evaluating():
+            problems = list(_dependences(trial, job))
     if not problems:
         checks = (one.check_model.load() for one in job.transforms if one.check_model is not None)
         problems = [problem for check in checks for problem in check(model, trial, context)]

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from titan_core.errors import Problem
 from titan_core.layout import ModelLayout
+from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 
 LENGTHS = (16, 20, 24)
@@ -92,6 +93,17 @@ class ModelTrial:
             raise CannotTry(_text_of(error)) from error
         self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The copy is in evaluation mode meanwhile; otherwise it is in training mode."""
+        self._model.eval()
+        training, self.logits = self.logits, self.run(self.tokens)
+        try:
+            yield
+        finally:
+            self.logits = training
+            self._model.train()
+
     def run(
         self,
         tokens: Tensor,
@@ -99,27 +111,21 @@ class ModelTrial:
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> Any:
-        """Call the copy.
+        """Call the copy, which is afterwards as it was: modules may count their calls, or draw at random.
 
         Args:
             around: module name -> what is called in place of its forward.
         """
         given = {"positions": positions, "documents": documents}
         changed: list[tuple[nn.Module, Any]] = []
-        devices = [] if tokens.device.type == "cpu" else [tokens.device]
-        # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
         try:
             for path, replacement in (around or {}).items():
                 module = self._model.get_submodule(path)
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
-            with torch.no_grad(), torch.random.fork_rng(devices), StandInMode(self._model):
+            with torch.no_grad(), preserved_module(self._model), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
-            for module, training in modes:
-                module.training = training
             for module, own in changed:
                 del module.forward
                 if own is not None:

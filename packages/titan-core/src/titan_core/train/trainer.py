@@ -22,6 +22,7 @@ from titan_core.metrics.event_log import EventLog
 from titan_core.metrics.reporter import MetricsReporter
 from titan_core.model.build import build_parts
 from titan_core.model.part import ModelPart, TransformContext
+from titan_core.model.preserved import preserved_state
 from titan_core.optim.param_groups import param_groups
 from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
 from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEnd
@@ -29,7 +30,6 @@ from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradie
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
-from titan_core.train.preserved import preserved_state
 from titan_core.train.run_directory import RunDirectory, run_lock
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.shared_request import SharedRequests

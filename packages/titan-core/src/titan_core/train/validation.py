@@ -15,10 +15,10 @@ from titan_core.data.stream_spec import StreamSpec
 from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.model.part import ModelPart
+from titan_core.model.preserved import preserved_state
 from titan_core.train.device import synchronize
 from titan_core.train.events import ValidationReport
 from titan_core.train.lookahead import Lookahead
-from titan_core.train.preserved import preserved_state
 from titan_core.train.shared_request import SharedRequest, SharedRequests
 from titan_core.train.step import StepRunner
 from titan_core.train.world import World
