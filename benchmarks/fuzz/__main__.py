@@ -7,16 +7,16 @@ for users, an answer that takes longer than 10 s, runaway memory, or damage that
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-PARTS = {"configs": 5000, "checkpoints": 500, "hf": 200}
-"""Name of a part -> how many cases."""
-MODULES = {"configs": "configs", "checkpoints": "checkpoints", "hf": "hf_folders"}
+from benchmarks.fuzz import checkpoints, configs, hf_folders
+
+PARTS = {"configs": (configs.run, 5000), "checkpoints": (checkpoints.run, 500), "hf": (hf_folders.run, 200)}
+"""Name of a part -> what runs (cases, seed, folder), and how many cases by default."""
 
 
 def run_parts(counts: dict[str, int], seed: int, folder: Path, seconds: float | None = None) -> list[str]:
@@ -34,10 +34,10 @@ def run_parts(counts: dict[str, int], seed: int, folder: Path, seconds: float | 
         if seconds is not None and time.monotonic() - began > seconds:
             failures.append(f"{name}: not begun: {seconds:g} s are over")
             continue
-        part = importlib.import_module(f"benchmarks.fuzz.{MODULES[name]}")
+        run, _ = PARTS[name]
         started = time.monotonic()
         (folder / name).mkdir(parents=True, exist_ok=True)
-        found = part.run(count, seed, folder / name)
+        found = run(count, seed, folder / name)
         print(f"{name}: {count} cases, {len(found)} failures, {time.monotonic() - started:.0f} s", flush=True)
         failures += [f"{name}: {one}" for one in found]
     return failures
@@ -46,7 +46,7 @@ def run_parts(counts: dict[str, int], seed: int, folder: Path, seconds: float | 
 def main() -> int:
     """Exit status 1 where something failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    for name, count in PARTS.items():
+    for name, (_, count) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, default=count, metavar="N", help=f"cases (default: {count})")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="another seed makes other cases (default: 0)")
     parser.add_argument("--seconds", type=float, metavar="T", help="stop beginning further parts after this long")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
+from harness.gloo_pool import GlooPool
+from titan_core.hookspecs import hookimpl
+from titan_core.lifecycle import Lifecycle
 from titan_core.model.part import ModelPart
-from titan_core.model.preserved import preserved_state
+from titan_core.model.preserved import preserved_module, preserved_state
+from titan_core.train.events import Finding, PendingUpdate
+from titan_core.train.missing_gradients import MissingGradients
 
 
 class Counts(nn.Module):
@@ -51,7 +60,7 @@ def test_everything_is_as_it_was(fails: bool) -> None:
     generators = random.getstate(), torch.get_rng_state()
 
     def look() -> None:
-        with preserved_state([part], torch.device("cpu")):
+        with preserved_state([part]):
             module.eval()
             module(torch.randn(2, 4))
             module.zero_grad()
@@ -70,3 +79,52 @@ def test_everything_is_as_it_was(fails: bool) -> None:
         assert parameter.grad is gradients[name] and torch.equal(parameter.grad, values[name])
     for name, buffer in module.named_buffers():
         assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1])
+
+
+class DrawsAtFindings:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    @hookimpl
+    def titan_finding(self, finding: Finding) -> None:
+        self.heard.append(finding.kind)
+        random.random(), torch.rand(1)
+
+
+def test_who_hears_of_missing_gradients_draws_nothing_from_training() -> None:
+    draws = DrawsAtFindings()
+    world: Any = SimpleNamespace(is_first_along=lambda *_: True)
+    missing = MissingGradients([("weight", nn.Parameter(torch.ones(2)))], world, Lifecycle([draws]))
+    generators = random.getstate(), torch.get_rng_state()
+    missing.look(1)
+    assert draws.heard == ["no gradient"]
+    assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
+
+
+def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guards() -> None:
+        raise AssertionError("the state of the generators was read")
+
+    monkeypatch.setattr("titan_core.lifecycle.same_generators", guards)
+    lifecycle = Lifecycle([DrawsAtFindings()])
+    lifecycle.step_start(1)
+    assert lifecycle.before_update(cast(PendingUpdate, None)) is False
+    assert lifecycle.save_state() == {}
+
+
+def _divided_buffer() -> list[float]:
+    dist.init_process_group("gloo")
+    try:
+        module = nn.Module()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        calls = distribute_tensor(torch.tensor([1.0, 2.0]), mesh, [Replicate()])
+        module.register_buffer("calls", calls)
+        with preserved_module(module):
+            calls.add_(1)
+        return cast(list[float], calls.to_local().tolist())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_buffers_that_are_dtensors_are_as_they_were(gloo: GlooPool) -> None:
+    assert gloo.run(2, _divided_buffer) == [[1.0, 2.0]] * 2

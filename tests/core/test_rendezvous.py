@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_core.train import rendezvous
+from titan_core.train.launch import machines, processes
 from titan_core.train.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
 
 
@@ -46,8 +47,10 @@ STATIC = ["--rdzv-backend", "static"]
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "2"],
          "--node-rank 2: must be a whole number from 0 to 1, since --nnodes is 2; give each machine a number of its own"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "one"], "--node-rank one: must be a whole number from 0 to 1"),
-        (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "1000000000000"], "must be at most 604800 (a week)"),
-        (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "0"], "is not a whole number of at least 1"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "1000000000000"], "is not a whole number from 1 to 86400"),
+        (["--rdzv-endpoint", "node0:" + "9" * 5000], "99: must be HOST:PORT"),
+        (["--rdzv-endpoint", "node0:29500", "--node-rank", "9" * 5000], "99: must be a whole number from 0 to 1"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "0"], "is not a whole number from 1 to 86400"),
         (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", *STATIC], "the static rendezvous takes no range"),
         (["--nnodes", "3:2", "--rdzv-endpoint", "node0:29500"], "--nnodes 3:2: the range is empty"),
         (["--rdzv-endpoint", "no-such-host.invalid:29500"], "the name 'no-such-host.invalid' cannot be resolved"),
@@ -109,6 +112,11 @@ def test_what_torch_raises_is_said_in_one_line(error: Exception, cause: Exceptio
         raise error
     assert str(caught.value).startswith("--rdzv-endpoint node0:29500: ") and why in str(caught.value)
     assert "frame" not in str(caught.value)
+
+
+def test_there_may_be_more_machines_than_processes_on_one() -> None:
+    assert machines("2048") == (2048, 2048) and machines("2:4096") == (2, 4096)
+    assert processes("8", "2048") == 16384
 
 
 def test_one_machine_needs_no_options() -> None:

@@ -146,7 +146,7 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
         if not copy_tokenizer(Path(given).expanduser(), target):
             raise UserError.one(given, "there is no tokenizer here", "name a tokenizer.json, or the folder that holds one")
     else:
-        candidates = [Path(found.folder.path)] if found.folder.is_local else []
+        candidates = [path] if (path := found.folder.local_path) is not None else []
         candidates += [Path(of_run).expanduser()] if of_run else []
         if not any(copy_tokenizer(one, target) for one in candidates) and of_run:
             what = f"{of_run}, the run's tokenizer, is not there: exported without (see --tokenizer)"

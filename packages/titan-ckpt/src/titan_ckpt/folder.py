@@ -89,11 +89,6 @@ class Folder:
         return Folder(self.url.rstrip("/").rpartition("/")[0] or ".")
 
     @property
-    def path(self) -> str:
-        """Without the protocol."""
-        return self._located[1]
-
-    @property
     def is_local(self) -> bool:
         """Whether it is on this machine's file systems."""
         return "://" not in self.url or self.url.startswith("file://")

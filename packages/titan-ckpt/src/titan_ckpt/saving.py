@@ -25,7 +25,6 @@ from titan_ckpt.tensors import buffer_names, model_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.config.changes import decisive_keys
-from titan_core.config.redaction import without_secrets
 from titan_core.errors import UserError
 from titan_core.train.checkpoint import CheckpointRequest
 
@@ -205,7 +204,6 @@ class Saving:
         self._beside.shutdown()
 
     def _about(self) -> dict[str, Any]:
-        identity = self._job.identity()
         return {
             **self.inherited,
             "model": self._job.name,
@@ -216,8 +214,7 @@ class Saving:
             "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
             "world_size": self._world.size,
             "torch": torch.__version__,
-            **identity,
-            "config": without_secrets(identity["config"]),
+            **self._job.identity(),
         }
 
     def _make_staging(self) -> Staging:

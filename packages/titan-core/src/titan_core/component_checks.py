@@ -15,7 +15,7 @@ from titan_core.components import Command, Component, MetricLogger
 from titan_core.config.section import Section
 from titan_core.job.mesh_plan import MeshDim
 from titan_core.phases import Phase
-from titan_core.plugin_guard import TAKES, Origin
+from titan_core.plugin_guard import TAKES, Origin, shown
 from titan_core.ref import Ref
 from titan_core.weights import WeightFormat
 
@@ -40,13 +40,13 @@ def components_from(hook: str, kind: type[Component], result: object) -> list[Co
     if isinstance(result, Component):
         raise PluginError(f"hook {hook} returned one {type(result).__name__}; {example}")
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        raise PluginError(f"hook {hook} returned {_shown(result)}; {example}")
+        raise PluginError(f"hook {hook} returned {shown(result)}; {example}")
     found = list(islice(result, MOST_COMPONENTS + 1))
     if len(found) > MOST_COMPONENTS:
         raise PluginError(f"hook {hook} returned more than {MOST_COMPONENTS} components; {example}")
     for component in found:
         if not isinstance(component, kind):
-            raise PluginError(f"hook {hook} returned {_shown(component)}, which is not a {kind.__name__}")
+            raise PluginError(f"hook {hook} returned {shown(component)}, which is not a {kind.__name__}")
         if flaw := flaw_of(component):
             raise PluginError(f"hook {hook} returned {_called(component)} {flaw}")
     return found
@@ -89,58 +89,58 @@ def _flaw_of_name(component: Component) -> str:
     if not name.strip():
         return "is empty"
     if name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-        return f"{_shown(name)} is not one line of at most {LONGEST_NAME} printable characters"
+        return f"{shown(name)} is not one line of at most {LONGEST_NAME} printable characters"
     if isinstance(component, Command) and (len(name.split(" ")) > 2 or name.startswith("-")):
         return f"{name!r} is not one word or two"
     return ""
 
 
 def _text(value: object) -> str:
-    return "" if isinstance(value, str) else f"is {_shown(value)}, not a str"
+    return "" if isinstance(value, str) else f"is {shown(value)}, not a str"
 
 
 def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else f"is {_shown(value)}, not a bool"
+    return "" if isinstance(value, bool) else f"is {shown(value)}, not a bool"
 
 
 def _reference(value: object) -> str:
     if isinstance(value, Ref):
         return ""
-    return f'is {_shown(value)}, not a Ref: write Ref("package.module:function"), which imports it only when a job needs it'
+    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which imports it only when a job needs it'
 
 
 def _function(value: object) -> str:
     if isinstance(value, Ref):
         return "is a Ref, and must be a plain function: it is called while a job is assembled"
-    return "" if callable(value) else f"is {_shown(value)}, not a function"
+    return "" if callable(value) else f"is {shown(value)}, not a function"
 
 
 def _all_of(kind: type) -> Callable[[object], str]:
     def rule(value: object) -> str:
         if not isinstance(value, tuple | list):
-            return f"is {_shown(value)}, not a tuple of {kind.__name__}"
+            return f"is {shown(value)}, not a tuple of {kind.__name__}"
         wrong = [one for one in value if not isinstance(one, kind)]
-        return f"holds {_shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
+        return f"holds {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
 
     return rule
 
 
 def _phase(value: object) -> str:
-    return "" if isinstance(value, Phase) else f"is {_shown(value)}, not a Phase such as Phase.DATA"
+    return "" if isinstance(value, Phase) else f"is {shown(value)}, not a Phase such as Phase.DATA"
 
 
 def _flavors(value: object) -> str:
     if not isinstance(value, Mapping):
-        return f"is {_shown(value)}, not a mapping from a flavor's name to its arguments"
+        return f"is {shown(value)}, not a mapping from a flavor's name to its arguments"
     if not value:
         return "is empty: a model needs at least one flavor"
     for name, args in value.items():
         if not isinstance(name, str) or not name.strip():
-            return f"has a flavor called {_shown(name)}"
+            return f"has a flavor called {shown(name)}"
         if isinstance(args, type):
             return f"has the class {args.__name__} for {name!r}: it must be an instance"
         if not isinstance(args, BaseModel):
-            return f"has {_shown(args)} for {name!r}: it must be a pydantic model"
+            return f"has {shown(args)} for {name!r}: it must be a pydantic model"
     classes = {type(args).__name__ for args in value.values()}
     return f"are of several classes: {', '.join(sorted(classes))}" if len(classes) > 1 else ""
 
@@ -148,10 +148,10 @@ def _flavors(value: object) -> str:
 def _section(value: object) -> str:
     """A section class must be complete: a job validates every section, whether or not its recipe mentions it."""
     if not (isinstance(value, type) and issubclass(value, Section)):
-        return f"is {_shown(value)}, no subclass of Section"
+        return f"is {shown(value)}, no subclass of Section"
     name = getattr(value, "section", None)
     if not isinstance(name, str) or not _SECTION.fullmatch(name):
-        return f'{value.__name__} needs a section name: section: ClassVar[str] = "my_section", not {_shown(name)}'
+        return f'{value.__name__} needs a section name: section: ClassVar[str] = "my_section", not {shown(name)}'
     for key, field in value.model_fields.items():
         if field.is_required():
             return f"{value.__name__} has a key without a default: {key}"
@@ -164,11 +164,6 @@ def _section(value: object) -> str:
         why = " ".join(str(error).partition("\n\nFor further information")[0].split())
         return f"{value.__name__} cannot be built: {type(error).__name__}: {why}"
     return ""
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"a {type(value).__name__}"
 
 
 def _called(component: Component) -> str:

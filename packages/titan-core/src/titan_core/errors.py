@@ -1,8 +1,16 @@
-"""Errors that a user can mend, told in one line each: what, where, why, and the way out."""
+"""Errors that a user can fix, reported in one line each (what, where, why, how to fix it), and the exit statuses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+EXIT_FAILURE: Final = 1
+EXIT_USER_ERROR: Final = 2
+EXIT_PREEMPTED: Final = 75
+"""As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers start such a job again."""
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
 
 
 @dataclass(frozen=True)

@@ -115,18 +115,18 @@ class Origin:
 def take_flag(origin: Origin, result: Any) -> bool:
     """Of ``active``. One that returns nothing would silently switch its component off."""
     if not isinstance(result, bool):
-        raise WrongResult(f"returned {_shown(result)}; it must return True or False")
+        raise WrongResult(f"returned {shown(result)}; it must return True or False")
     return result
 
 
 def take_problems(origin: Origin, result: Any) -> list[Problem]:
     """Of ``check`` and ``hardware``; a generator is run to its end here, where its exceptions are caught."""
     if isinstance(result, str) or not isinstance(result, Iterable):
-        raise WrongResult(f"returned {_shown(result)}; it must return or yield Problems (none where all is well)")
+        raise WrongResult(f"returned {shown(result)}; it must return or yield Problems (none where all is well)")
     problems = list(islice(result, MOST_PROBLEMS))
     for one in problems:
         if not isinstance(one, Problem):
-            raise WrongResult(f"found {_shown(one)}; it must return or yield Problems")
+            raise WrongResult(f"found {shown(one)}; it must return or yield Problems")
     return problems
 
 
@@ -142,7 +142,7 @@ def take_definition(origin: Origin, result: Any) -> Any:
     from titan_core.layout import ModelDefinition
 
     if not isinstance(result, ModelDefinition):
-        raise WrongResult(f"returned {_shown(result)}; it must return a ModelDefinition")
+        raise WrongResult(f"returned {shown(result)}; it must return a ModelDefinition")
     return replace(
         result,
         build=origin.guard("its definition's build", result.build, take_something),
@@ -157,7 +157,7 @@ def take_parts(origin: Origin, result: Any) -> Any:
     if isinstance(result, ModelPart):
         return result
     if not isinstance(result, list | tuple) or not all(isinstance(one, ModelPart) for one in result):
-        raise WrongResult(f"returned {_shown(result)}; it must return the ModelPart, or a list of ModelParts")
+        raise WrongResult(f"returned {shown(result)}; it must return the ModelPart, or a list of ModelParts")
     return result
 
 
@@ -175,6 +175,7 @@ TAKES: dict[str, Take] = {
 """By the name of a component's field."""
 
 
-def _shown(value: Any) -> str:
+def shown(value: object) -> str:
+    """``value`` in a message about a plugin: as Python writes it, or by its class where that is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"a {type(value).__name__}"

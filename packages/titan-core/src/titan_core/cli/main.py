@@ -16,13 +16,10 @@ from titan_core.config.problems import shorten
 from titan_core.config.redaction import text_without_secrets
 from titan_core.config.render import describe_options
 from titan_core.discovery import CORE
-from titan_core.errors import UserError, nearest
+from titan_core.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
 from titan_core.known_packages import package_for
 from titan_core.registry import Registry
 
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 

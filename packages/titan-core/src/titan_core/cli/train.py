@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 from titan_core.cli.arguments import load, parse_whole, recipe_arguments, whole
 from titan_core.config.numbers import MOST_RANKS
 from titan_core.config.redaction import text_without_secrets
-from titan_core.errors import RunStopped, UserError
+from titan_core.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    RunStopped,
+    UserError,
+)
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
 from titan_core.parent_process import end_with_parent
 
 if TYPE_CHECKING:
     from titan_core.train.events import TrainEnd
-
-EXIT_FAILURE = 1
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
-EXIT_PREEMPTED = 75
-"""As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers start such a job again."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

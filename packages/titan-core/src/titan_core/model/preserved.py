@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-import torch
-from torch import nn
+from torch import Tensor, UntypedStorage, nn
+from torch.distributed.tensor import DTensor
 
+from titan_core.lifecycle import same_generators
 from titan_core.model.part import ModelPart
 
 
 @contextmanager
-def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterator[None]:
+def preserved_state(parts: Sequence[ModelPart]) -> Iterator[None]:
     """:func:`preserved_module` for every part; parameters that were gathered for forward passes are sharded again."""
     with ExitStack() as stack:
         for part in parts:
-            stack.enter_context(preserved_module(part.module, device))
+            stack.enter_context(preserved_module(part.module))
         try:
             yield
         finally:
@@ -27,7 +27,7 @@ def preserved_state(parts: Sequence[ModelPart], device: torch.device) -> Iterato
 
 
 @contextmanager
-def preserved_module(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserved_module(model: nn.Module) -> Iterator[None]:
     """On exit, gradients, buffers, training modes and random generators are bit for bit what they were on entry, whatever
     the forward passes in between did.
 
@@ -38,16 +38,14 @@ def preserved_module(model: nn.Module, device: torch.device) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     # Storages: of a table whose rows overlap in memory a copy of the tensor would be larger than the table.
     buffers = [
-        (module, name, buffer, buffer.untyped_storage().clone(), buffer._version)
+        (module, name, buffer, _storage(buffer).clone(), buffer._version)
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    python = random.getstate()
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with same_generators():
             yield
     finally:
-        random.setstate(python)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, training in modes:
@@ -55,4 +53,10 @@ def preserved_module(model: nn.Module, device: torch.device) -> Iterator[None]:
         for module, name, buffer, copy, version in buffers:
             setattr(module, name, buffer)
             if buffer._version != version:
-                buffer.untyped_storage().copy_(copy)
+                _storage(buffer).copy_(copy)
+
+
+def _storage(buffer: Tensor) -> UntypedStorage:
+    """Where this rank's numbers are: under tensor parallelism buffers may be DTensors, which hold none themselves."""
+    local = buffer.to_local() if isinstance(buffer, DTensor) else buffer
+    return local.untyped_storage()

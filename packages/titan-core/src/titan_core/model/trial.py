@@ -123,7 +123,7 @@ class ModelTrial:
                 module = self._model.get_submodule(path)
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
-            with torch.no_grad(), preserved_module(self._model, tokens.device), StandInMode(self._model):
+            with torch.no_grad(), preserved_module(self._model), StandInMode(self._model):
                 return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
         finally:
             for module, own in changed:
@@ -270,10 +270,3 @@ def _divisible(found: Tensor, shares: Shares, dim: int) -> bool:
 def _text_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
-
-
-def _wrap(module: nn.Module, around: Around) -> None:
-    original = module.forward
-
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        return around(original, *arguments, **keywords)

@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
-from titan_core.errors import UserError
+from titan_core.errors import EXIT_PREEMPTED, UserError
 from titan_core.rank_names import ranks
 from titan_core.train.interruption import announce_interrupt
 from titan_core.train.outcome import Outcome, read_outcomes, report_lines
@@ -28,7 +28,6 @@ GRACE_SECONDS = 10.0
 """How long the other ranks have to end by themselves, and to write down why, once one has failed."""
 ORDERLY_SECONDS = 30.0
 """The same, once one has stopped in good order (SIGTERM): others may still be writing."""
-EXIT_PREEMPTED = 75
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
 
@@ -134,9 +133,8 @@ class RankAgent(LocalElasticAgent):
         everybody, self._living = set(self._living), {}
         outcomes = self.outcomes
         if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in own.values()):
-            if any(
-                one.problems and not one.follows for one in outcomes.values()
-            ):  # such as a checkpoint that could not be saved
+            # Such as a checkpoint that could not be saved.
+            if any(one.problems and not one.follows for one in outcomes.values()):
                 self.failure = _failure(own, everybody, outcomes, lambda: None)
             raise JobInterrupted
         self.failure = _failure(own, everybody, outcomes, lambda: self._diagnose(self._began))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.cli.arguments import parse_whole
-from titan_core.config.numbers import MOST_PROCESSES
+from titan_core.config.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.config.problems import shorten
 from titan_core.config.redaction import arguments_without_secrets
-from titan_core.errors import UserError
+from titan_core.errors import EXIT_INTERRUPTED, UserError
 from titan_core.job.job import Job
 from titan_core.lifecycle import Lifecycle
 from titan_core.parent_process import environment_of_child
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_INTERRUPTED = 130
 ROLE = "rank"
 
 
@@ -50,8 +49,8 @@ def machines(nnodes: str) -> tuple[int, int]:
         UserError: neither a number nor a range.
     """
     first, colon, second = nnodes.partition(":")
-    least = _number("--nnodes", first)
-    most = _number("--nnodes", second) if colon else least
+    least = _number("--nnodes", first, MOST_RANKS)
+    most = _number("--nnodes", second, MOST_RANKS) if colon else least
     if most < least:
         raise UserError.one(f"--nnodes {nnodes}", "the range is empty", "give the smaller number first")
     return least, most
@@ -169,13 +168,11 @@ def _processes_per_node(text: str | None) -> int:
         if not count:
             raise UserError.one("--nproc-per-node gpu", "torch sees no CUDA device", "give a number")
         return count
-    return _number("--nproc-per-node", text)
+    return _number("--nproc-per-node", text, MOST_PROCESSES)
 
 
-def _number(option: str, text: str) -> int:
-    number = parse_whole(text, 1, MOST_PROCESSES)
+def _number(option: str, text: str, most: int) -> int:
+    number = parse_whole(text, 1, most)
     if number is None:
-        raise UserError.one(
-            f"{option} {shorten(text)}", f"must be a whole number from 1 to {MOST_PROCESSES}", "for example 2"
-        )
+        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "for example 2")
     return number

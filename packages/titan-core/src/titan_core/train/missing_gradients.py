@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from titan_core.lifecycle import Lifecycle
+from titan_core.lifecycle import Lifecycle, same_generators
 from titan_core.train.events import Finding
 from titan_core.train.world import World
 
@@ -35,4 +35,5 @@ class MissingGradients:
         )
         # As an error, since ranks other than the first log nothing less.
         log.error("%s; freeze them in the model if that is meant, else compare with one device by `titan verify`", message)
-        self._lifecycle.finding(Finding("no gradient", message, step))
+        with same_generators():
+            self._lifecycle.finding(Finding("no gradient", message, step))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from titan_core.cli.arguments import parse_whole
+from titan_core.config.problems import shorten
 from titan_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 29400
 """Torch's."""
-MOST_SECONDS = 7 * 86400
 PATIENCE_SECONDS = 5.0
 """How much longer than it should torch may take to reach the meeting point."""
 MOST_CONNECT_SECONDS = 60
@@ -59,8 +60,6 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
         UserError: they cannot work.
     """
     timeout = arguments.rdzv_timeout
-    if timeout > MOST_SECONDS:
-        raise UserError.one(f"--rdzv-timeout {timeout}", f"must be at most {MOST_SECONDS} (a week)", "for example 600")
     if most == 1:
         return Rendezvous("c10d", "", "", (1, 1), 0, timeout)
     endpoint = arguments.rdzv_endpoint
@@ -230,13 +229,15 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
         UserError: not a host and a port.
     """
     host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", str(DEFAULT_PORT))
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError.one(f"--rdzv-endpoint {endpoint}", "must be HOST:PORT", "for example node0:29500")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    number = parse_whole(port, 1, 65535)
+    if not host or number is None:
+        raise UserError.one(f"--rdzv-endpoint {shorten(endpoint)}", "must be HOST:PORT", "for example node0:29500")
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 def _node_rank(text: str, most: int) -> int:
-    if not text.isdecimal() or int(text) >= most:
+    number = parse_whole(text, 0, most - 1)
+    if number is None:
         why = f"must be a whole number from 0 to {most - 1}, since --nnodes is {most}"
-        raise UserError.one(f"--node-rank {text}", why, "give each machine a number of its own")
-    return int(text)
+        raise UserError.one(f"--node-rank {shorten(text)}", why, "give each machine a number of its own")
+    return number

@@ -278,7 +278,7 @@ class Trainer:
         )
 
     def _repeat_forward(self, microbatches: Sequence[Batch]) -> torch.Tensor:
-        with preserved_state(self.state.parts, self.world.device):
+        with preserved_state(self.state.parts):
             return self.run_step.evaluate(microbatches)
 
     def _losses(self, share: torch.Tensor, data: StepData, totals: StepTotals) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,7 +60,7 @@ class Validation:
             self._spec, self._sources, self._job.text_tokenizer, self._world.data_rank, document_mask=document_mask
         )
         try:
-            with preserved_state(self._parts, self._world.device):
+            with preserved_state(self._parts):
                 for part in self._parts:
                     part.module.eval()
                 measured = self._sum(loader)
