@@ -16,7 +16,7 @@ SHUFFLED, BUFFERED, MIXTURE = "core/data/shuffled.py", "core/data/buffered_shuff
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/stream_spec.py", '            "data.shuffle_buffer": self.shuffle_buffer,\n', "", (PARTS,)),
-    Mutant("other-weights-accepted", "core/data/stream_spec.py", "                    one.weight,\n", "", (PARTS,)),
+    Mutant("other-weights-accepted", "core/data/stream_spec.py", '                f"dataset.{number}.weight": one.weight,\n', "", (DATA,)),
     Mutant("other-seeds-accepted", "core/data/stream_spec.py", '            "training.seed": self.seed,\n', "", (PARTS,)),
     Mutant("other-numbers-of-shards-accepted", "core/data/stream_spec.py", '            "data.logical_shards": self.plan.logical_shards,\n', "", (PARTS,)),
     Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
