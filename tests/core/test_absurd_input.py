@@ -11,6 +11,7 @@ import pytest
 
 from harness.jobs import TINY
 from titan_core.cli.main import main
+from titan_core.config.load import read_raw
 from titan_core.config.problems import LONGEST_SHOWN, show
 from titan_core.config.toml import LONGEST, BadToml, parse_toml
 from titan_core.data import reading
@@ -134,6 +135,17 @@ def test_a_path_that_no_file_system_takes(command: list[str], in_tmp: Path, caps
     Path("file").touch()
     for path in ("a" * 300, "file/below"):
         refused([*command, path], capsys, "")
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(in_tmp: Path) -> None:
+    (in_tmp / "good.toml").write_bytes(b"\xef\xbb\xbf[training]\nsteps = 1\n")
+    assert read_raw("good.toml", Registry.from_installed()).tables == {"training": {"steps": 1}}
+
+
+def test_a_section_that_is_a_list_of_tables(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "bad.toml").write_text("[[training]]\nsteps = 1\n")
+    assert main(["config", "check", "bad.toml"]) == 2
+    assert "a section is one table; write [training], once" in capsys.readouterr().err
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str], named: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 from titan_core.errors import UserError
 from titan_core.train import agent as agent_module
 from titan_core.train.agent import Failure, JobInterrupted, RankAgent, _failure
+from titan_core.train.interruption import FIRST_INTERRUPT, announce_interrupt
 from titan_core.train.outcome import FOLDER, Outcome, interrupted_line, read_outcomes, report_lines
 from titan_core.train.rendezvous import Rendezvous, handler
 
@@ -144,6 +146,33 @@ def test_a_second_interrupt_ends_at_once_and_starts_nothing_again(tmp_path: Path
     with pytest.raises(JobInterrupted):
         agent.run("rank")
     assert agent.interrupts == 2
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getppid(), signal.SIGINT)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_ranks_that_cannot_close_a_progress_bar_leave_the_cursor_visible(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    script = f"""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    {end}
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1)
+    with contextlib.suppress(JobInterrupted):
+        agent.run("rank")
+    assert capfd.readouterr().err.endswith("\n\x1b[?25h")  # the last that is written
+
+
+def test_the_first_interrupt_shows_the_cursor_as_the_second_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    announce_interrupt()
+    assert capfd.readouterr().err == f"\n\x1b[?25h{FIRST_INTERRUPT}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    announce_interrupt()
+    assert capfd.readouterr().err == f"{FIRST_INTERRUPT}\n"
 
 
 def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(tmp_path: Path) -> None:

@@ -115,3 +115,17 @@ def test_arguments_of_a_command() -> None:
     shown = arguments_without_secrets(given)
     assert "s3cret" not in str(shown) and len(shown) == len(given)
     assert shown[-6:] == given[-6:] and shown[:4] == given[:4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:pass@host/x?token=abc&a=1",
+        "https://hf_abc@host?a=1&api_key=k",
+        "Authorization: Bearer abcdefgh",
+        "s?sig=a",
+    ],
+)
+def test_leaving_secrets_out_twice_changes_nothing(text: str) -> None:
+    once = text_without_secrets(text)
+    assert text_without_secrets(once) == once

@@ -65,7 +65,7 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
             content = file.read(LONGEST + 1)  # one byte more than is taken: it may be endless, such as a device
         if len(content) > LONGEST:
             raise UserError.one(shorten(recipe), f"longer than {LONGEST:,} bytes", "give a recipe")
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError.one(recipe, f"not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
@@ -113,7 +113,9 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
 
     problems: list[Problem] = []
     for name, value in tables.items():
-        if not isinstance(value, dict):
+        if isinstance(value, list) and name in classes:
+            problems.append(Problem(config.where(name, value), "a section is one table", f"write [{name}], once"))
+        elif not isinstance(value, dict):
             problems.append(Problem(config.where(name, value), "a key outside of any section", "put it under a [section]"))
         elif name not in classes:
             problems.append(unknown_section(config, name, registry))

@@ -25,11 +25,12 @@ _OF_TEXT = frozenset({"id", "ids", "type", "types", "count", "counts", "budget",
 
 _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
-_QUERY = re.compile(r"([?&]([\w.-]+)=)[^&\s\"'<>#]+")
+_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(LEFT_OUT)}|[^&\s\"'<>#])+")
+"""Values may have been left out already: doing it twice changes nothing."""
 _SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
 """Of an address that is signed: whoever has it may read what it leads to."""
 _HEADER = re.compile(
-    r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
+    r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
 )
 
 

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from titan_core.errors import EXIT_PREEMPTED, UserError
 from titan_core.rank_names import ranks
-from titan_core.train.interruption import announce_interrupt
+from titan_core.train.interruption import announce_interrupt, release_terminal
 from titan_core.train.outcome import Outcome, read_outcomes, report_lines
 
 GRACE_SECONDS = 10.0
@@ -130,6 +130,8 @@ class RankAgent(LocalElasticAgent):
             return result
         statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
         own = {rank: status for rank, status in ended.items() if status} or statuses
+        if any(status < 0 for status in statuses.values()):  # rank 0 may have had no time to close its progress bar
+            release_terminal()
         everybody, self._living = set(self._living), {}
         outcomes = self.outcomes
         if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in own.values()):

@@ -67,5 +67,12 @@ class Interruption:
 
 def announce_interrupt() -> None:
     """Say what the first Ctrl-C does. Safe in a signal handler, where ``print`` and logging are not."""
-    line_break = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
-    os.write(2, f"{line_break}{FIRST_INTERRUPT}\n".encode())
+    release_terminal()
+    os.write(2, f"{FIRST_INTERRUPT}\n".encode())
+
+
+def release_terminal() -> None:
+    """Begin a line below a progress bar and show the cursor, which the bar hides until it is closed: its process was, or may
+    be, killed before that. Safe in a signal handler; writes nothing if stderr is no terminal."""
+    if sys.stderr.isatty():
+        os.write(2, b"\n\x1b[?25h")
