@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,14 @@ def test_no_torch_is_imported(run: Path, command: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.endswith("False\n")
+
+
+def test_a_checkpoint_in_a_folder_of_any_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run / "checkpoint/step-4", run.parent / "kept")
+    assert main(["checkpoint", "verify", "kept"]) == 0
+    assert capsys.readouterr().out == "step 4: whole\n"
+    assert main(["checkpoint", "list", "kept"]) == 0
+    assert "complete" in capsys.readouterr().out
+    (run.parent / "kept/checkpoint.json").write_text("{}")
+    assert main(["checkpoint", "verify", "kept"]) == 1
+    assert capsys.readouterr().out.startswith("kept: checkpoint.json is damaged")

@@ -154,6 +154,14 @@ def test_a_name_in_the_index_that_leads_elsewhere_is_refused(
     assert "is not the name of a file of its folder" in errors
 
 
+def test_files_that_the_index_does_not_name_are_reported(
+    theirs: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file(load_file(theirs / FILES[0]), theirs / "consolidated.safetensors")
+    assert convert("theirs", "ours", capsys=capsys)[0] == 0
+    assert "consolidated.safetensors is not read: " in caplog.text
+
+
 def test_a_tensor_in_two_files_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = load_file(theirs / FILES[1])
     save_file({**load_file(theirs / FILES[0]), **dict(list(other.items())[:1])}, theirs / FILES[0])

@@ -7,6 +7,7 @@ import datetime
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
@@ -69,14 +70,13 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def list_checkpoints(arguments: argparse.Namespace) -> int:
     """Print every checkpoint of a run, the newest first."""
-    folder = find_checkpoints(arguments.path)
-    found = list(entries(folder))
+    found = checkpoints_at(arguments.path)
     if arguments.json:
         print_json([_describe(one) for one in found])
         return 0
     rows = [
         (
-            str(one.step),
+            str(one.step) if one.step >= 0 else "?",
             _mesh(one.manifest) if one.manifest else "?",
             _size(one.manifest.num_bytes) if one.manifest else "?",
             _age(one.manifest.created) if one.manifest else "?",
@@ -84,7 +84,7 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
         )
         for one in found
     ]
-    print_table(("step", "mesh", "size", "age", f"state of {folder}"), rows)
+    print_table(("step", "mesh", "size", "age", f"state of {arguments.path}"), rows)
     return 0
 
 
@@ -117,8 +117,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Hold every byte against its checksum; the status is 1 if a checkpoint is not whole."""
-    folder = find_checkpoints(arguments.path)
-    found = [pick(arguments.path, arguments.step)] if arguments.step is not None else list(entries(folder))
+    found = [pick(arguments.path, arguments.step)] if arguments.step is not None else checkpoints_at(arguments.path)
     verdicts = {}
     for one in found:
         problem = one.problem
@@ -131,7 +130,7 @@ def verify(arguments: argparse.Namespace) -> int:
                 problem = str(error)
         verdicts[one.step] = problem
         if not arguments.json:
-            print(f"step {one.step}: {problem or 'whole'}")
+            print(f"{f'step {one.step}' if one.step >= 0 else one.folder}: {problem or 'whole'}")
     if arguments.json:
         print_json([{"step": step, "whole": not problem, "problem": problem} for step, problem in verdicts.items()])
     return EXIT_BROKEN if any(verdicts.values()) else 0
@@ -166,6 +165,20 @@ def find_checkpoints(path: str) -> Folder:
         if steps_in(candidate):
             return candidate
     raise UserError.one(path, "there are no checkpoints here", "name a run's directory, or its folder of checkpoints")
+
+
+def checkpoints_at(path: str) -> list[Entry]:
+    """Every checkpoint that ``path`` means, the newest first: of a folder that is a checkpoint itself, whatever it is called,
+    that one.
+
+    Raises:
+        UserError: there are none.
+    """
+    own = Folder(path.rstrip("/") or path)
+    if NAME not in own.list():
+        return list(entries(find_checkpoints(path)))
+    one = entry(own, -1)
+    return [one if one.manifest is None else replace(one, step=one.manifest.step)]
 
 
 def pick(path: str, step: int | None) -> Entry:

@@ -4,6 +4,7 @@ at a time."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from torch import Tensor
 from titan_ckpt.tensors import dtype_name
 from titan_core.errors import UserError
 from titan_core.weights import ForeignTensor
+
+log = logging.getLogger(__name__)
 
 HF_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -82,9 +85,11 @@ class SafetensorsFiles:
 
         index = folder / HF_INDEX
         listed = _weight_map(index) if index.exists() else None
-        found = (
-            sorted(set(listed.values())) if listed is not None else sorted(one.name for one in folder.glob("*.safetensors"))
-        )
+        there = sorted(one.name for one in folder.glob("*.safetensors"))
+        found = there if listed is None else sorted(set(listed.values()))
+        if unread := [name for name in there if name not in found]:
+            # Publishers put the same weights into a folder twice, in their own layout and in this one.
+            log.warning("%s is not read: %s names other files", ", ".join(unread), index)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         for file in found:
