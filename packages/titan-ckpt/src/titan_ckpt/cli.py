@@ -168,15 +168,16 @@ def find_checkpoints(path: str) -> Folder:
 
 
 def checkpoints_at(path: str) -> list[Entry]:
-    """Every checkpoint that ``path`` means, the newest first: of a folder that is a checkpoint itself, whatever it is called,
-    that one.
+    """Every checkpoint that ``path`` means, the newest first: those of a run; or, of a checkpoint that is none of a run's (a
+    converted one, in a folder of another name), that one.
 
     Raises:
         UserError: there are none.
     """
     own = Folder(path.rstrip("/") or path)
-    if NAME not in own.list():
-        return list(entries(find_checkpoints(path)))
+    found = list(entries(find_checkpoints(path)))
+    if NAME not in own.list() or any(one.folder.name == own.name for one in found):
+        return found
     one = entry(own, -1)
     return [one if one.manifest is None else replace(one, step=one.manifest.step)]
 
