@@ -180,9 +180,15 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
     assert min(timeit.repeat(step, number=20_000, repeat=20)) / 20_000 < 2e-6
 
 
-@pytest.mark.parametrize("rank", [3, -1])
-def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int) -> None:
-    with pytest.raises(UserError, match=rf"this job has 1 rank\(s\), numbered from 0, and no rank {rank}; name other ranks"):
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (3, r"this job has 1 rank\(s\), numbered from 0, and no rank 3; name other ranks"),
+        (-1, r"profiling\.ranks\[1\] = -1: must be greater than or equal to 0"),
+    ],
+)
+def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         run_recipe("llama3_debug", {**RUN, "profiling.ranks": f"[0, {rank}]"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -169,13 +170,13 @@ def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, capl
         "numerics.save_statistics_folder": "config.toml",
     }
     assert run_recipe("llama3_debug", settings).reason == "all steps are done"
-    assert "rank-0.jsonl cannot be written: Not a directory" in caplog.text
+    assert re.search(r"rank-0\.jsonl cannot be written: (Not a directory|File exists)", caplog.text)
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "much"])
 def test_tolerances_that_are_none(in_tmp: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert main(["verify", "--mesh", "tp=2", f"--tolerance={text}", *TINY]) == 2
-    assert "is not a number of at least 0" in capsys.readouterr().err
+    assert "is not a relative difference from 0 to 1000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
