@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.mutants.catalogue import MUTANTS
 from benchmarks.mutants.mutant import ROOT, Mutant
 from benchmarks.mutants.trial import run_tests, try_out
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: object) -> Any:
+    """Mutants are tried in forks, and a fork of this process has what other tests have left: threads, locks, caches."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def test_every_mutant_can_be_made_of_the_sources() -> None:
@@ -55,7 +65,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
         path.parent.mkdir(parents=True)
         path.write_text(text)
     patience = 2.0 if killed_by.startswith("no end") else 300.0
-    verdict = try_out(tmp_path, mutant, patience, wide=False)
+    verdict = in_fresh_process(try_out, tmp_path, mutant, patience, False)
     assert verdict.killed_by == killed_by
     assert file.read_text() == SOURCE
 
@@ -63,7 +73,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
 def test_tests_that_are_not_there_kill_nothing(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     with pytest.raises(RuntimeError, match="nowhere"):
-        run_tests(tmp_path, ["tests/nowhere.py"], 60)
+        in_fresh_process(run_tests, tmp_path, ["tests/nowhere.py"], 60.0)
 
 
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path) -> None:
