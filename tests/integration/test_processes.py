@@ -136,9 +136,9 @@ def test_the_launcher_names_the_first_cause_and_the_attempt(tmp_path: Path) -> N
     assert "Traceback" not in errors
     first, second = (line for line in errors.splitlines() if line.startswith("titan: error: "))
     assert first.startswith(
-        "titan: error: plugin 'trouble' (trouble 1.0): titan_step_start raised ValueError: shard 17 is un"
+        "titan: error: rank 1 in step 3: plugin 'trouble' (trouble 1.0): titan_step_start raised ValueErr"
     )
-    assert first.endswith("; restarting (attempt 2 of 2)")
+    assert first.endswith("; the traceback is in run/logs/rank-1.log; restarting (attempt 2 of 2)")
     assert second.startswith("titan: error: rank 1 was killed by SIGKILL in step 3 (out of memory?); ")
     assert second.endswith("; see `titan flight analyse run`")
     assert errors.splitlines()[-1] == second

@@ -18,6 +18,7 @@ from pathlib import Path
 from titan_core.config.redaction import text_without_secrets
 from titan_core.errors import RunStopped, UserError
 from titan_core.hookspecs import hookimpl
+from titan_core.plugin_guard import PluginFailure
 from titan_core.rank_names import ranks
 from titan_core.train.consequences import follows_from_a_peer
 from titan_core.train.events import RunStart, StepReport, TrainEnd
@@ -117,7 +118,8 @@ class OutcomeRecorder:
         if isinstance(error, UserError | RunStopped):
             # These say all in their message.
             texts = list(map(str, error.problems)) if isinstance(error, UserError) else [f"stopped: {error}"]
-            written = ""
+            # But a plugin's author wants to know where.
+            written = self._write_log(error) if isinstance(error, PluginFailure) and self._keeps_log else ""
         else:
             texts = [f"{type(error).__name__}: {error}".partition("\n")[0]]
             written = self._write_log(error) if self._keeps_log else ""
