@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 @pytest.fixture(scope="session")
 def gloo() -> Iterator[GlooPool]:
     """Living processes for multi-process tests."""
-    pool = GlooPool()
+    pool = GlooPool(once_more=True)
     yield pool
     pool.close()
 

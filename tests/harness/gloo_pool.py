@@ -7,6 +7,7 @@ import os
 import pickle
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -27,10 +28,20 @@ _context.set_forkserver_preload(
 )
 
 
+class ProcessDied(RuntimeError):
+    """A rank's process ended without an answer."""
+
+
 class GlooPool:
     """``run(n, function, ...)`` calls a module-level function in ``n`` processes, in torchrun's environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, once_more: bool = False) -> None:
+        """
+        Args:
+            once_more: whether a call whose process died, which is nothing that the function raised, is made once more in new
+                processes, with a warning that says so.
+        """
+        self._once_more = once_more
         self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -39,6 +50,15 @@ class GlooPool:
         Raises:
             RuntimeError: a rank raised; its traceback is the message.
         """
+        try:
+            return self._run(size, function, *arguments, **keywords)
+        except ProcessDied as died:
+            if not self._once_more:
+                raise
+            warnings.warn(f"{function.__name__}: {died}; made once more in new processes", stacklevel=2)
+        return self._run(size, function, *arguments, **keywords)
+
+    def _run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         while len(self._workers) < size:
             self._workers.append(_start())
         # The store is here, on a port that the system picks: one that is looked for first may be taken before it is used.
@@ -73,9 +93,12 @@ class GlooPool:
                     outcomes[rank_of[pipe]] = pipe.recv()
                 except EOFError:
                     # The next test gets new processes.
+                    process, rank = self._workers[rank_of[pipe]][0], rank_of[pipe]
+                    process.join(10)
+                    how = f"the process of rank {rank} has died (exit code {process.exitcode})"
                     self.close()
                     told = [text for ok, text in outcomes.values() if not ok]
-                    raise RuntimeError("\n".join([f"the process of rank {rank_of[pipe]} has died", *told])) from None
+                    raise ProcessDied("\n".join([how, *told])) from None
             if not ready:
                 missing = sorted(set(range(size)) - set(outcomes))
                 self.close()
