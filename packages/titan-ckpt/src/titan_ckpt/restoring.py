@@ -93,8 +93,8 @@ def restore(
         log.warning("%s cannot be used: %s", found.folder, problem)
     # What an interrupted first save has left is no reason not to start: nothing was lost with it.
     if wanted >= 0 or lost:
-        way_out = "set checkpoint.folder to another place to start anew, or fix what is said above"
-        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", way_out))
+        fix = "set checkpoint.folder to another place to start anew, or fix what is said above"
+        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
     if section.initial_load_path:
         return Restored(None, _begin_from(request, section, section.initial_load_path, built))
     return Restored(None)
@@ -247,13 +247,13 @@ def _apply(
 
 
 def _another_optimizer(folder: Folder, problems: list[str]) -> UserError:
-    way_out = "use the optimizer and the parameter groups that it was saved with"
+    fix = "use the optimizer and the parameter groups that it was saved with"
     key = next((one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")), None)
     if key is not None:
-        way_out += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
+        fix += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
     else:
-        way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
-    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", way_out)
+        fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", fix)
 
 
 def _shown(problems: list[str]) -> str:

@@ -77,10 +77,10 @@ def problems_of(
         else:
             owner = _model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
-            way_out = f"{key} is: {about.rstrip('.')}" if about else "give another value"
+            fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
             if entry["type"] == "list_type":
-                way_out = f'write a list, such as ["a", "b"]; {way_out}'
-            problems.append(Problem(where(key, value), _reason(entry), way_out))
+                fix = f'write a list, such as ["a", "b"]; {fix}'
+            problems.append(Problem(where(key, value), _reason(entry), fix))
     return problems
 
 
