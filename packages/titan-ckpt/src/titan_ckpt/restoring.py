@@ -17,7 +17,7 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
 from titan_ckpt.comparing import Changes, require_same_training
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.dtypes import converts_exactly
+from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
 from titan_ckpt.optimizer_restore import (
@@ -32,7 +32,7 @@ from titan_ckpt.optimizer_state import parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import MODEL, OPTIMIZER, dtype_name, model_tensors
+from titan_ckpt.tensors import MODEL, OPTIMIZER, model_tensors
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
@@ -277,7 +277,7 @@ def _require_same_tensors(
         UserError: on every rank, naming the first few that are not.
     """
     ours: dict[str, tuple[tuple[int, ...], str]] = {}
-    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one)) for name, one in tensors.items()}):
+    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}):
         ours |= of_rank
     differences = []
     for name, (shape, dtype) in ours.items():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from titan_core import hookspecs
+from titan_core.plain_json import survives_json
 from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Lifecycle:
         for implementation in self._manager.hook.titan_save_state.get_hookimpls():
             with same_generators():
                 state = implementation.function() or {}
-            if not _is_plain(state):
+            if not isinstance(state, dict) or not survives_json(state):
                 what = "a table of plain values, with texts as keys: it is kept as JSON"
                 raise ValueError(f"titan_save_state of {implementation.plugin!r} must return {what}")
             if clash := together.keys() & state.keys():
@@ -190,14 +190,6 @@ class Lifecycle:
         with same_generators():
             answers: list[Any] = hook(**arguments)
         return answers
-
-
-def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
-    """Whether it comes back from JSON as it is."""
-    try:
-        return isinstance(state, dict) and json.loads(json.dumps(state)) == state
-    except (TypeError, ValueError):
-        return False
 
 
 def _guarded(

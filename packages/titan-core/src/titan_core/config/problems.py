@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.config.docs import field_docs
 from titan_core.config.numbers import LARGEST
-from titan_core.config.plain_values import DEEPEST
 from titan_core.config.redaction import LEFT_OUT, is_secret, text_without_secrets
+from titan_core.config.sane_values import DEEPEST
 from titan_core.errors import Problem, nearest
 
 Where = Callable[[str, Any], str]

@@ -30,7 +30,7 @@ class CorruptRecord(Exception):
         why: what is wrong with it.
     """
 
-    def __init__(self, place: str, why: str, fix: str = "mend it") -> None:
+    def __init__(self, place: str, why: str, fix: str = "fix it") -> None:
         super().__init__(place, why, fix)
         self.place, self.why, self.fix = place, why, fix
 
