@@ -24,7 +24,7 @@ _RANKS = 2
 """How many ranks a trial divides positions over."""
 
 
-def pipeline(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_pipeline(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
     """Each stage must do its part of the work, given hidden states and positions alone."""
     place = trial.positions_fault()
     if place is not None:
@@ -93,7 +93,7 @@ def _broken_link(trial: ModelTrial) -> str:
     )
 
 
-def tensor(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_tensor(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
     """Layers must be divided within regions, and between these each position must be treated by itself."""
     layout, keys = trial.layout, context.facts.section(TensorParallelKeys)
     mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
@@ -188,7 +188,7 @@ def _logits_are_those_of_the_head(trial: ModelTrial) -> Iterator[Problem]:
         yield trial.problem(why, "set parallelism.disable_loss_parallel = true, or return them as they are")
 
 
-def context(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_context(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
     """Positions must mix in mixers alone, which see the whole sequence; all else has a rank's share of it."""
     length = trial.seq // (2 * _RANKS) * 2 * _RANKS
     if length != trial.seq:
