@@ -13,7 +13,7 @@ from titan_core.errors import UserError
 from titan_core.registry import Registry
 
 
-@pytest.mark.parametrize(("part", "count"), [("configs", 400), ("checkpoints", 20), ("hf", 10)])
+@pytest.mark.parametrize(("part", "count"), [("configs", 400), ("checkpoints", 25), ("hf", 20)])
 def test_no_damaged_or_absurd_input_is_accepted_or_ends_in_a_traceback(part: str, count: int, tmp_path: Path) -> None:
     assert run_parts({part: count}, seed=20, folder=tmp_path) == []
 
