@@ -38,7 +38,7 @@ def test_anything_else_is_one_clear_error(tmp_path: Path, content: bytes, why: s
 
 
 def test_a_file_that_cannot_be_opened_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="one.json: no such file; fetch it"):
+    with pytest.raises(UserError, match=r"one\.json: no such file; fetch it"):
         read_object(tmp_path / "one.json", "fetch it")
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         read_object(tmp_path, "fetch it")
