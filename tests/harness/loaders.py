@@ -12,7 +12,6 @@ from titan_core.data.stream_spec import StreamSpec
 from titan_core.job.batch_plan import BatchPlan
 
 LENGTHS = ",".join(str(1 + index * 7 % 23) for index in range(100))
-
 MIXED = (letters(LENGTHS, weight=3.0), letters(LENGTHS, "digits", weight=1.0))
 
 

@@ -11,7 +11,6 @@ from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.train.world import World
 
 CPU = torch.device("cpu")
-
 ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", copies=True)
 
 
