@@ -16,6 +16,7 @@ from harness.noisy import NOISY, noisy_installed
 from titan_ckpt import saving
 from titan_ckpt.staging import Staging
 from titan_core.hookspecs import hookimpl
+from titan_core.metrics.json_lines import read_lines
 
 SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint.interval": 2}
 
@@ -113,3 +114,18 @@ def test_a_stop_leaves_a_checkpoint_of_its_step(in_tmp: Path) -> None:
     record = train(in_tmp, {"job.dump_folder": "whole", "training.steps": 4}, whole_run)
     assert train(in_tmp, {"training.stop_at_step": 3, "training.steps": 4}, Watch()).losses == record.losses[:3]
     require_saved(in_tmp, 3, whole_run, record)
+
+
+def test_tokens_are_counted_over_the_whole_run_and_by_dataset(in_tmp: Path) -> None:
+    corpora = "[{dataset = 'stdlib', name = 'a', weight = 3.0}, {dataset = 'stdlib', name = 'b', weight = 1.0}]"
+    mixed: dict[str, object] = {"data.mixture": corpora, "training.steps": 4, "metrics.log_freq": 1}
+    train(in_tmp, {**mixed, "job.dump_folder": "whole"}, Watch())
+    for stop in (2, None):
+        train(in_tmp, {**mixed, **({"training.stop_at_step": stop} if stop else {})}, Watch())
+
+    def counts(run: str) -> list[dict[str, int]]:
+        lines = read_lines(in_tmp / run / "metrics.jsonl")
+        return [{key: value for key, value in line.items() if key.startswith("tokens_seen")} for line in lines]
+
+    assert counts("outputs/llama3_debug") == counts("whole")
+    assert len(counts("whole")[0]) == 3
