@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant("other-numbers-of-shards-accepted", "core/data/stream_spec.py", '            "data.logical_shards": self.plan.logical_shards,\n', "", (IDENTITY,)),
     Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
     Mutant("targets-shifted-by-nothing", LOADER, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
-    Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_documents_are_told_apart",)),
+    Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_documents_are_kept_apart",)),
     Mutant("short-rows-have-targets", LOADER, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, BATCHES)),
     Mutant("ranks-own-the-first-shards", LOADER, "range(rank * owned, (rank + 1) * owned)", "range(owned)", (DATA,)),
     Mutant("peeking-consumes", LOADER, "        self._peeked.clear()\n        data, self._positions = step", "        data, self._positions = step", (DATA,)),

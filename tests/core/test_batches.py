@@ -15,8 +15,8 @@ from titan_core.data.batch import IGNORE, with_positions
 from titan_core.data.loader import DataLoader, _batch
 
 
-def test_documents_are_told_apart() -> None:
-    """Positions and documents begin anew at each mark, and the last token of a document predicts nothing."""
+def test_documents_are_kept_apart() -> None:
+    """Positions and documents restart at each mark, and the last token of a document predicts nothing."""
     (loader,) = loaders_of(stream(letters(LENGTHS), plan=plan(1, seq_len=31)), document_mask=True)
     for _ in range(5):
         step = loader.next_step()
@@ -46,7 +46,7 @@ def test_targets_of_a_batch_are_the_next_tokens_of_each_row() -> None:
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
-def test_with_documents_told_apart_the_last_of_each_predicts_nothing() -> None:
+def test_with_documents_kept_apart_the_last_of_each_predicts_nothing() -> None:
     batch = _batch(rows([1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]), [[2, 1, 3], [6]], document_mask=True)
     assert batch.targets.tolist() == [[2, IGNORE, IGNORE, 5, 6], [8, 9, 1, 2, 3]]
     assert batch.positions is not None and batch.documents is not None

@@ -83,7 +83,7 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     assert steps == [1, 2, 4, 6]  # one file for the run, though it was started twice
 
 
-def test_a_checkpoint_that_is_asked_for_in_vain_is_told(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_requested_checkpoint_that_nothing_can_save_is_reported(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Signals:
         @hookimpl
         def titan_step_start(self, step: int) -> None:

@@ -36,7 +36,7 @@ def test_a_shard_may_give_several_sequences_a_step() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_goes_on_exactly_after_an_interruption_on_any_number_of_ranks(seed: int) -> None:
+def test_a_stream_resumes_exactly_after_an_interruption_on_any_number_of_ranks(seed: int) -> None:
     generator = random.Random(seed)
     # One in five with worker processes, which take a moment to start.
     workers = 2 if seed % 5 == 0 else 0

@@ -72,7 +72,7 @@ def guard(action: Any) -> tuple[FiniteGuard, list[Finding]]:
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
-def test_what_is_not_finite_is_skipped_told_or_the_end(loss: float, norm: float) -> None:
+def test_what_is_not_finite_is_skipped_reported_or_the_end(loss: float, norm: float) -> None:
     bad, good = report(3, loss, norm), report(2)
     skip, found = guard("skip")
     assert not skip.titan_before_update(cast(Any, good))

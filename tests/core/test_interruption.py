@@ -72,7 +72,7 @@ def test_signals_are_heard_inside_and_left_alone_outside() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             assert interruption.stop.asked
             assert heard == []
-            os.kill(os.getpid(), signal.SIGTERM)  # the second one is for whoever was there before
+            os.kill(os.getpid(), signal.SIGTERM)  # the second one is for the handler that was there before
             assert heard == [signal.SIGTERM]
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM] * 2

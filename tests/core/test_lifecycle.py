@@ -31,7 +31,7 @@ class Keeps:
 
 
 @pytest.mark.parametrize("state", [{"mine": torch.ones(1)}, ["mine"], {"mine": {1: 2}}, {"mine": (1, 2)}], ids=str)
-def test_a_state_that_cannot_be_kept_is_told_with_its_observer(state: Any) -> None:
+def test_a_state_that_cannot_be_kept_is_reported_with_its_observer(state: Any) -> None:
     with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a table of plain values"):
         Lifecycle([Keeps(state)]).save_state()
 

@@ -84,7 +84,7 @@ def test_a_copys_targets_are_those_of_its_ranks() -> None:
     assert (totals.num_targets, totals.copy_targets) == (107, 8)
 
 
-def test_a_request_is_taken_once_and_asked_again_meanwhile() -> None:
+def test_a_request_is_taken_once_and_made_again_meanwhile() -> None:
     request = SharedRequest()
     assert not request.take()
     request.ask()

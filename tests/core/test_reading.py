@@ -19,7 +19,7 @@ from titan_core.errors import UserError
 
 
 class Failing:
-    """A shard whose reads fail as told: at the n-th read an error, once."""
+    """A shard whose reads fail as requested: at the n-th read an error, once."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         self.errors, self.reads, self.next = errors, 0, 0

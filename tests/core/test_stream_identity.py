@@ -15,7 +15,7 @@ from titan_core.data.stream_spec import DatasetSpec, StreamSpec
 from titan_core.errors import UserError
 
 
-def test_a_document_that_became_shorter_is_told() -> None:
+def test_a_document_that_became_shorter_is_reported() -> None:
     (loader,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
     loader.next_step()
     state = merged([loader])

@@ -58,7 +58,7 @@ def test_an_accepted_absurdity_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     assert configs.check(fine, registry, tmp_path).startswith("accepted ")
 
 
-def test_a_mistake_told_to_the_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_reported_to_the_user_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise UserError.one("here", "not so")
 

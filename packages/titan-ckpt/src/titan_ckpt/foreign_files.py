@@ -92,7 +92,7 @@ class SafetensorsFiles:
             name = min(name for name in {*listed, *self._file_of} if listed.get(name) != self._file_of.get(name))
             said, true = (of.get(name, "no file") for of in (listed, self._file_of))
             why = f"says that the tensor {name} is in {said}, and it is in {true}"
-            raise UserError.one(str(index), why, "fetch the whole folder anew")
+            raise UserError.one(str(index), why, "download the whole folder again")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""
@@ -153,7 +153,7 @@ class MetaFiles:
             different |= self._shards[0].keys() - shard.keys()
             if different:
                 why = f"its tensor {min(different)} is not as that of the first file"
-                raise UserError.one(str(file), why, "fetch the whole folder anew")
+                raise UserError.one(str(file), why, "download the whole folder again")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""

@@ -131,7 +131,7 @@ def _join(all_of_them: dict[str, Any], more: dict[str, Any], prefix: str) -> Non
 
 
 def _values_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What tells whether tensors are the same on another rank; scalars are read together, since each read of a GPU waits."""
+    """What shows whether tensors are the same on another rank; scalars are read together, since each read of a GPU waits."""
     values: dict[str, Any] = {}
     scalars: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in tensors.items():

@@ -93,7 +93,7 @@ def restore(
         log.warning("%s cannot be used: %s", found.folder, problem)
     # What an interrupted first save has left is no reason not to start: nothing was lost with it.
     if wanted >= 0 or lost:
-        fix = "set checkpoint.folder to another place to start anew, or fix what is said above"
+        fix = "set checkpoint.folder to another place to start over, or fix what is reported above"
         raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
     if section.initial_load_path:
         return Restored(None, _begin_from(request, section, section.initial_load_path, built))

@@ -8,7 +8,7 @@ from typing import Final
 EXIT_FAILURE: Final = 1
 EXIT_USER_ERROR: Final = 2
 EXIT_PREEMPTED: Final = 75
-"""As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers start such a job again."""
+"""As ``sysexits.h`` has it for a failure that passes (EX_TEMPFAIL): launchers and schedulers retry the job."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 

@@ -157,7 +157,7 @@ class Lifecycle:
         self._call(self._manager.hook.titan_settle, step=step)
 
     def failed(self, error: BaseException, end: TrainEnd) -> None:
-        """The run ends by ``error``: tell every observer of both hooks. One that fails itself is logged, and neither hides
+        """The run ends by ``error``: call both hooks of every observer. One that fails itself is logged, and neither hides
         ``error`` nor keeps the others from hearing of it."""
         observers = [observer for _, observer in self._manager.list_name_plugin()]  # in the order of their registration
         for observer in observers:
@@ -208,7 +208,7 @@ def _guarded(
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` tells of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` reports it
             failed(error)
             return None
 

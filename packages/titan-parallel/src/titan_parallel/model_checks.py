@@ -214,7 +214,7 @@ def check_context(model: nn.Module, trial: ModelTrial, context: TransformContext
 
     place = trial.fault(divided, shares)
     if place is not None:
-        why = f"{place} depends on other positions and is not in mixers, or ignores the positions that it is given"
+        why = f"{place} depends on other positions and is not in mixers, or ignores the positions that it receives"
         fix = "set parallelism.context_parallel_degree = 1, or keep what mixes positions in mixers"
         yield trial.problem(why, fix)
 

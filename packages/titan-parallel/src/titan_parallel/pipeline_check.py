@@ -78,7 +78,7 @@ def _stages(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     name, schedule = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts)
     wanted = schedule.stages_a_rank
     if wanted is not None and number != wanted * ranks:
-        why = f"{name} has {wanted} stage(s) on each of {ranks} ranks, and {number} stages are asked for"
+        why = f"{name} has {wanted} stage(s) on each of {ranks} ranks, and {number} stages are requested"
         others = ", ".join(other for other, one in SCHEDULES.items() if one.stages_a_rank is None)
         yield config.problem(key, why, f"ask for {wanted * ranks} stages, or set {_SCHEDULE} to one of {others}")
     elif number % ranks or number < ranks:

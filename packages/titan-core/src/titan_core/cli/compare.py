@@ -70,7 +70,7 @@ class _Entry:
 def run(arguments: argparse.Namespace) -> int:
     """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
     entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
-    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
+    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is reported before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
     with FolderLock(folder, f"--output {folder}"):

@@ -1,4 +1,4 @@
-"""Pydantic's complaints, told in Titan's way: file, key, value, reason, way out."""
+"""Pydantic's complaints as Titan's problems: file, key, value, reason, fix."""
 
 from __future__ import annotations
 

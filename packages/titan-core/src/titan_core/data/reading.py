@@ -1,4 +1,4 @@
-"""Reading the next document in spite of what can go wrong: transient errors are tried again, corrupt records told."""
+"""Reading the next document in spite of what can go wrong: transient errors are tried again, corrupt records reported."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DocumentReader:
 
     def _tell(self, error: CorruptRecord) -> None:
         self.corrupt += 1
-        # As errors: only these are told on ranks other than the first, which have records of their own.
+        # As errors: only these are logged on ranks other than the first, which have records of their own.
         if self.corrupt <= _TOLD:
             log.error("skipped a corrupt record: %s: %s", error.place, error.why)
         if self.corrupt == _TOLD:
