@@ -68,7 +68,7 @@ def test_worker_processes_read_the_same_tokens(ranks: int, microbatches: int) ->
     close(one, many)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 17), st.integers(0, 3),
        st.sampled_from([0, 1, 3, 100]))  # fmt: skip
 def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: int, seed: int, buffer: int) -> None:
@@ -100,7 +100,7 @@ def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: 
     assert sorted(taken) == sorted(everything)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.sampled_from([1, 2, 4, 8]), st.integers(1, 9))
 def test_a_mixture_loses_nothing_and_keeps_its_shares(weights: list[int], shards: int, seq_len: int) -> None:
     datasets = [letters(LENGTHS, f"dataset {number}", weight=weight) for number, weight in enumerate(weights)]
