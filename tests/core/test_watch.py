@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.interruptible import interruptible
 from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
 from titan_core.cli.main import main
@@ -283,9 +282,7 @@ def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-m", "titan_core", "watch", str(tmp_path / "run"), "--interval", "0.05"]
-    process = subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment, preexec_fn=interruptible
-    )
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment)
     os.close(terminal)
     try:
         shown = read_until(main_end, "waiting for a run")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.distributions import write_distribution
-from harness.interruptible import interruptible
 from titan_core.folder_lock import FolderLock
 from titan_core.metrics.json_lines import read_lines
 
@@ -39,7 +38,6 @@ class Started:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env={**os.environ, **environment},
-                preexec_fn=interruptible,
             )
 
     def events(self, kind: str) -> list[dict[str, Any]]:

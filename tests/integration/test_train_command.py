@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.interruptible import interruptible
 from titan_core.data.source import DatasetRequest
 from titan_core.data.stdlib import open_stdlib
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte
@@ -93,7 +92,6 @@ def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=interruptible,
     )
     file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
     deadline = time.monotonic() + 120
