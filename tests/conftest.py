@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from harness.gloo_pool import GlooPool
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A busy machine is no failure of the code, and the first example may import a library.
+settings.register_profile("titan", deadline=None)
+settings.load_profile("titan")
 # A shell lets what it starts in the background ignore interrupts, which processes that tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,7 +1,7 @@
 """Damaged checkpoints: each must be refused in a line, or load what was saved.
 
 A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest, with the
-checksum made anew, which only the manifest's own contradictions give away. It is then verified, and a run restored from it,
+checksum made again, which only the manifest's own contradictions give away. It is then verified, and a run restored from it,
 in this process and by the code that a user's command runs. A number that was changed into another of its kind under a new
 checksum is no damage that could be seen, and is left out.
 """

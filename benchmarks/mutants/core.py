@@ -12,6 +12,10 @@ VALIDATED = "tests/integration/test_oracle.py::test_validation_is_that_of_plain_
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 NOISY = "tests/integration/test_dropout_and_buffers.py"
 PARTS = "tests/core/test_train_parts.py"
+GRAD_NORM = "tests/core/test_grad_norm.py"
+RANKS = "tests/core/test_world.py"
+AHEAD = "tests/core/test_lookahead.py"
+FINITE = "tests/core/test_finite_guard.py"
 MODEL = "tests/core/test_model_parts.py"
 OPTIM = "tests/core/test_optim.py"
 VALUES = "tests/core/test_random_values.py"
@@ -26,22 +30,22 @@ MUTANTS = (
     # -- clipping and the norm
     Mutant("clipping-off-at-1", TRAIN, "if training.max_norm > 0:", "if training.max_norm > 1:", (ORACLE,)),
     Mutant("clipping-always-on", TRAIN, "if training.max_norm > 0:", "if training.max_norm >= 0:", (ORACLE,)),
-    Mutant("clipping-scales-up", NORM, ".clamp(max=1.0)", "", (PARTS + "::test_clipping_scales_down_and_never_up",)),
-    Mutant("clipping-never-scales", NORM, ".clamp(max=1.0)", ".clamp(min=1.0)", (PARTS + "::test_clipping_scales_down_and_never_up",)),
-    Mutant("clipping-inverted", NORM, "(max_norm / (norm + 1e-6))", "((norm + 1e-6) / max_norm)", (PARTS + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-scales-up", NORM, ".clamp(max=1.0)", "", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-never-scales", NORM, ".clamp(max=1.0)", ".clamp(min=1.0)", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),
+    Mutant("clipping-inverted", NORM, "(max_norm / (norm + 1e-6))", "((norm + 1e-6) / max_norm)", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),
     Mutant("clipping-ignores-max-norm", NORM, "(max_norm / (norm + 1e-6))", "(1.0 / (norm + 1e-6))", (ORACLE,)),
     Mutant("clipping-by-a-hundredth-less", NORM, "(norm + 1e-6)", "(norm + 1e-2)", (ORACLE,)),
-    Mutant("norm-not-squared", NORM, ".to(total.device) ** 2", ".to(total.device)", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-without-root", NORM, "world.sum_over_copy(total).sqrt()", "world.sum_over_copy(total)", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-of-one-rank", NORM, "return world.sum_over_copy(total).sqrt()", "return total.sqrt()", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
-    Mutant("norm-of-the-last-kind", NORM, "total += norm", "total = norm", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
-    Mutant("norm-counts-replicas", NORM, " * (pieces / holders)", "", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-forgets-stages", NORM, "// world.plan.copies // stages", "// world.plan.copies", (PARTS + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-forgets-copies", NORM, "// world.plan.copies // stages", "// stages", (PARTS + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
-    Mutant("partial-gradients-stay-partial", NORM, "if any(placement.is_partial() for", "if all(placement.is_partial() for", (PARTS + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    Mutant("norm-not-squared", NORM, ".to(total.device) ** 2", ".to(total.device)", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-without-root", NORM, "world.sum_over_copy(total).sqrt()", "world.sum_over_copy(total)", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-of-one-rank", NORM, "return world.sum_over_copy(total).sqrt()", "return total.sqrt()", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("norm-of-the-last-kind", NORM, "total += norm", "total = norm", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("norm-counts-replicas", NORM, " * (pieces / holders)", "", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-forgets-stages", NORM, "// world.plan.copies // stages", "// world.plan.copies", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-forgets-copies", NORM, "// world.plan.copies // stages", "// stages", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("partial-gradients-stay-partial", NORM, "if any(placement.is_partial() for", "if all(placement.is_partial() for", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     Mutant("strided-shards-count-as-whole", NORM, "if not placement.is_replicate())", "if placement.is_shard())", (MESH + "[DDP x TP]",),
            equivalent="torch 2.15 has no mesh here whose strided shards are not counted by is_shard alike; see the comment there"),
-    Mutant("redistributed-gradient-dropped", NORM, "                parameter.grad = gradient\n", "                pass\n", (PARTS + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    Mutant("redistributed-gradient-dropped", NORM, "                parameter.grad = gradient\n", "                pass\n", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
     Mutant("skipped-update-done-anyway", TRAIN, "            if not skipped:\n", "            if True:\n", (SKIPPED,)),
     Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
@@ -66,23 +70,23 @@ MUTANTS = (
     Mutant("python-not-seeded", "core/train/seeds.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
     Mutant("not-deterministic", "core/train/seeds.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
     # -- what ranks agree on
-    Mutant("targets-counted-per-tp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "sequence")', (PARTS + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
-    Mutant("targets-counted-per-cp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "weights")', (PARTS + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
-    Mutant("an-end-elsewhere-goes-unheard", LOOKAHEAD, "ended > 0, seconds)", "data is None, seconds)", (PARTS + "::test_one_ranks_end_is_the_end_of_all",)),
-    Mutant("a-request-of-one-alone-unheard", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, told)", (PARTS + "::test_requests_travel_with_the_totals",)),
-    Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, some > 1)", (PARTS + "::test_requests_travel_with_the_totals",)),
+    Mutant("targets-counted-per-tp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "sequence")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
+    Mutant("targets-counted-per-cp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "weights")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
+    Mutant("an-end-elsewhere-goes-unheard", LOOKAHEAD, "ended > 0, seconds)", "data is None, seconds)", (AHEAD + "::test_one_ranks_end_is_the_end_of_all",)),
+    Mutant("a-request-of-one-alone-unheard", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, told)", (AHEAD + "::test_requests_travel_with_the_totals",)),
+    Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, some > 1)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-mistake-elsewhere-unheard", LOOKAHEAD, "        if mistakes:\n", "        if mistake:\n", ("tests/parallel/test_equivalence.py::test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all",)),
-    Mutant("a-request-told-again", "core/train/shared_request.py", "            self.asked = False\n", "            pass\n", (PARTS + "::test_a_request_is_taken_once_and_asked_again_meanwhile",)),
-    Mutant("a-request-forgotten", "core/train/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (PARTS + "::test_a_request_is_taken_once_and_asked_again_meanwhile",)),
-    Mutant("other-plugin-versions-accepted", "core/job/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (PARTS + "::test_ranks_with_other_plugin_versions_are_refused", PARTS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
-    Mutant("other-configs-accepted", WORLD, "if digest != digests[0]]", "if digest is None]", (PARTS + "::test_ranks_with_other_plugin_versions_are_refused",)),
-    Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (PARTS + "::test_places_of_ranks_that_see_the_same",)),
-    Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (PARTS + "::test_the_collectives_of_a_world",)),
-    Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.copy_group)", "dist.all_reduce(tensor)", (PARTS + "::test_the_collectives_of_a_world",)),
-    Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return False", "            return False", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
-    Mutant("infinite-norms-are-fine", GUARD, " and math.isfinite(step.grad_norm.item())", "", (PARTS + "::test_what_is_not_finite_is_skipped_told_or_the_end",)),
-    Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
-    Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (PARTS + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    Mutant("a-request-told-again", "core/train/shared_request.py", "            self.asked = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
+    Mutant("a-request-forgotten", "core/train/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
+    Mutant("other-plugin-versions-accepted", "core/job/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
+    Mutant("other-configs-accepted", WORLD, "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused",)),
+    Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_places_of_ranks_that_see_the_same",)),
+    Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
+    Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.copy_group)", "dist.all_reduce(tensor)", (RANKS + "::test_the_collectives_of_a_world",)),
+    Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return False", "            return False", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    Mutant("infinite-norms-are-fine", GUARD, " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_what_is_not_finite_is_skipped_reported_or_the_end",)),
+    Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
+    Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
     # -- validation
     Mutant("validation-with-dropout", "core/train/validation.py", "part.module.eval()", "part.module.train()", (NOISY + "::test_validation_is_without_dropout",)),
     Mutant("validation-at-every-step", "core/train/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),

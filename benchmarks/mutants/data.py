@@ -9,20 +9,23 @@ from benchmarks.mutants.mutant import Mutant
 ORACLE = "tests/integration/test_oracle.py::test_a_run_is_that_of_plain_torch"
 VALIDATED = "tests/integration/test_oracle.py::test_validation_is_that_of_plain_torch"
 DATA = "tests/core/test_data.py"
-PARTS = "tests/core/test_data_parts.py"
+BATCHES = "tests/core/test_batches.py"
+IDENTITY = "tests/core/test_stream_identity.py"
+READING = "tests/core/test_reading.py"
+SHUFFLING = "tests/core/test_shuffling.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
-    Mutant("other-shuffle-buffers-accepted", "core/data/stream_spec.py", '            "data.shuffle_buffer": self.shuffle_buffer,\n', "", (PARTS,)),
-    Mutant("other-weights-accepted", "core/data/stream_spec.py", '                f"dataset.{number}.weight": one.weight,\n', "", (DATA,)),
-    Mutant("other-seeds-accepted", "core/data/stream_spec.py", '            "training.seed": self.seed,\n', "", (PARTS,)),
-    Mutant("other-numbers-of-shards-accepted", "core/data/stream_spec.py", '            "data.logical_shards": self.plan.logical_shards,\n', "", (PARTS,)),
+    Mutant("other-shuffle-buffers-accepted", "core/data/stream_spec.py", '            "data.shuffle_buffer": self.shuffle_buffer,\n', "", (IDENTITY,)),
+    Mutant("other-weights-accepted", "core/data/stream_spec.py", '                f"dataset.{number}.weight": one.weight,\n', "", (IDENTITY,)),
+    Mutant("other-seeds-accepted", "core/data/stream_spec.py", '            "training.seed": self.seed,\n', "", (IDENTITY,)),
+    Mutant("other-numbers-of-shards-accepted", "core/data/stream_spec.py", '            "data.logical_shards": self.plan.logical_shards,\n', "", (IDENTITY,)),
     Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
     Mutant("targets-shifted-by-nothing", LOADER, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
-    Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (DATA + "::test_documents_are_told_apart",)),
-    Mutant("short-rows-have-targets", LOADER, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, DATA)),
+    Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_documents_are_kept_apart",)),
+    Mutant("short-rows-have-targets", LOADER, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, BATCHES)),
     Mutant("ranks-own-the-first-shards", LOADER, "range(rank * owned, (rank + 1) * owned)", "range(owned)", (DATA,)),
     Mutant("peeking-consumes", LOADER, "        self._peeked.clear()\n        data, self._positions = step", "        data, self._positions = step", (DATA,)),
     Mutant("positions-of-what-was-read-ahead", LOADER, "        step = self._peeked[0]\n        return step[0] if", "        step = self._peeked[0]\n        self._positions = step[1] if step else None\n        return step[0] if", (DATA,)),
@@ -30,16 +33,16 @@ MUTANTS = (
            equivalent="what is missing is never 0 there"),
     Mutant("windows-overlap-by-one", SHARDS, "plan.global_size // plan.logical_shards, plan.seq_len + 1\n        self._readers", "plan.global_size // plan.logical_shards, plan.seq_len\n        self._readers", (ORACLE,)),
     Mutant("epochs-in-one-order", SHUFFLED, "key=[self._seed, epoch]", "key=[self._seed, 0]", (ORACLE,)),
-    Mutant("orders-of-one-seed", SHUFFLED, "key=[self._seed, epoch]", "key=[0, epoch]", (PARTS, DATA)),
+    Mutant("orders-of-one-seed", SHUFFLED, "key=[self._seed, epoch]", "key=[0, epoch]", (SHUFFLING,)),
     Mutant("shards-in-blocks", SHUFFLED, "[index::count]", "[index * len(self._documents) // count : (index + 1) * len(self._documents) // count]", (ORACLE,)),
     Mutant("the-order-of-an-older-epoch", SHUFFLED, "if self._order is None or self._order[0] != epoch:", "if self._order is None:", (ORACLE,)),
-    Mutant("blocks-in-one-order", BUFFERED, "[*self._key, self._block]", "[*self._key]", (PARTS, DATA)),
-    Mutant("given-of-a-block-forgotten", BUFFERED, 'self._documents, self._given = None, int(state["given"])', "self._documents, self._given = None, 0", (DATA,)),
-    Mutant("mixture-of-one-seed", MIXTURE, 'f"mixture:{seed}"', 'f"mixture:{0}"', (PARTS,)),
-    Mutant("mixture-by-count", MIXTURE, "accumulate(weights)", "accumulate([total / len(weights)] * len(weights))", (DATA,)),
+    Mutant("blocks-in-one-order", BUFFERED, "[*self._key, self._block]", "[*self._key]", (SHUFFLING,)),
+    Mutant("given-of-a-block-forgotten", BUFFERED, 'self._documents, self._given = None, int(state["given"])', "self._documents, self._given = None, 0", (SHUFFLING,)),
+    Mutant("mixture-of-one-seed", MIXTURE, 'f"mixture:{seed}"', 'f"mixture:{0}"', (SHUFFLING,)),
+    Mutant("mixture-by-count", MIXTURE, "accumulate(weights)", "accumulate([total / len(weights)] * len(weights))", (SHUFFLING, DATA)),
     Mutant("sequences-numbered-by-shard-alone", SHARDS, "step * self._global_size + self._index * self._per_step + place", "step * self._global_size + place", (DATA,)),
-    Mutant("corrupt-records-stop-nothing", "core/data/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (DATA,)),
-    Mutant("one-retry-too-many", "core/data/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (PARTS, DATA)),
-    Mutant("waits-do-not-grow", "core/data/reading.py", "2 ** (attempt - 1)", "1", (PARTS, DATA)),
+    Mutant("corrupt-records-stop-nothing", "core/data/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
+    Mutant("one-retry-too-many", "core/data/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
+    Mutant("waits-do-not-grow", "core/data/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
     Mutant("splits-lose-the-rest", "core/data/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
 )  # fmt: skip

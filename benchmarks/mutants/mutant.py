@@ -16,7 +16,7 @@ SOURCES = {
 
 WIDER = {
     "core": ("tests/core", "tests/integration/test_oracle.py", "tests/integration/test_dropout_and_buffers.py"),
-    "ckpt": ("tests/ckpt", "tests/integration/test_dropout_and_buffers.py"),
+    "ckpt": ("tests/ckpt", "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py"),
     "parallel": ("tests/parallel", "tests/integration/test_oracle.py"),
 }
 """What is tried where a mutant's own tests have let it live."""

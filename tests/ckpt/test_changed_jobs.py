@@ -93,7 +93,7 @@ def test_what_trains_something_else_is_refused_by_its_key(run: Path, key: str) -
     assert key in [change.key for change in allowed.config]
 
 
-def test_a_refused_job_says_what_and_how_to_go_on(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_job_says_what_and_how_to_continue(saved: None, caplog: pytest.LogCaptureFixture) -> None:
     changed = {**TINY, "optimizer.lr": 0.002, "optimizer.weight_decay": 0.2}
     with pytest.raises(UserError) as caught:
         run_recipe("llama3_debug", changed)

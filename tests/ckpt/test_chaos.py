@@ -1,4 +1,4 @@
-"""Killed at any instant of a save, a run goes on from a whole checkpoint, and no loss is another than without the kill.
+"""Killed at any instant of a save, a run resumes from a whole checkpoint, and no loss is another than without the kill.
 
 Ordinary test runs kill three times. The long run, fifty kills and more in a seeded loop, some of one rank and some of
 all: ``uv run pytest -m long tests/ckpt/test_chaos.py``.

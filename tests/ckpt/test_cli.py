@@ -1,4 +1,4 @@
-"""``titan checkpoint`` tells what there is, and removes only what it is told to."""
+"""``titan checkpoint`` lists what there is, and removes only what it is asked to."""
 
 from __future__ import annotations
 

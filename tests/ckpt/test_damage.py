@@ -1,4 +1,4 @@
-"""Damage is found, told, and never loaded; nothing good is removed because of it."""
+"""Damage is found, reported, and never loaded; nothing good is removed because of it."""
 
 from __future__ import annotations
 
@@ -183,14 +183,14 @@ def test_a_step_that_is_not_there(saved: RunRecord) -> None:
         run({"checkpoint.load_step": 3})
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_training(in_tmp: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_before_training(in_tmp: Path) -> None:
     Path("taken").write_text("a file")
     with pytest.raises(UserError, match=r"taken: cannot be written"):
         run({"checkpoint.folder": f"{in_tmp}/taken"})
 
 
 @pytest.mark.parametrize("folder", ["nosuch://bucket/run", "s3://bucket/run"])
-def test_a_place_that_fsspec_does_not_know_is_told(in_tmp: Path, folder: str) -> None:
+def test_a_place_that_fsspec_does_not_know_is_reported(in_tmp: Path, folder: str) -> None:
     with pytest.raises(UserError, match=r"cannot be written: .*set checkpoint.folder to another place"):
         run({"checkpoint.folder": folder})
 
@@ -234,7 +234,7 @@ def test_a_full_disk_costs_one_checkpoint_and_no_step(
     record = run({"checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}, (FullDisk(4, 5, monkeypatch),))
     assert len(record.losses) == 6
     assert "checkpoint of step 4 cannot be written" in caplog.text
-    assert "training goes on, the newest is that of step 2" in caplog.text
+    assert "training continues, the newest is that of step 2" in caplog.text
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-6"}
 
 

@@ -247,7 +247,7 @@ def test_another_rope_than_the_jobs_is_refused(in_tmp: Path) -> None:
         run_recipe("llama3_debug", {**settings(False, False), "checkpoint.initial_load_path": "theirs"})
 
 
-def test_bad_folders_are_told(in_tmp: Path) -> None:
+def test_bad_folders_are_reported(in_tmp: Path) -> None:
     assert "there are no checkpoints here" in titan("checkpoint", "convert", "nowhere", "x")[1]
     Path("full").mkdir()
     Path("full/file").touch()

@@ -64,7 +64,7 @@ def test_buffers_that_are_part_of_a_models_state_are_saved_and_restored(tmp_path
     assert UNFINISHED not in folder.list()
 
 
-def test_random_generators_go_on_from_where_they_were() -> None:
+def test_random_generators_continue_from_where_they_were() -> None:
     states = json.loads(json.dumps(rng.collect(CPU)))
     drawn = [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)]
     rng.apply(states, CPU)

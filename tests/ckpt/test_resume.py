@@ -1,4 +1,4 @@
-"""A run goes on from a checkpoint as if it had not stopped, on its mesh or on another."""
+"""A run resumes from a checkpoint as if it had not stopped, on its mesh or on another."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_on_the_same_mesh_it_is_bit_for_bit_the_same(
     ],
     ids=str,
 )
-def test_on_another_mesh_it_goes_on_to_rounding(
+def test_on_another_mesh_it_resumes_to_rounding(
     gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
 ) -> None:
     gloo.run(before[0], run_in, str(tmp_path), {**before[1], "training.stop_at_step": 4})
@@ -158,9 +158,9 @@ def counted(folder: str, names: tuple[str, ...], overrides: dict[str, object]) -
     return [(one.steps, one.restored) for one in observers]
 
 
-def test_what_observers_keep_goes_on_with_the_run_on_another_mesh(gloo: GlooPool, tmp_path: Path) -> None:
+def test_what_observers_keep_resumes_with_the_run_on_another_mesh(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, counted, str(tmp_path), ("a",), {"training.stop_at_step": 5}) == [[(5, False)]] * 2
-    # One that the first run did not have begins anew.
+    # One that the first run did not have starts over.
     assert gloo.run(4, counted, str(tmp_path), ("a", "b"), {TP: 2}) == [[(8, True), (3, True)]] * 4
 
 
@@ -186,7 +186,7 @@ def test_going_back_keeps_what_it_saves(gloo: GlooPool, tmp_path: Path) -> None:
     assert saved == {"step-6", "step-7", "step-8"}
 
 
-def test_what_is_excluded_at_the_beginning_is_not_excluded_when_going_on(gloo: GlooPool, tmp_path: Path) -> None:
+def test_what_is_excluded_at_the_beginning_is_not_excluded_when_resuming(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {
         "checkpoint.initial_load_path": "one/checkpoint/step-8",

@@ -49,7 +49,7 @@ def train(folder: Path, overrides: dict[str, object], watch: Watch) -> RunRecord
 
 
 def require_saved(folder: Path, step: int, watch: Watch, record: RunRecord) -> None:
-    """The checkpoint of ``step`` goes on as the run did."""
+    """The checkpoint of ``step`` continues as the run did."""
     resumed = Watch()
     again = train(folder, {"checkpoint.load_step": step, "training.steps": 4}, resumed)
     for name, tensor in watch.held[step - 1].items():

@@ -190,7 +190,7 @@ def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(
     assert agent.failure == Failure(2, ("error: step-15: cannot be written; make room",))
 
 
-def test_another_number_of_machines_than_asked_for_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_machines_than_requested_is_refused(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, "")
     agent._machines = (2, 3)
     with pytest.raises(UserError, match=r"--nnodes 2:3: 1 machine\(s\) met at the rendezvous"):
@@ -214,8 +214,8 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
         ({1: -6}, [outcome(2, "ValueError: no")], 1,
          ["error: rank 1 was killed by SIGABRT in step 7", "error: ValueError: no"]),
         ({1: 3}, [], 3, ["error: rank 1 ended with status 3; it left no reason but what it printed"]),
-        ({0: 2, 1: 2}, [outcome(0, "the data: bad; mend it"), outcome(1, "the data: bad; mend it")], 2,
-         ["error: the data: bad; mend it"]),
+        ({0: 2, 1: 2}, [outcome(0, "the data: bad; fix it"), outcome(1, "the data: bad; fix it")], 2,
+         ["error: the data: bad; fix it"]),
         ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),
         ({0: 1, 1: 1}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 1,
          ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),

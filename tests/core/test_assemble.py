@@ -43,7 +43,7 @@ def test_the_mesh_holds_every_rank_once(degrees: list[int], rest: bool) -> None:
     assert plan.batch_degree == degrees[1] * degrees[2]
 
 
-def test_degrees_that_do_not_fit_the_world_are_told_with_a_way_out() -> None:
+def test_degrees_that_do_not_fit_the_world_are_reported_with_a_fix() -> None:
     with pytest.raises(UserError, match=r"multiply to 4 .* there are 6 processes; start a multiple of 4 processes"):
         plan_mesh(config_with(parallelism__tensor_parallel_degree=4), [], 6)
     with pytest.raises(UserError, match=r"there are 8 processes; set parallelism\.data_parallel_shard_degree = -1"):

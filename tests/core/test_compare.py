@@ -1,4 +1,4 @@
-"""``titan compare``: variants, their figures, and what is told of mistakes and failures."""
+"""``titan compare``: variants, their figures, and what is reported of mistakes and failures."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_speed_leaves_out_what_warms_up_and_is_a_median_of_runs() -> None:
 
 
 def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two rounds in turns; a variant that fails while it trains is told, and does not keep the others from it."""
+    """Two rounds in turns; a variant that fails while it trains is reported, and the others still run."""
     variants = ["--vary", "optimizer.lr=1e-3,100", "--optimizer.weight_decay", "100", "--training.max_norm", "0"]
     variants += ["--steps", "10", "--rounds", "2"]
     assert main(["compare", *variants, *TINY]) == 1
@@ -112,7 +112,9 @@ def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "llama3 debug: 10 steps on 1 process(es)" in page
 
 
-def test_a_mistake_in_a_variant_is_told_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_a_variant_is_reported_before_anything_is_trained(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "--vary", "training.seq_len=32,99999", *TINY]) == 2
     told = capsys.readouterr()
     assert "variant 'seq_len=99999': " in told.err and "steps, in" not in told.out

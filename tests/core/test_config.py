@@ -1,4 +1,4 @@
-"""Recipes, overrides and what is told of mistakes in them."""
+"""Recipes, overrides and the errors for mistakes in them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
         ("[plugins]\ndisable = ['lama']", [], r"no plugin is named 'lama'; did you mean 'llama'"),
     ],
 )
-def test_mistakes_are_told_with_place_reason_and_way_out(
+def test_mistakes_are_reported_with_place_reason_and_fix(
     text: str, overrides: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message) as caught:
@@ -63,7 +63,7 @@ def test_mistakes_are_told_with_place_reason_and_way_out(
     assert all("\n" not in str(problem) for problem in caught.value.problems)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load("[training]\nstepz = 1\nseq_len = 'a'\n[optimizer]\nlr = -1.0\n[nonsense]\n", tmp_path)
     assert len(caught.value.problems) == 4

@@ -1,4 +1,4 @@
-"""Every mistake in a data config is one clear line: what, where, why, and a way out."""
+"""Every mistake in a data config is one clear line: what, where, why, and a fix."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_it_is_found_before_anything_is_built(folder: Path, mistake: str) -> Non
     assert told in str(caught.value)
 
 
-def test_several_are_told_at_once(folder: Path) -> None:
+def test_several_are_reported_at_once(folder: Path) -> None:
     mixture = (
         "[{dataset = 'json', dataset_path = 'none.jsonl'}, {dataset = 'json', dataset_path = 'empty.jsonl', name = 'b'}]"
     )

@@ -1,4 +1,4 @@
-"""Sources of documents: found, read, divided, and what is wrong with them told."""
+"""Sources of documents: found, read, divided, and what is wrong with them reported."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("content", BAD_LINES)
-def test_corrupt_lines_are_told_with_their_place_and_others_read(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_lines_are_reported_with_their_place_and_others_read(tmp_path: Path, content: bytes) -> None:
     place, why = BAD_LINES[content]
     (tmp_path / "data.jsonl").write_bytes(content)
     shard = open_local(request("json", tmp_path)).shard(0, 1, 0)
@@ -156,7 +156,7 @@ def test_a_function_of_the_users_makes_the_text(tmp_path: Path) -> None:
         assert why in str(problem)
 
 
-def test_a_row_that_is_no_text_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_no_text_is_reported_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""Finding plugins: what is wrong with one is told, and takes nothing else down."""
+"""Finding plugins: what is wrong with one is reported, and takes nothing else down."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_commands_that_write_are_refused_too(
     assert f"process {os.getpid()} on host" in capsys.readouterr().err
 
 
-def test_a_run_that_is_going_on_is_not_moved_away(in_tmp: Path) -> None:
+def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
     with lock(in_tmp / "run"), pytest.raises(UserError, match="run 'run': process"):
         ChildRun("llama3_debug", [], 1, Path("run")).train()
     assert (in_tmp / "run").is_dir()

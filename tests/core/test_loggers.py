@@ -124,7 +124,7 @@ def titan_metric_loggers():
 
 
 @pytest.mark.parametrize("where", ["build", "log", "hook", "close"])
-def test_a_logger_that_fails_is_switched_off_and_training_goes_on(
+def test_a_logger_that_fails_is_switched_off_and_training_continues(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     write_distribution(in_tmp / "site", "broken-logger", BROKEN)
@@ -144,7 +144,7 @@ def test_a_logger_that_fails_is_switched_off_and_training_goes_on(
     assert [one["kind"] for one in findings] == ["logger"]
 
 
-def test_a_library_that_is_missing_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titan_core.metrics.libraries.find_spec", lambda name: None)
     with pytest.raises(UserError) as caught:
         make_job("llama3_debug", {"metrics.enable_wandb": "true", "metrics.enable_tensorboard": "true"})
@@ -302,7 +302,7 @@ def test_another_logger_survives_a_full_disk_too(
     ]
 
 
-def test_a_folder_that_cannot_be_written_is_told_on_every_rank(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_on_every_rank(gloo: GlooPool, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").write_text("{}\n")
     (tmp_path / "run/previous").write_text("in the way")

@@ -47,7 +47,7 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int,
     return shape, offset, local
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     boxes(), st.sampled_from([Normal(0.02), TruncatedNormal(1.0, 2.0), Uniform(-1, 3)]), st.sampled_from([3, 16, 1 << 20])
 )

@@ -33,7 +33,7 @@ def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], point
     assert (None in values) == any(values[index] is None for index in kept)
 
 
-def test_runs_of_one_name_are_told_apart() -> None:
+def test_runs_of_one_name_are_distinguished() -> None:
     folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
     assert distinct_names(folders) == ["a/run", "b/run", "c"]
     assert distinct_names([Path("/a/x/run"), Path("/b/x/run"), Path("/run")]) == ["a/x/run", "b/x/run", "run"]

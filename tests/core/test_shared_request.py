@@ -1,4 +1,4 @@
-"""What one rank is asked for, all do at the same step."""
+"""A request to one rank is served by all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def mistaken(folder: str, observer: type[Alone | Late]) -> str:
     return ""
 
 
-def test_ranks_that_do_not_make_the_same_requests_are_told(gloo: GlooPool, tmp_path: Path) -> None:
+def test_ranks_that_do_not_make_the_same_requests_are_reported(gloo: GlooPool, tmp_path: Path) -> None:
     for told in gloo.run(2, mistaken, str(tmp_path), Alone):
         assert told.startswith(
             "rank 0 has 4 shared requests and rank 1 5: an observer calls RunStart.shared_request on some"
@@ -92,5 +92,5 @@ def test_ranks_that_do_not_make_the_same_requests_are_told(gloo: GlooPool, tmp_p
         assert "RunStart.shared_request was called after titan_train_start" in told
 
 
-def test_what_is_asked_for_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
+def test_what_is_requested_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, asked, str(tmp_path), 4, 1, False) == [[], []]

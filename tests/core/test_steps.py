@@ -1,4 +1,4 @@
-"""What a step tells observers, and when."""
+"""What a step reports to observers, and when."""
 
 from __future__ import annotations
 

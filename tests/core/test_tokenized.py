@@ -1,4 +1,4 @@
-"""Tokenised datasets: what is made is what would be read, a half-made one goes on, a damaged one is told."""
+"""Tokenised datasets: what is made is what would be read, a half-made one is resumed, a damaged one is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     loader.close()
 
 
-def test_one_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_one_that_was_interrupted_resumes(tmp_path: Path) -> None:
     make(tmp_path / "whole")
     made = tmp_path / "tokens"
     make(made)
@@ -82,7 +82,7 @@ def test_one_that_was_interrupted_goes_on(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_command_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",

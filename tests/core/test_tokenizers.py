@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from titan_core.errors import UserError
@@ -17,7 +17,6 @@ from titan_core.tokenizers.tiktoken_tokenizer import build_byte, build_llama3
 BYTE = build_byte(None)
 
 
-@settings(deadline=None)  # the first example may import a library
 @given(st.text())
 def test_bytes_round_trip(text: str) -> None:
     ids = BYTE.encode_document(text).tolist()

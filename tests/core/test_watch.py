@@ -34,7 +34,7 @@ from titan_core.report.tail import Tail
 HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}
 NOBODY = 2**22 + 1
 """A process id above the largest there can be."""
-TOLD_APART = pytest.mark.skipif(pid_namespace() is None, reason="this system does not tell a process's namespace")
+TOLD_APART = pytest.mark.skipif(pid_namespace() is None, reason="this system does not show a process's namespace")
 
 
 def screen(run: FollowedRun, width: int = 80, height: int = 24) -> str:
@@ -227,7 +227,7 @@ def test_a_run_that_is_started_afresh_while_it_is_watched(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_resumed_while_it_is_watched(tmp_path: Path) -> None:
-    """The metrics are written anew, less what came after the checkpoint; events go on."""
+    """The metrics are rewritten, less what came after the checkpoint; events are appended to."""
     folder = write_run(tmp_path / "a", steps=60, events=[start()])
     run = followed(folder)
     (folder / "metrics.jsonl").rename(tmp_path / "old")

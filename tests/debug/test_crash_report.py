@@ -104,7 +104,7 @@ def test_a_run_of_one_rank_has_one_too_and_says_where(in_tmp: Path, caplog: pyte
         run_recipe("llama3_debug", RUN, observers=[Fault(refuse)])
     text = (in_tmp / CRASH / "report.md").read_text()
     assert "the data: it is damaged; restore it\n" in text
-    assert "Traceback" not in text  # a mistake of the user's is told in a line
+    assert "Traceback" not in text  # a mistake of the user's is one line
     told = [record.getMessage() for record in caplog.records if "crash report" in record.getMessage()]
     assert told == ["rank 0 failed in step 3; the crash report is run/debug/crash/report.md"]
 

@@ -53,7 +53,7 @@ def test_groups_entered_in_different_orders_are_a_circle() -> None:
     assert "number 1 of a (ranks 0-1)" in found.verdict and "number 1 of b (ranks 0-1)" in found.verdict
 
 
-def test_ranks_that_call_different_operations_are_told_from_the_majority() -> None:
+def test_ranks_that_call_different_operations_are_distinguished_from_the_majority() -> None:
     found = verdict(*(dump(rank, [entry(1), entry(2, done=False)], world_size=4) for rank in (0, 1, 3)),
                     dump(2, [entry(1), entry(2, done=False, op="broadcast")], world_size=4))  # fmt: skip
     assert (found.kind, found.culprits) == ("mismatch", [2])
@@ -117,7 +117,7 @@ def test_older_collectives_that_the_recorder_has_dropped_are_no_difference() -> 
     assert verdict(dump(0, early), dump(1, late)).kind == "nothing"
 
 
-def test_damaged_files_and_earlier_attempts_are_told_and_left_out(tmp_path: Path) -> None:
+def test_damaged_files_and_earlier_attempts_are_reported_and_left_out(tmp_path: Path) -> None:
     write_dump(tmp_path, dump(0, [entry(1), entry(2, done=False)], world_size=4))
     write_dump(tmp_path, dump(1, [entry(1)], world_size=4, stack=ASLEEP))
     write_dump(tmp_path, dump(2, [entry(1)], world_size=4, attempt=900.0))

@@ -1,4 +1,4 @@
-"""Dumps of a run that goes on, or was started again: which of them belong together."""
+"""Dumps of a running job, or of one that was started again: which of them belong together."""
 
 from __future__ import annotations
 

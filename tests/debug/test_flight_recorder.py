@@ -134,7 +134,7 @@ def analysed(
     return ends, analyse(read_dumps(dumps if dumps.exists() else folder / FLIGHT))
 
 
-def test_a_rank_that_sleeps_is_found_while_training_goes_on(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, sleeps, PATIENT)
     assert ends == ["all steps are done"] * 2
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
@@ -163,7 +163,7 @@ def test_steps_that_are_always_slow_are_reported_once(gloo: GlooPool, tmp_path: 
     assert [event["kind"] for event in events if event["event"] == "finding"] == ["hang"]
 
 
-def test_a_rank_that_raises_is_told_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_rank_that_raises_is_distinguished_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, raises)
     assert ends[1] == "ValueError: the disk is on fire"
     assert ends[0].startswith("RuntimeError")

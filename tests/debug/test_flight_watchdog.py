@@ -30,7 +30,7 @@ def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCa
     watchdog = Watchdog(Requests(tmp_path), 0.2, 0.2, lambda step, seconds: None, answer)
     closed = (tmp_path / "stacks").open("w")
     closed.close()
-    watchdog.start(closed)  # a file that cannot be used is told of as well
+    watchdog.start(closed)  # a file that cannot be used is reported as well
     for why in ("first", "second"):
         ask(tmp_path, why)
         deadline = time.monotonic() + 10

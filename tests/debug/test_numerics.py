@@ -112,7 +112,7 @@ def test_a_gradient_that_overflows_is_named(in_tmp: Path) -> None:
     assert "that of layers.1.feed_forward.w1.weight on rank 0" in told
 
 
-def test_a_bad_weight_is_told_from_a_bad_output(in_tmp: Path) -> None:
+def test_a_bad_weight_is_distinguished_from_a_bad_output(in_tmp: Path) -> None:
     class Spoil:
         @hookimpl
         def titan_train_start(self, run: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_bad_weight_is_told_from_a_bad_output(in_tmp: Path) -> None:
     assert "is that of layers.2.attention.wo on rank 0; its parameter layers.2.attention.wo.weight is not" in told
 
 
-def test_one_that_does_not_happen_again_is_told(in_tmp: Path) -> None:
+def test_one_that_does_not_happen_again_is_reported(in_tmp: Path) -> None:
     class Once(Plant):
         def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             return super().spoil(module, inputs, output) if torch.is_grad_enabled() else output
@@ -177,7 +177,7 @@ def test_bad_steps_in_a_row_are_counted_over_restarts(in_tmp: Path) -> None:
         run_recipe("llama3_debug", settings, observers=[Plant(2, "layers.1")])
 
 
-def test_warning_goes_on(in_tmp: Path) -> None:
+def test_after_a_warning_training_continues(in_tmp: Path) -> None:
     settings = {**TINY, "training.on_nan": "warn", "numerics.locate_nan": "false"}
     record = run_recipe("llama3_debug", settings, observers=[Plant(3, "layers.1", False, 4)])
     assert len(record.losses) == 4
@@ -195,7 +195,7 @@ def test_a_spike_is_a_loss_far_above_those_before_it() -> None:
         told.startswith("the loss is 6.5000, 12.") and "standard deviations above the mean of the 64 before it (5.0" in told
     )
     assert detector.add(float("nan")) is None and detector.add(3.0) is None  # another guard's; and what falls is welcome
-    assert sum(detector.add(9.0) is not None for _ in range(64)) < 8  # a new level is told, and gets accepted
+    assert sum(detector.add(9.0) is not None for _ in range(64)) < 8  # a new level is reported, and gets accepted
 
 
 class Spike(Plant):
@@ -235,7 +235,7 @@ def test_a_planted_spike(gloo: GlooPool, tmp_path: Path, action: str) -> None:
         assert skipped == [0] * 10 + [int(action == "skip")] + [0] * 3
 
 
-def test_a_run_that_goes_on_knows_the_losses_before(in_tmp: Path) -> None:
+def test_a_resumed_run_knows_the_losses_before(in_tmp: Path) -> None:
     settings = {**TINY, **SPIKES, "numerics.spike_action": "skip", "checkpoint.enable": "true"}
     run_recipe("llama3_debug", {**settings, "training.stop_at_step": 9})
     run_recipe("llama3_debug", settings, observers=[Spike(11, "output", until=12)])

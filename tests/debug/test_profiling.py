@@ -206,7 +206,7 @@ def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, messa
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_built(overrides: dict[str, object], message: str) -> None:
+def test_mistakes_are_reported_before_anything_is_built(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         make_job("llama3_debug", overrides)
     assert message in str(caught.value)

@@ -44,7 +44,7 @@ def test_damaged_metrics_do_not_keep_dumps_traces_and_statistics_from_being_foun
     ],
 )
 @pytest.mark.parametrize("command", ["flight analyse", "trace summary", "statistics"])
-def test_a_config_that_names_no_folder_is_told(
+def test_a_config_that_names_no_folder_is_reported(
     run: Path, command: str, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "config.toml").write_text(config)
@@ -52,9 +52,9 @@ def test_a_config_that_names_no_folder_is_told(
     assert "in its config.toml names no folder; restore its files" in capsys.readouterr().err
 
 
-def test_a_foreign_event_is_named_when_a_dump_is_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_event_is_named_when_a_dump_is_requested(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flight", "dump", str(run)]) == 2
-    assert "it is not going on" in capsys.readouterr().err
+    assert "it is not running" in capsys.readouterr().err
     write_lines(run / "events.jsonl", [{}], mode="a")
     assert main(["flight", "dump", str(run)]) == 2
     assert "events.jsonl:3: this line is none of a run's: it has no 'event'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``titan statistics RUN --now``: a run that goes on writes statistics of its next step."""
+"""``titan statistics RUN --now``: a running job writes statistics of its next step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_run_that_has_ended_is_not_asked(in_tmp: Path, capsys: pytest.CaptureF
     run_recipe("llama3_debug", {**TINY, "job.dump_folder": "run"})
     assert not FOLDER.exists()  # nobody has asked
     assert main(["statistics", "run", "--now"]) == 2
-    assert "is not going on" in capsys.readouterr().err
+    assert "is not running" in capsys.readouterr().err
     assert main(["statistics", "run"]) == 2
     assert "--now" in capsys.readouterr().err
 
@@ -111,7 +111,7 @@ def test_a_run_that_was_killed_is_not_waited_for(tmp_path: Path, capsys: pytest.
     going_on(tmp_path / "run", processes=[here])
     for command in ("statistics {} --now", "flight dump {}"):
         assert main(command.format(tmp_path / "run").split()) == 2
-        assert "it is not going on: its process was killed" in capsys.readouterr().err
+        assert "it is not running: its process was killed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_could_not_be_written_is_written_with_the_next_request(in_tmp: Path
     assert [(one["kind"], one["step"]) for one in findings] == [("statistics", 4)]
 
 
-def test_one_that_does_not_answer_in_time_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_does_not_answer_in_time_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     going_on(run)
     assert main(["statistics", str(run), "--now", "--wait", "-1"]) == 2

@@ -255,7 +255,7 @@ def bad_files() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", list(bad_files()))
-def test_bad_files_are_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files_are_reported_in_a_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_bytes(bad_files()[name])
     assert main(["trace", "summary", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
@@ -263,7 +263,7 @@ def test_bad_files_are_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.
     assert error.count("\n") == 1
 
 
-def test_nothing_there_is_told(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_there_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "summary", "nowhere"]) == 2
     assert "nowhere: there is no such file or folder; name a trace" in capsys.readouterr().err
     assert main(["trace", "summary", "."]) == 2

@@ -62,7 +62,7 @@ def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[st
     assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
     folder = in_tmp / "outputs/verify/llama3_debug"
     assert not list(folder.glob("*/checkpoint"))
-    # The statistics themselves: the same on both meshes, whoever holds what.
+    # The statistics themselves: the same on both meshes, whichever rank holds what.
     one, two = (read_statistics(folder / name / "debug/statistics")[1] for name in ("one_device", "tp=2"))
     assert list(one.outputs) == list(two.outputs) and {"layers.1.attention.wq", "output", "norm"} <= set(one.outputs)
     for ours, theirs in ((one.outputs, two.outputs), (one.gradients, two.gradients)):
@@ -124,19 +124,19 @@ def curve(
         (curve(norm=float("nan")), "step 2, the gradient norm: norm nan instead of 1"),
     ],
 )
-def test_what_is_told(other: Curve, where: str | None) -> None:
+def test_what_is_reported(other: Curve, where: str | None) -> None:
     departure = compare(curve(), other, 1e-4).departure
     assert departure is None if where is None else str(departure).startswith(where)
 
 
-def test_a_gradient_that_is_missing_is_told() -> None:
+def test_a_gradient_that_is_missing_is_reported() -> None:
     other = curve()
     for step in other.statistics.values():
         step.gradients.pop("norm")
     assert str(compare(curve(), other, 1e-4).departure).startswith("step 1, the gradient of norm: rms 0 instead of 1")
 
 
-def test_a_run_that_ended_before_the_reference_is_told() -> None:
+def test_a_run_that_ended_before_the_reference_is_reported() -> None:
     verdict = compare(curve(), Curve({1: 3.0}, {1: 1.0}, curve().statistics), 1e-4)
     assert str(verdict.departure).startswith("step 2, the loss: loss nan instead of 2")
     assert verdict.loss_difference != verdict.loss_difference
@@ -193,7 +193,7 @@ def test_mistakes(mesh: str, told: str) -> None:
         parse_mesh(mesh, STANDARD_DIMS)
 
 
-def test_an_impossible_mesh_is_told_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=3", *TINY]) == 2
     told = capsys.readouterr()
     assert "titan: error: on tp=3: " in told.err and "steps, in" not in told.out

@@ -130,7 +130,7 @@ def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size
 def run_recipe(
     recipe: str, overrides: dict[str, object] | None = None, weights: bool = False, observers: Iterable[object] = ()
 ) -> RunRecord:
-    """Train and tell what happened."""
+    """Train and return what happened."""
     return run_job(make_job(recipe, overrides), weights, observers)
 
 

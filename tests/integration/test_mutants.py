@@ -1,4 +1,4 @@
-"""The list of mutants is one of these sources, and its runner tells mutants that tests notice from those that live."""
+"""The list of mutants is one of these sources, and its runner separates mutants that tests notice from those that live."""
 
 from __future__ import annotations
 

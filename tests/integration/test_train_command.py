@@ -67,7 +67,7 @@ def unigram_entropy() -> float:
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
-def test_a_mistake_is_told_once_before_any_process_starts(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_once_before_any_process_starts(tmp_path: Path) -> None:
     result = titan("train", "--nproc-per-node", "2", "--training.seq_len", "9999", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1

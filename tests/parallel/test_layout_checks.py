@@ -39,6 +39,6 @@ def test_without_sequence_parallelism_any_length_that_context_parallelism_can_di
 
 
 @pytest.mark.parametrize("keys", [FSDPKeys, TensorParallelKeys, PipelineKeys, ContextParallelKeys])
-def test_who_lacks_this_package_is_told_that_a_key_is_its(keys: type[BaseModel]) -> None:
+def test_who_lacks_this_package_is_reported_that_a_key_is_its(keys: type[BaseModel]) -> None:
     for key in keys.model_fields:
         assert package_for(f"parallelism.{key}", exactly=True) == "titan-parallel", key

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
-from harness.small_gpt import DIM, LAYOUT, LONGEST, VOCAB, SmallGPT
+from harness.odd_gpts import PositionsApart
+from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.initial_values import Constant, Normal
 from titan_core.layout import ModelDefinition
 
@@ -35,22 +35,6 @@ class NormedEmbedding(SmallGPT):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         h = self.embedding_norm(self.embedding(tokens, positions))
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
-
-
-class PositionsApart(SmallGPT):
-    """The embedding is two modules side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        del self.embedding
-        self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(LONGEST, DIM)
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        where = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-        h = self.wte(tokens) + self.wpe(where)
         for block in self.blocks:
             h = block(h, documents)
         return self.output(self.norm(h))

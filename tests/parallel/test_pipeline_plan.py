@@ -100,7 +100,7 @@ def test_a_steps_sequences_are_its_microbatches() -> None:
         ({DEGREE: 3, "parallelism.pipeline_parallel_split_points": '["layers.3", "layers.1"]'}, "in the model's order"),
         (
             {DEGREE: 2, "parallelism.pipeline_parallel_split_points": '["layers.1", "layers.2"]'},
-            "1F1B has 1 stage.* on each of 2 ranks, and 3 stages are asked for",
+            "1F1B has 1 stage.* on each of 2 ranks, and 3 stages are requested",
         ),
         ({DEGREE: 2, SCHEDULE: "1F2B"}, "pipeline_parallel_schedule"),
     ],
@@ -141,7 +141,7 @@ def test_a_schedule_from_a_file(in_tmp: Path) -> None:
     ],
     ids=repr,
 )
-def test_a_bad_schedule_file_is_told_by_its_place(in_tmp: Path, text: str, message: str) -> None:
+def test_a_bad_schedule_file_is_reported_by_its_place(in_tmp: Path, text: str, message: str) -> None:
     Path("s.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         plan({DEGREE: 2, CSV: "s.csv", "training.global_batch_size": 4})

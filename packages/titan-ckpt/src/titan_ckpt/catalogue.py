@@ -38,7 +38,7 @@ def steps_in(folder: Folder) -> list[int]:
 
 
 def entries(folder: Folder) -> Iterator[Entry]:
-    """What is in ``folder``, the newest first, each read when it is asked for."""
+    """What is in ``folder``, the newest first, each read when it is needed."""
     for step in steps_in(folder):
         yield entry(step_folder(folder, step), step)
 

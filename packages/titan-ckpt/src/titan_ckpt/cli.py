@@ -105,7 +105,7 @@ def show(arguments: argparse.Namespace) -> int:
         ("mesh", _mesh(manifest)),
         ("saved", f"{manifest.created} ({_age(manifest.created)} ago)"),
         ("size", f"{_size(manifest.num_bytes)} in {len(manifest.files)} file(s), {len(manifest.tensors)} tensors"),
-        ("holds", "weights alone" if manifest.model_only else "all that a run needs to go on"),
+        ("holds", "weights alone" if manifest.model_only else "all that a run needs to resume"),
         ("written by", ", ".join(f"{name} {version}" for name, version in plugins.items())),
         ("torch", str(manifest.about.get("torch", "?"))),
     ]

@@ -110,5 +110,5 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
     why = f"the checkpoint of step {step} was saved with {show(change.before)}; another value trains something else"
-    way_out = f'set it back; or, to continue with the new value, checkpoint.allow_changed = ["{change.key}"]'
-    return Problem(job.config.where(change.key, change.now), why, way_out)
+    fix = f'set it back; or, to continue with the new value, checkpoint.allow_changed = ["{change.key}"]'
+    return Problem(job.config.where(change.key, change.now), why, fix)

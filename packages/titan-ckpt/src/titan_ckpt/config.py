@@ -16,7 +16,7 @@ class CheckpointSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
-    """Save checkpoints, and go on from the newest one at the start."""
+    """Save checkpoints, and resume from the newest one at the start."""
     folder: AnyPath = "checkpoint"
     """Where checkpoints are: a folder within job.dump_folder, or any URL that fsspec knows (s3://bucket/run)."""
     interval: Steps = Field(default=500, gt=0)
@@ -24,7 +24,7 @@ class CheckpointSection(Section):
     enable_first_step_checkpoint: bool = False
     """Save after the first step too: it shows early whether saving works."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Whether training goes on while a checkpoint is written; with pinned memory the copy that is written from is made
+    """Whether training continues while a checkpoint is written; with pinned memory the copy that is written from is made
     faster (CUDA)."""
     keep_latest_k: Count = Field(default=10, ge=0)
     """How many checkpoints to keep; 0 keeps all. An older one is removed only after a newer one is complete."""
@@ -44,6 +44,6 @@ class CheckpointSection(Section):
     ["optimizer.lr", "model.args.rope_theta"], and of data that may have changed: ["dataset.NAME.content"]. A resumed run
     with another value of any other such key is refused; the error names the key."""
     last_save_model_only: bool = False
-    """Save only the weights after the last step, in export_dtype: for use, not to go on from."""
+    """Save only the weights after the last step, in export_dtype: for use, not to resume from."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights that are saved alone."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from titan_ckpt.catalogue import Entry
 from titan_ckpt.chunks import bytes_of, read_chunk
 from titan_ckpt.cli import pick, progress
-from titan_ckpt.dtypes import FLOATS
+from titan_ckpt.dtypes import FLOATS, dtype_name
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
@@ -33,7 +33,7 @@ from titan_ckpt.hf_export import (
 )
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor, chunk_digest
-from titan_ckpt.tensors import MODEL, dtype_name
+from titan_ckpt.tensors import MODEL
 from titan_core.components import Model
 from titan_core.errors import UserError
 from titan_core.folder_lock import FolderLock
@@ -106,7 +106,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
             total += sum(one.numel() * one.element_size() for one in shard.values())
     if len(files) > 1:
         write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    stored = str(dtype).removeprefix("torch.") if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
+    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
     config = export_config(form, args, manifest.about, stored)
     write_json(target / "config.json", config)
     generation = export_generation_config(manifest.about)
@@ -182,7 +182,7 @@ def from_foreign(
             whole = whole.to(dtype) if dtype is not None else whole
             data = bytes_of(whole)
             write_all(file, data)
-            name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole), tuple(whole.shape)
+            name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)
             begin = (0,) * len(shape)
             digest = chunk_digest(name, kept_as, begin, shape, data)
             chunk = Chunk(begin, shape, "data-00000.bin", at, len(data), digest)

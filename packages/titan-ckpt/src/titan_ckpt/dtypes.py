@@ -1,8 +1,11 @@
-"""Which types of numbers a checkpoint may hold, and which convert into which without a loss. Free of torch."""
+"""Which types of numbers a checkpoint may hold, and which convert into which without a loss. Does not import torch."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -22,6 +25,11 @@ _EXACT: Final[dict[str, tuple[str, ...]]] = {
 
 FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
 """Types in which weights are stored as what they are; codes of a quantised format are none."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as manifests spell it: ``torch.float32`` is ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def converts_exactly(source: str, target: str) -> bool:

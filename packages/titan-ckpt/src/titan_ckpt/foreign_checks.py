@@ -10,9 +10,10 @@ import torch
 from pydantic import BaseModel
 
 from titan_ckpt.dtypes import FLOATS, converts_exactly
-from titan_ckpt.foreign_files import ForeignFiles, our_rows, read_json
+from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, ForeignFiles, our_rows
 from titan_core.errors import UserError
 from titan_core.patterns import matches
+from titan_core.plain_json import read_object
 from titan_core.weights import ForeignTensor, WeightFormat
 
 CONFIG_OF = {"hf": "config.json", "meta": "params.json"}
@@ -28,7 +29,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
         UserError: it is not there, damaged, or says that the weights are codes of a quantised format.
     """
     path = folder / CONFIG_OF[kind]
-    config = read_json(path)
+    config = read_object(path, DOWNLOAD_AGAIN)
     for key in _QUANTISED:
         if config.get(key):
             method = config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]

@@ -3,17 +3,17 @@ at a time."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from titan_ckpt.tensors import dtype_name
+from titan_ckpt.dtypes import dtype_name
 from titan_core.errors import UserError
+from titan_core.plain_json import read_object
 from titan_core.weights import ForeignTensor
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 HF_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """What safetensors calls the types that weights are used in; other types keep their name there."""
-_ANEW = "fetch it anew"
+DOWNLOAD_AGAIN: Final = "download it again"
 
 
 class ForeignFiles(Protocol):
@@ -60,23 +60,6 @@ def open_files(folder: Path, kind: str) -> ForeignFiles:
     return SafetensorsFiles(folder) if kind == "hf" else MetaFiles(folder)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file of JSON that describes weights.
-
-    Raises:
-        UserError: it is not there, or holds no table.
-    """
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError.one(str(path), f"cannot be read: {error.strerror}", "it belongs to the weights") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError.one(str(path), f"is no JSON: {error}", "take it anew from where the weights come from") from None
-    if not isinstance(contents, dict):
-        raise UserError.one(str(path), f"holds a JSON {type(contents).__name__}, and should hold an object", _ANEW)
-    return contents
-
-
 class SafetensorsFiles:
     """One file, or several with an index."""
 
@@ -99,7 +82,7 @@ class SafetensorsFiles:
             except FileNotFoundError:
                 raise UserError.one(str(folder / file), "is missing, and the index names it", "fetch it") from None
             except (SafetensorError, OSError) as error:
-                raise UserError.one(str(folder / file), f"cannot be read: {error}", _ANEW) from None
+                raise UserError.one(str(folder / file), f"cannot be read: {error}", DOWNLOAD_AGAIN) from None
             for name in names:
                 if name in self._file_of:
                     why = f"has a tensor {name}, which {self._file_of[name]} has too"
@@ -109,7 +92,7 @@ class SafetensorsFiles:
             name = min(name for name in {*listed, *self._file_of} if listed.get(name) != self._file_of.get(name))
             said, true = (of.get(name, "no file") for of in (listed, self._file_of))
             why = f"says that the tensor {name} is in {said}, and it is in {true}"
-            raise UserError.one(str(index), why, "fetch the whole folder anew")
+            raise UserError.one(str(index), why, "download the whole folder again")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""
@@ -140,9 +123,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: it says something else, or leads out of its folder.
     """
-    contents = read_json(index).get("weight_map")
+    contents = read_object(index, DOWNLOAD_AGAIN).get("weight_map")
     if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
-        raise UserError.one(str(index), "has no weight_map from tensors to files", _ANEW)
+        raise UserError.one(str(index), "has no weight_map from tensors to files", DOWNLOAD_AGAIN)
     for file in contents.values():
         if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file or "\0" in file:
             raise UserError.one(str(index), f"{file!r} is not the name of a file of its folder", "do not use this folder")
@@ -160,7 +143,7 @@ class MetaFiles:
                 shard = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             except Exception as error:
                 why = f"cannot be read: {' '.join(str(error).split())[:200]}"
-                raise UserError.one(str(file), why, _ANEW) from error
+                raise UserError.one(str(file), why, DOWNLOAD_AGAIN) from error
             if not isinstance(shard, dict) or not all(
                 isinstance(name, str) and isinstance(one, Tensor) for name, one in shard.items()
             ):
@@ -170,7 +153,7 @@ class MetaFiles:
             different |= self._shards[0].keys() - shard.keys()
             if different:
                 why = f"its tensor {min(different)} is not as that of the first file"
-                raise UserError.one(str(file), why, "fetch the whole folder anew")
+                raise UserError.one(str(file), why, "download the whole folder again")
 
     def names(self) -> set[str]:
         """See :class:`ForeignFiles`."""
@@ -185,7 +168,7 @@ class MetaFiles:
 
     def dtype(self, name: str) -> str:
         """See :class:`ForeignFiles`."""
-        return dtype_name(self._shards[0][name])
+        return dtype_name(self._shards[0][name].dtype)
 
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
         """See :class:`ForeignFiles`."""
@@ -193,7 +176,9 @@ class MetaFiles:
         if tensor.split is None:
             for piece in pieces[1:]:
                 if not torch.equal(piece[start:stop], pieces[0][start:stop]):
-                    raise UserError.one(tensor.name, "is not the same in all files, each of which has it whole", _ANEW)
+                    raise UserError.one(
+                        tensor.name, "is not the same in all files, each of which has it whole", DOWNLOAD_AGAIN
+                    )
             return pieces[0][start:stop]
         if tensor.split == 1:
             return torch.cat([piece[start:stop] for piece in pieces], dim=1)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.foreign_checks import (
     CONFIG_OF,
     declared_tensors,
@@ -18,12 +19,13 @@ from titan_ckpt.foreign_checks import (
     require_equal_copies,
     require_weights,
 )
-from titan_ckpt.foreign_files import kind_of, open_files, read_json
+from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, kind_of, open_files
 from titan_ckpt.foreign_reader import ForeignReader
-from titan_ckpt.tensors import MODEL, dtype_name, model_tensors
+from titan_ckpt.tensors import MODEL, model_tensors
 from titan_core.errors import UserError
 from titan_core.job.assemble import model_args
 from titan_core.patterns import matches
+from titan_core.plain_json import read_object
 from titan_core.train.checkpoint import CheckpointRequest
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         UserError: a file of it is damaged.
     """
     found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
-    return {"hf": {name: read_json(file) for name, file in found.items() if file.exists()}}
+    return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
 
 
 def _open(
@@ -103,7 +105,7 @@ def _open(
     if unknown:
         why = f"the model's plugin does not say what {unknown[0]} is called there"
         raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
-    wanted = {name.removeprefix(f"{MODEL}."): (tuple(one.shape), dtype_name(one)) for name, one in tensors.items()}
+    wanted = {name.removeprefix(f"{MODEL}."): (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}
     require_weights(files, declared, wanted, form.ignored, where)
     if request.world.rank == 0:  # it reads whole tensors
         require_equal_copies(files, declared, where)

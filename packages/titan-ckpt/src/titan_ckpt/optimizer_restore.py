@@ -32,7 +32,7 @@ class OptimizerPlan:
     """The state of each parameter, made of these tensors."""
     own: dict[str, Any] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)
-    """Parameters whose state begins anew."""
+    """Parameters whose state starts over."""
     problems: list[str] = field(default_factory=list)
     """What cannot be loaded, and why."""
 

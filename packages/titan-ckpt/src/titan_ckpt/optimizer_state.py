@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from titan_ckpt.chunks import bytes_of
-from titan_ckpt.dtypes import ITEM_BYTES
+from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable, encode
 from titan_ckpt.tensors import OPTIMIZER
 from titan_core.model.part import ModelPart
@@ -131,7 +131,7 @@ def _join(all_of_them: dict[str, Any], more: dict[str, Any], prefix: str) -> Non
 
 
 def _values_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What tells whether tensors are the same on another rank; scalars are read together, since each read of a GPU waits."""
+    """What shows whether tensors are the same on another rank; scalars are read together, since each read of a GPU waits."""
     values: dict[str, Any] = {}
     scalars: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in tensors.items():
@@ -160,7 +160,7 @@ class _Keep:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if type(local) not in (Tensor, nn.Parameter):
             raise Unsaveable(name, f"is a {type(local).__qualname__}, of which only its own class knows what it holds")
-        if local.layout is not torch.strided or str(local.dtype).removeprefix("torch.") not in ITEM_BYTES:
+        if local.layout is not torch.strided or dtype_name(local.dtype) not in ITEM_BYTES:
             raise Unsaveable(name, f"is a tensor of {local.dtype} and {local.layout}")
         owner = self.parameter
         like = (

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from titan_ckpt.dtypes import dtype_name
+
 _SMALL = 64
 """Elements of a tensor that is kept among plain values."""
 _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
@@ -74,7 +76,7 @@ def encode(value: Any, name: str, tensor: Callable[[Tensor, str], Any] | None = 
         pairs = [[encode(key, f"{name}.{key}"), encode(one, f"{name}.{key}", tensor)] for key, one in value.items()]
         return {_MAPPINGS[kind]: pairs}
     if kind is torch.dtype:
-        return {"$dtype": str(value).removeprefix("torch.")}
+        return {"$dtype": dtype_name(value)}
     raise Unsaveable(name, f"is a {kind.__module__}.{kind.__qualname__}, which JSON cannot hold")
 
 
@@ -139,4 +141,4 @@ def _elements(value: Tensor, name: str) -> Any:
     elements = [encode(one, name) for one in exact.reshape(-1).tolist()]
     if any(isinstance(one, dict) for one in elements):
         raise Unsaveable(name, "is a tensor with an element that is not finite")
-    return {"$tensor": {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "elements": elements}}
+    return {"$tensor": {"dtype": dtype_name(value.dtype), "shape": list(value.shape), "elements": elements}}

@@ -17,7 +17,7 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
 from titan_ckpt.comparing import Changes, require_same_training
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.dtypes import converts_exactly
+from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
 from titan_ckpt.optimizer_restore import (
@@ -32,7 +32,7 @@ from titan_ckpt.optimizer_state import parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import MODEL, OPTIMIZER, dtype_name, model_tensors
+from titan_ckpt.tensors import MODEL, OPTIMIZER, model_tensors
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
@@ -93,8 +93,8 @@ def restore(
         log.warning("%s cannot be used: %s", found.folder, problem)
     # What an interrupted first save has left is no reason not to start: nothing was lost with it.
     if wanted >= 0 or lost:
-        way_out = "set checkpoint.folder to another place to start anew, or fix what is said above"
-        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", way_out))
+        fix = "set checkpoint.folder to another place to start over, or fix what is reported above"
+        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
     if section.initial_load_path:
         return Restored(None, _begin_from(request, section, section.initial_load_path, built))
     return Restored(None)
@@ -247,13 +247,13 @@ def _apply(
 
 
 def _another_optimizer(folder: Folder, problems: list[str]) -> UserError:
-    way_out = "use the optimizer and the parameter groups that it was saved with"
+    fix = "use the optimizer and the parameter groups that it was saved with"
     key = next((one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")), None)
     if key is not None:
-        way_out += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
+        fix += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
     else:
-        way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
-    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", way_out)
+        fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", fix)
 
 
 def _shown(problems: list[str]) -> str:
@@ -277,7 +277,7 @@ def _require_same_tensors(
         UserError: on every rank, naming the first few that are not.
     """
     ours: dict[str, tuple[tuple[int, ...], str]] = {}
-    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one)) for name, one in tensors.items()}):
+    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}):
         ours |= of_rank
     differences = []
     for name, (shape, dtype) in ours.items():

@@ -116,7 +116,7 @@ class Saving:
         try:
             copies = self._staging.copy(tensors)
         except (RuntimeError, MemoryError) as error:
-            writer.give_up(error)  # told to the other ranks by the save, which all have to take part in
+            writer.give_up(error)  # reported to the other ranks by the save, which all have to take part in
         finally:
             self._copied.set()
         save(copies, storage_writer=writer, process_group=self._group)
@@ -135,7 +135,7 @@ class Saving:
             self.finish_pending()
 
     def finish_pending(self) -> None:
-        """Wait for a save that is still going on beside training."""
+        """Wait for a save that still runs beside training."""
         if self._pending is None:
             return
         step, future = self._pending
@@ -148,7 +148,7 @@ class Saving:
             self._committed(step)
 
     def _committed(self, step: int) -> None:
-        """A checkpoint is complete: tell, and remove those that are not to be kept any longer."""
+        """A checkpoint is complete: report it, and remove those that are not to be kept any longer."""
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
@@ -177,7 +177,7 @@ class Saving:
         self._world.on_first_rank(clear)
 
     def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
-        """A checkpoint could not be written. Training goes on, unless this was its last chance.
+        """A checkpoint could not be written. Training continues, unless this was its last chance.
 
         Raises:
             UserError: it was.
@@ -191,7 +191,7 @@ class Saving:
         why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
         if last:
             raise UserError.one(str(step_folder(self._folder, step)), why, f"{newest}; make room and start the job again")
-        log.error("checkpoint of step %d %s; training goes on, %s", step, why, newest)
+        log.error("checkpoint of step %d %s; training continues, %s", step, why, newest)
 
     def close(self) -> None:
         """Wait for what is still being written, and for no other rank: after an error they may be elsewhere."""

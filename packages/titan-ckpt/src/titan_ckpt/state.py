@@ -3,7 +3,6 @@ manifest."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from titan_ckpt import rng
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
 from titan_ckpt.plain_values import Unsaveable, damaged, require_alike
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
+from titan_core.plain_json import survives_json
 from titan_core.train.checkpoint import CheckpointRequest
 
 
@@ -31,7 +31,7 @@ def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, 
     by_rank: list[Any] = world.gather((loader["shards"], rng.collect(world.device)))
     shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
     for key, value in (("stream_of", loader["stream_of"]), ("position", shards)):
-        if not _survives(value):
+        if not survives_json(value):
             raise Unsaveable(f"the data's {key}", "is not made of JSON's values, with texts as keys")
     return {
         "step": state.step,
@@ -71,11 +71,3 @@ def apply(saved: dict[str, Any], request: CheckpointRequest, allowed: Sequence[s
     for name, present in request.lifecycle.save_state().items():
         require_alike(saved["observers"].get(name), present, f"the state of the observer {name!r}")
     request.lifecycle.restore_state(saved["observers"])
-
-
-def _survives(value: Any) -> bool:
-    """Whether ``value`` comes back from JSON as it is."""
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
-        return False

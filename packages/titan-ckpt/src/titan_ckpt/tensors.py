@@ -25,8 +25,3 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
 def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
     """What :func:`model_tensors` calls buffers."""
     return (f"{MODEL}.{name}" for part in parts for name, _ in part.module.named_buffers())
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """As a manifest says it: ``torch.float32`` is ``"float32"``."""
-    return str(tensor.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from titan_core.tokenizers.tokenizer import TextTokenizer
 def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:
     """``begin`` and ``end``: the marks that ``tokenizer`` puts around a document; empty where it puts none.
 
-    A tokenizer says so by ``begin_ids`` and ``end_ids``. One that does not is asked for a document without a text: two ids
+    A tokenizer says so by ``begin_ids`` and ``end_ids``. For one that does not, an empty document is encoded: two ids
     are its marks, and a single one would be either.
     """
     begin, end = getattr(tokenizer, "begin_ids", None), getattr(tokenizer, "end_ids", None)

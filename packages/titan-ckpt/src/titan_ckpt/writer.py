@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from titan_ckpt.chunks import bytes_of
+from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import UNFINISHED, Chunk, Manifest, StoredTensor, chunk_digest
@@ -97,7 +98,7 @@ class Writer(StorageWriter):
         tensors = {}
         for name, stored in metadata.state_dict_metadata.items():
             assert isinstance(stored, TensorStorageMetadata)
-            dtype = str(stored.properties.dtype).removeprefix("torch.")
+            dtype = dtype_name(stored.properties.dtype)
             tensors[name] = StoredTensor(dtype, tuple(stored.size), tuple(chunks[name]))
         if self._folder.is_local:
             self._folder.sync()
@@ -113,5 +114,5 @@ class Writer(StorageWriter):
 
 def _digest(item: WriteItem, data: memoryview) -> str:
     assert item.tensor_data is not None
-    box, dtype = item.tensor_data.chunk, str(item.tensor_data.properties.dtype).removeprefix("torch.")
+    box, dtype = item.tensor_data.chunk, dtype_name(item.tensor_data.properties.dtype)
     return chunk_digest(item.index.fqn, dtype, tuple(box.offsets), tuple(box.sizes), data)

@@ -160,7 +160,7 @@ def titan_validation_end(report: ValidationReport) -> None:
 
 @hookspec
 def titan_finding(finding: Finding) -> None:
-    """An observer has found something out (:attr:`~titan_core.train.events.RunStart.tell`); on its rank alone, at any
+    """An observer reports a finding (:attr:`~titan_core.train.events.RunStart.tell`); on its rank alone, at any
     time, and perhaps in another thread than training's."""
 
 
@@ -172,9 +172,9 @@ def titan_settle(step: int) -> None:
 
 @hookspec
 def titan_save_state() -> Mapping[str, Any] | None:
-    """A checkpoint is taken: what the observer needs to go on as if the run had not stopped, under a name of its own (by
+    """A checkpoint is taken: what the observer needs to continue as if the run had not stopped, under a name of its own (by
     habit, its component's). Plain values, as JSON has them (a list, not a tuple), and the same on all ranks:
-    rank 0's are kept, and the run may go on on others."""
+    rank 0's are kept, and the run may resume on others."""
 
 
 @hookspec

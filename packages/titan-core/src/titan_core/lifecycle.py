@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from titan_core import hookspecs
+from titan_core.plain_json import survives_json
 from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Lifecycle:
         for implementation in self._manager.hook.titan_save_state.get_hookimpls():
             with same_generators():
                 state = implementation.function() or {}
-            if not _is_plain(state):
+            if not isinstance(state, dict) or not survives_json(state):
                 what = "a table of plain values, with texts as keys: it is kept as JSON"
                 raise ValueError(f"titan_save_state of {implementation.plugin!r} must return {what}")
             if clash := together.keys() & state.keys():
@@ -157,7 +157,7 @@ class Lifecycle:
         self._call(self._manager.hook.titan_settle, step=step)
 
     def failed(self, error: BaseException, end: TrainEnd) -> None:
-        """The run ends by ``error``: tell every observer of both hooks. One that fails itself is logged, and neither hides
+        """The run ends by ``error``: call both hooks of every observer. One that fails itself is logged, and neither hides
         ``error`` nor keeps the others from hearing of it."""
         observers = [observer for _, observer in self._manager.list_name_plugin()]  # in the order of their registration
         for observer in observers:
@@ -192,14 +192,6 @@ class Lifecycle:
         return answers
 
 
-def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
-    """Whether it comes back from JSON as it is."""
-    try:
-        return isinstance(state, dict) and json.loads(json.dumps(state)) == state
-    except (TypeError, ValueError):
-        return False
-
-
 def _guarded(
     hook: str,
     implementation: pluggy.HookImpl,
@@ -216,7 +208,7 @@ def _guarded(
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` tells of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` reports it
             failed(error)
             return None
 

@@ -84,7 +84,7 @@ class Registry:
         return problems
 
     def require_sound(self) -> None:
-        """Refuse to go on where two plugins claim one name.
+        """Raise where two plugins claim one name.
 
         Raises:
             UserError: naming both distributions.
@@ -117,7 +117,7 @@ class Registry:
         return f"no installed plugin provides this {kind.kind}"
 
     def suggest(self, kind: type[C], name: str) -> str:
-        """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to mend."""
+        """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to fix."""
         from titan_core.known_packages import package_for
 
         package = package_for(name)
@@ -152,7 +152,7 @@ class Registry:
         return owned
 
     def remedy(self, package: str) -> str:
-        """What to do so that Titan's ``package`` provides what is missing: install, mend, or switch it on."""
+        """What to do so that Titan's ``package`` provides what is missing: install it, fix it, or switch it on."""
         for broken in self.found.broken:
             if broken.distribution == package:
                 return f"{package} {broken.version} is installed, but broken: {broken.reason}"
@@ -172,5 +172,5 @@ def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
     one = f"{first.distribution} {first.version}" if first is not None else "titan-core itself"
     two = f"{second.distribution} {second.version}"
     name = second.name if first is None or first.name != second.name else None
-    way_out = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
-    return Problem(what, f"claimed by both {one} and {two}", way_out)
+    fix = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
+    return Problem(what, f"claimed by both {one} and {two}", fix)

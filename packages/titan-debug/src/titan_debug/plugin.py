@@ -22,14 +22,14 @@ def titan_debuggers() -> list[Debugger]:
         ),
         Debugger(
             name="loss_spike",
-            summary="tells of losses far above those before them, leaves out their updates, or stops",
+            summary="reports losses far above those before them, leaves out their updates, or stops",
             config=NumericsSection,
             active=lambda facts: facts.section(NumericsSection).spike_action != "off",
             build=Ref("titan_debug.numerics.loss_spike:build"),
         ),
         Debugger(
             name="statistics",
-            summary="mean, size and largest element of outputs and gradients, every so many steps or when asked",
+            summary="mean, size and largest element of outputs and gradients, every so many steps or on request",
             config=NumericsSection,
             active=lambda facts: True,
             build=Ref("titan_debug.statistics.recorder:build"),

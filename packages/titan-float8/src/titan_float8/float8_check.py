@@ -12,7 +12,7 @@ GATHER = "float8.enable_fsdp_float8_all_gather"
 
 
 def gathers_float8(facts: JobFacts) -> bool:
-    """Whether weights are gathered in float8: asked for, and there is something to gather."""
+    """Whether weights are gathered in float8: requested, and there is something to gather."""
     asked = facts.section(Float8Section).enable_fsdp_float8_all_gather
     return asked and facts.mesh.degree("dp_shard") * facts.mesh.degree("cp") > 1
 

@@ -192,7 +192,7 @@ def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
 
 
 def _size(args: LlamaArgs) -> tuple[int, ...]:
-    """What tells published models apart."""
+    """What distinguishes published models."""
     return args.dim, args.n_layers, args.n_heads, args.n_kv_heads, args.ffn_dim, args.vocab_size
 
 

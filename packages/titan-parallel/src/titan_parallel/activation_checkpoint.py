@@ -33,7 +33,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Let blocks recompute. Their names and classes stay as they are: only ``forward`` is another."""
     section = context.facts.section(ActivationCheckpointSection)
     if section.mode == "memory_budget":
-        return part  # titan_parallel.compile tells the compiler
+        return part  # titan_parallel.compile configures the compiler
     twice = splits_backward(context.facts)
     for number, block in enumerate(part.blocks().values()):
         if section.mode == "full":

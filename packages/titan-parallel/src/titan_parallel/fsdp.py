@@ -23,7 +23,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Shard the embedding, each block and the head as units of communication, and leave gradients as sums."""
     policy = context.facts.section(FSDPKeys).fsdp_reshard_after_forward
     if policy == "default" and context.facts.mesh.degree("pp") > 1:
-        policy = "never"  # else each microbatch would gather every parameter anew
+        policy = "never"  # else each microbatch would gather every parameter again
     training = context.facts.section(TrainingSection)
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, training.mixed_precision_param),

@@ -78,7 +78,7 @@ def _stages(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     name, schedule = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts)
     wanted = schedule.stages_a_rank
     if wanted is not None and number != wanted * ranks:
-        why = f"{name} has {wanted} stage(s) on each of {ranks} ranks, and {number} stages are asked for"
+        why = f"{name} has {wanted} stage(s) on each of {ranks} ranks, and {number} stages are requested"
         others = ", ".join(other for other, one in SCHEDULES.items() if one.stages_a_rank is None)
         yield config.problem(key, why, f"ask for {wanted * ranks} stages, or set {_SCHEDULE} to one of {others}")
     elif number % ranks or number < ranks:
@@ -121,5 +121,5 @@ def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]
     section = facts.section(CompileSection)
     if splits_backward(facts) and section.enable and "model" in section.components:
         why = "the compiler cannot compute gradients of inputs and of weights apart, as this schedule does"
-        way_out = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
-        yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, way_out)
+        fix = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
+        yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, fix)

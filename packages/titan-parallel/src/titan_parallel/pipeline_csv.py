@@ -16,7 +16,7 @@ _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """What such a file says of itself."""
+    """What a schedule file says of itself."""
 
     ranks: int
     rank_of: tuple[int, ...]

@@ -55,7 +55,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("pp") > 1,
             serves=("parallelism.pipeline_parallel_degree",),
             check=Ref("titan_parallel.pipeline_check:check"),
-            check_model=Ref("titan_parallel.model_checks:pipeline"),
+            check_model=Ref("titan_parallel.model_checks:check_pipeline"),
             apply=Ref("titan_parallel.pipeline:apply"),
             step=Ref("titan_parallel.pipeline:make_step"),
         ),
@@ -67,7 +67,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
-            check_model=Ref("titan_parallel.model_checks:tensor"),
+            check_model=Ref("titan_parallel.model_checks:check_tensor"),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
         ),
         Transform(
@@ -78,7 +78,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda facts: facts.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
             check=Ref("titan_parallel.context_parallel_check:check"),
-            check_model=Ref("titan_parallel.model_checks:context"),
+            check_model=Ref("titan_parallel.model_checks:check_context"),
             apply=Ref("titan_parallel.context_parallel:apply"),
         ),
         Transform(

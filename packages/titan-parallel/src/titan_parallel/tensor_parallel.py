@@ -49,7 +49,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         part.loss = VocabularyParallelLoss(mesh.get_group(), part.layout.vocab_size)
     if keys.enable_async_tensor_parallel:
         _enable_async(mesh, context.device)
-    # A module inside of a region cannot tell positions from the length of its neighbours' hidden states.
+    # A module inside of a region cannot infer positions from the length of its neighbours' hidden states.
     part.batch_transforms += (with_positions,)
     return part
 

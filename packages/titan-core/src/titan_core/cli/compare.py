@@ -70,7 +70,7 @@ class _Entry:
 def run(arguments: argparse.Namespace) -> int:
     """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
     entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
-    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is told before anything is trained
+    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is reported before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
     with FolderLock(folder, f"--output {folder}"):
@@ -100,7 +100,7 @@ def _job(arguments: argparse.Namespace, variant: Variant) -> Job:
         config, registry = load_config(arguments.recipe, [*arguments.overrides, *variant.overrides], arguments.registry)
         return assemble(config, registry, arguments.nproc_per_node)
     except UserError as error:
-        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.way_out) for one in error.problems)
+        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.fix) for one in error.problems)
         raise UserError(*told) from None
 
 

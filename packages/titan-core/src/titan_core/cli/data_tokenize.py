@@ -15,7 +15,7 @@ from titan_core.job.assemble import assemble
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data tokenize``."""
     recipe_arguments(parser)
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; one that was begun goes on")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; an unfinished one is resumed")
     parser.add_argument(
         "--workers", type=process_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
     )

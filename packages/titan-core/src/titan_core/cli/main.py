@@ -24,7 +24,7 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its complaints told like all others."""
+    """argparse, with its complaints reported like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError.one("command line", message, f"see `{self.prog} --help`")
@@ -85,7 +85,7 @@ def _run(argv: list[str]) -> int:
     registry = Registry.from_installed()
     commands: dict[str, Command] = {}
     for command in registry.all(Command):
-        commands.setdefault(command.name, command)  # the core's come first; a second claim is a conflict, told below
+        commands.setdefault(command.name, command)  # the core's come first; a second claim is a conflict, reported below
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview(commands))
         return 0
@@ -157,4 +157,4 @@ def _overview(commands: dict[str, Command]) -> str:
     width = max(map(len, commands)) + 2
     lines = ["usage: titan COMMAND ...", "", "Pre-train language models with jobs assembled from plugins.", ""]
     lines += [f"  titan {name:<{width}} {command.summary}" for name, command in commands.items()]
-    return "\n".join([*lines, "", "`titan COMMAND --help` tells more. Errors: TITAN_TRACEBACK=1 shows tracebacks."])
+    return "\n".join([*lines, "", "See `titan COMMAND --help`. Errors: TITAN_TRACEBACK=1 shows tracebacks."])

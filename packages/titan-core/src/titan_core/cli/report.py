@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, and the pictures if they are asked for."""
+    """Write the page, and the pictures if they are requested."""
     from titan_core.report.page import write_report
 
     folders = {Path(one).resolve(): Path(one) for one in arguments.runs}  # one that is named twice is one run

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nproc_per_node is not None or arguments.nnodes != "1":
         from titan_core.train.launch import launch, processes
 
-        # Checked once here, so that a mistake is told once, before any process starts.
+        # Checked once here, so that a mistake is reported once, before any process starts.
         job = assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
         job.require_hardware()
         return launch(arguments, job)

@@ -1,4 +1,4 @@
-"""Pydantic's complaints, told in Titan's way: file, key, value, reason, way out."""
+"""Pydantic's complaints as Titan's problems: file, key, value, reason, fix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.config.docs import field_docs
 from titan_core.config.numbers import LARGEST
-from titan_core.config.plain_values import DEEPEST
 from titan_core.config.redaction import LEFT_OUT, is_secret, text_without_secrets
+from titan_core.config.sane_values import DEEPEST
 from titan_core.errors import Problem, nearest
 
 Where = Callable[[str, Any], str]
@@ -77,10 +77,10 @@ def problems_of(
         else:
             owner = _model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
-            way_out = f"{key} is: {about.rstrip('.')}" if about else "give another value"
+            fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
             if entry["type"] == "list_type":
-                way_out = f'write a list, such as ["a", "b"]; {way_out}'
-            problems.append(Problem(where(key, value), _reason(entry), way_out))
+                fix = f'write a list, such as ["a", "b"]; {fix}'
+            problems.append(Problem(where(key, value), _reason(entry), fix))
     return problems
 
 

@@ -28,7 +28,7 @@ _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
 _QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(LEFT_OUT)}|[^&\s\"'<>#])+")
 """Values may have been left out already: doing it twice changes nothing."""
 _SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
-"""Of an address that is signed: whoever has it may read what it leads to."""
+"""Of a signed address, which is all that one needs to read what it leads to."""
 _HEADER = re.compile(
     r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
 )
@@ -79,7 +79,7 @@ def lacks_secret(value: Any) -> bool:
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` without the values of secret keys, those of everything below a secret section, and passwords within other
-    texts. Keys stay, and so do values that tell nothing: ``None``, truth values, and what is empty."""
+    texts. Keys stay, and so do values that reveal nothing: ``None``, truth values, and what is empty."""
     return _table(config, hide=False)
 
 

@@ -18,7 +18,7 @@ from titan_core.config.section import Section
 
 def to_toml(config: Config) -> str:
     """The resolved config, every section and key, as TOML that gives the same config when read; but without secrets, which
-    nothing that is written or shown may hold. A recipe that lacks one is refused until it is given again."""
+    nothing that is written or shown may hold. A recipe that lacks one is refused until it is set again."""
     import tomli_w  # only wanted here, and every command imports this module
 
     return tomli_w.dumps(without_secrets(config.as_dict()))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from titan_core.config.plain_values import require_sane
+from titan_core.config.sane_values import require_sane
 
 ALL_KEYS = ("*",)
 """For :attr:`Section.may_change`: every key of the section."""

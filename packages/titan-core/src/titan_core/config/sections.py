@@ -88,7 +88,7 @@ class TrainingSection(Section):
     steps: Steps = Field(default=1000, gt=0)
     """Optimizer steps."""
     stop_at_step: Steps | None = Field(default=None, ge=0)
-    """End the job after this step, with a checkpoint if there are any, as if it were to go on later: the schedule of the
+    """End the job after this step, with a checkpoint if there are any, as if it were to resume later: the schedule of the
     learning rate stays that of all steps. 0 trains nothing: the checkpoint holds the initial weights."""
     seq_len: Tokens = Field(default=2048, gt=0)
     """Tokens in a sequence."""
@@ -114,7 +114,7 @@ class TrainingSection(Section):
     the moment. Slow; for models that do not fit otherwise."""
     on_nan: Literal["stop", "skip", "warn", "ignore"] = "stop"
     """What to do when the loss or the gradient norm is not finite: stop, leave out the step's update (each step then waits
-    for its gradient norm on a GPU), say so and go on, or go on."""
+    for its gradient norm on a GPU), log it and continue, or continue."""
 
 
 class MixtureEntry(BaseModel):
@@ -164,7 +164,7 @@ class DataSection(Section):
     order; changing the number of ranks does not."""
     shuffle_buffer: Documents = Field(default=0, ge=0)
     """Shuffle a streamed dataset among so many documents of each logical shard; 0 keeps its own order. Local files are
-    shuffled whole, anew in each epoch."""
+    shuffled whole, in a new order in each epoch."""
     num_workers: Processes = Field(default=0, ge=0)
     """Processes of each rank that read and tokenise; 0 does so in a thread beside training."""
     prefetch: FewSteps = Field(default=2, ge=1)
@@ -270,7 +270,7 @@ class MetricsSection(Section):
     save_tb_folder: RunFolder = "logs/tensorboard"
     """Where, below the run's directory."""
     enable_wandb: bool = False
-    """Log to Weights & Biases; a resumed run goes on in the same run there."""
+    """Log to Weights & Biases; a resumed job continues the same run there."""
     wandb_project: str = "titan"
     """The project there."""
     wandb_entity: str | None = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli
 
-from titan_core.config.plain_values import DEEPEST
+from titan_core.config.sane_values import DEEPEST
 
 LONGEST = 2**20
 """Bytes of a document. A recipe has a few thousand; a file of gigabytes is no recipe."""

@@ -49,7 +49,7 @@ class BufferedShuffle:
             try:
                 document = next(self._shard, None)
             except CorruptRecord as error:
-                block.append(error)  # told when its turn comes
+                block.append(error)  # raised when its turn comes
                 continue
             if document is None:
                 break

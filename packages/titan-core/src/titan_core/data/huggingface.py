@@ -42,7 +42,7 @@ def open_local(request: DatasetRequest) -> DocumentSource:
         table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         cause = error.__cause__ or error
-        raise UserError.one(request.where, f"cannot be read as {request.name}: {cause}", "mend the file") from error
+        raise UserError.one(request.where, f"cannot be read as {request.name}: {cause}", "fix the file") from error
     if len(table) == 0:
         raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
     if request.format is None and request.text_field not in table.column_names:

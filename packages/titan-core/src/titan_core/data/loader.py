@@ -69,7 +69,7 @@ class DataLoader:
         Args:
             sources: the datasets of ``spec``, opened.
             rank: counts the groups of ranks that see different sequences, from 0 to ``spec.plan.ranks - 1``.
-            document_mask: whether positions and attention begin anew with each document.
+            document_mask: whether positions and attention restart with each document.
             workers: processes that read; 0 reads in a thread.
             ahead: steps that are read before they are wanted.
         """

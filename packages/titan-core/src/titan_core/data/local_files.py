@@ -79,7 +79,7 @@ def check_files(request: DatasetRequest) -> list[Problem]:
 
 
 def check_hub(request: DatasetRequest) -> list[Problem]:
-    """Whether a name was given; the network is not asked."""
+    """Whether a name was given; without the network."""
     if request.name == "hub" and not request.path:
         return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
     if request.split == ALL_SPLITS:

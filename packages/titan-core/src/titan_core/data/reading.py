@@ -1,4 +1,4 @@
-"""Reading the next document in spite of what can go wrong: transient errors are tried again, corrupt records told."""
+"""Reading the next document in spite of what can go wrong: transient errors are tried again, corrupt records reported."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class DocumentReader:
                 return next(shard, None)
             except CorruptRecord as error:
                 if self._policy.on_corrupt == "stop":
-                    way_out = f'{error.way_out}, or leave such records out with data.on_corrupt = "skip"'
-                    raise UserError.one(error.place, error.why, way_out) from error
+                    fix = f'{error.fix}, or leave such records out with data.on_corrupt = "skip"'
+                    raise UserError.one(error.place, error.why, fix) from error
                 self._tell(error)
             except Exception as error:
                 # Libraries of networks have errors of their own; what is none of these is raised on.
@@ -73,7 +73,7 @@ class DocumentReader:
 
     def _tell(self, error: CorruptRecord) -> None:
         self.corrupt += 1
-        # As errors: only these are told on ranks other than the first, which have records of their own.
+        # As errors: only these are logged on ranks other than the first, which have records of their own.
         if self.corrupt <= _TOLD:
             log.error("skipped a corrupt record: %s: %s", error.place, error.why)
         if self.corrupt == _TOLD:

@@ -56,7 +56,7 @@ def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
         text = call(record)
     except Exception as error:
         # The user's own code may raise anything, and the reason is as often the record as the code.
-        raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "mend the function") from error
+        raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "fix the function") from error
     if not isinstance(text, str):
-        raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "mend the function")
+        raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "fix the function")
     return text

@@ -9,7 +9,6 @@ A folder says it in one of these ways, the first that applies:
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 from titan_core.data.source import ALL_SPLITS, DatasetRequest
 from titan_core.errors import UserError
+from titan_core.plain_json import read_object
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ KEYWORDS = {
 """What splits are called, by canonical name. As in ``datasets``, a keyword counts between separators (``c4-test.03``)."""
 
 DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
+_SAVE = "save the dataset again"
 
 _CANONICAL = {word: split for split, words in KEYWORDS.items() for word in words}
 _KEYWORD = re.compile(rf"(?:^|[-._ 0-9])({'|'.join(_CANONICAL)})(?=$|[-._ 0-9])", re.IGNORECASE)
@@ -129,7 +130,7 @@ def _data_files(state: Path) -> list[str]:
     entries = _listed(state, "_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not all(isinstance(name, str) for name in names):
-        raise UserError.one(str(state), "_data_files lists something else than files", "save the dataset again")
+        raise UserError.one(str(state), "_data_files lists something other than files", _SAVE)
     return [str(name) for name in names]
 
 
@@ -139,12 +140,10 @@ def _listed(file: Path, key: str) -> list[Any]:
     Raises:
         UserError: there is none.
     """
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))[key]
-    except OSError as error:
-        raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError.one(str(file), f"damaged: {type(error).__name__}: {error}", "save the dataset again") from None
+    contents = read_object(file, _SAVE)
+    if key not in contents:
+        raise UserError.one(str(file), f"damaged: it has no {key}", _SAVE)
+    values = contents[key]
     if not isinstance(values, list):
-        raise UserError.one(str(file), f"damaged: {key} is no list", "save the dataset again")
+        raise UserError.one(str(file), f"damaged: {key} is {type(values).__name__}, not a list", _SAVE)
     return values

@@ -98,9 +98,9 @@ class StreamSpec:
             else:
                 where = f"{where} = {value!r}"
                 why = f"the saved position in the data was made with {old!r}, and means nothing here"
-            way_out = "set it as it was, or start anew"
+            fix = "set it as it was, or start over"
             problems.append(
-                Problem(where, why, way_out if fixed else f'{way_out}; or allow it: checkpoint.allow_changed = ["{name}"]')
+                Problem(where, why, fix if fixed else f'{fix}; or allow it: checkpoint.allow_changed = ["{name}"]')
             )
         return problems, accepted
 

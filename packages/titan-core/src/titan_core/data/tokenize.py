@@ -1,4 +1,4 @@
-"""Making a tokenised dataset (:mod:`titan_core.data.tokenized`): in parallel, part by part, and going on where it was
+"""Making a tokenised dataset (:mod:`titan_core.data.tokenized`): in parallel, part by part, and resuming where it was
 interrupted. A part is whole once its ``.idx`` is there, and the dataset once ``tokenized.json`` is."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def tokenize(
             if not futures:
                 break
     except BrokenProcessPool:
-        raise UserError.one("a worker", ENDED, "give fewer --workers; it goes on from here") from None
+        raise UserError.one("a worker", ENDED, "give fewer --workers; it resumes from here") from None
     finally:
         end_now(pool)  # after an error there are some at work; parts are written again
     size = numpy.dtype(dtype).itemsize
@@ -90,7 +90,7 @@ def tokenize(
 
 
 def _begin(folder: Path, plan: Mapping[str, object]) -> None:
-    """Make the folder, or go on in it.
+    """Make the folder, or resume in it.
 
     Raises:
         UserError: it holds something else.
@@ -107,7 +107,7 @@ def _begin(folder: Path, plan: Mapping[str, object]) -> None:
             differ = [f"{key} {begun.get(key)!r}" for key, value in plan.items() if begun.get(key) != value]
             if differ:
                 why = f"another tokenisation was begun here, of {', '.join(differ)}"
-                raise UserError.one(str(folder), why, "go on with that one, name another folder, or remove it")
+                raise UserError.one(str(folder), why, "resume that one, name another folder, or remove it")
         else:
             partial = folder.parent / f".{folder.name}.{PLAN}"
             partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
@@ -144,7 +144,7 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
         raise UserError.one(where, str(error), "fix the plugin of the dataset or of the tokenizer") from None
     except OSError as error:
         raise UserError.one(
-            str(path), f"cannot be written: {error.strerror or error}", "make room; it goes on from here"
+            str(path), f"cannot be written: {error.strerror or error}", "make room; it resumes from here"
         ) from error
     return reader.corrupt
 

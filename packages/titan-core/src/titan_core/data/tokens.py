@@ -99,7 +99,7 @@ class TokenStream:
                     f"dataset {self._name!r}",
                     f"the data has changed: of the document at the saved position {self._used} tokens were used, and it has "
                     f"{len(self._document)}",
-                    "bring the data back to what it was, or start anew",
+                    "restore the data, or start over",
                 )
 
     def _go_to(self, epoch: int) -> None:

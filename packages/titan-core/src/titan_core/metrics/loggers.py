@@ -37,7 +37,7 @@ class Loggers:
             name = component.name
             try:
                 logger = component.build.load()(request)
-            except Exception as error:  # noqa: BLE001 - a place for metrics is not worth a run; it is told
+            except Exception as error:  # noqa: BLE001 - a logger is not worth a run; it is reported
                 self._switch_off(name, error)
                 continue
             self._running[name] = logger
@@ -79,7 +79,7 @@ class Loggers:
         if logger is not None:
             self._lifecycle.unregister(logger)
         message = f"metric logger {name!r} failed and is switched off: {type(error).__name__}: {error}"
-        log.warning("%s; training goes on without it", message)
+        log.warning("%s; training continues without it", message)
         log.debug("where it failed", exc_info=error)
         if self._run is not None:
             self._run.tell(Finding("logger", message, self._step))

@@ -91,7 +91,7 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     """The best of many short matrix products under the present ``float32_matmul_precision``, on the threads that this
     process has. Takes some 0.1 s on an idle CPU."""
     if dtype.itemsize == 1:
-        dtype = torch.bfloat16  # 8-bit products cannot be measured everywhere; such a device counts by its 16-bit ones
+        dtype = torch.bfloat16  # 8-bit products cannot be measured everywhere; those devices count by their 16-bit ones
     if device.type == "cuda":
         # Several large ones at once: what passes between the host and the device must not count.
         size, products, repeats, seconds = 8192, 10, 8, 0.0

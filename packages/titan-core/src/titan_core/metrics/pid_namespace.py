@@ -6,7 +6,7 @@ import os
 
 
 def pid_namespace() -> str | None:
-    """What this process's id is unique in, besides the machine's name; ``None`` where the system does not tell (macOS)."""
+    """What this process's id is unique in, besides the machine's name; ``None`` where the system does not say (macOS)."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

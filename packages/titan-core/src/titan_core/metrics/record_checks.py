@@ -1,4 +1,4 @@
-"""What every line of a run's files must have for its readers; a foreign or damaged one is told of, and not believed."""
+"""What every line of a run's files must have for its readers; a foreign or damaged one is reported, and not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's attempts: it may have been started several times, and how each time ended, as far as its files tell."""
+"""A run's attempts: it may have been started several times, and how each time ended, as far as its files say."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attempt:
 
 
 def attempts_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> list[Attempt]:
-    """The attempts that ``events`` tell of.
+    """The attempts that ``events`` record.
 
     Args:
         times: of the records of metrics: further signs of life, in any order.
@@ -96,7 +96,7 @@ def pace_of(times: Sequence[float]) -> float | None:
 
 
 def state_now(attempt: Attempt, times: Iterable[float]) -> State:
-    """How it stands at this moment, for whoever looks once.
+    """How it stands at this moment, for one look.
 
     Args:
         times: of the records of metrics.
@@ -122,7 +122,7 @@ def tell(attempt: Attempt, state: State) -> str:
 
 
 def processes_are_gone(start: Mapping[str, Any]) -> bool:
-    """Whether the first rank, if its process can be asked for from here, is there no longer."""
+    """Whether the first rank, if its process is visible from here, is there no longer."""
     processes = start.get("processes") or []
     if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
         return False

@@ -16,8 +16,8 @@ _OF_EVERY_RUN = frozenset({"job.dump_folder"})
 
 
 def config_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
-    """The keys whose values are not the same in all ``runs``, in the order of the configs. That secrets differ is told, but
-    not what they are."""
+    """The keys whose values are not the same in all ``runs``, in the order of the configs. Of secrets, only
+    that they differ."""
     flat = [flatten(run.config) for run in runs]
     told = [flatten(without_secrets(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in _OF_EVERY_RUN]

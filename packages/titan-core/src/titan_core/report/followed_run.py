@@ -1,4 +1,4 @@
-"""A run that may still be going on, kept up to date from its files."""
+"""A run that may still be in progress, kept up to date from its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from titan_core.report.thinning import extremes, finite
 from titan_core.train.run_directory import CONFIG, EVENTS, METRICS
 
 _RECENT = 50
-"""As many of the last lines tell how fast the run is."""
+"""As many of the last lines show how fast the run is."""
 _POINTS = 2000
 
 
@@ -49,7 +49,7 @@ class FollowedRun:
         self._polled = False
         self._changed = 0.0
         self.attempts: list[Attempt] = []
-        """In order; the last one is what is going on."""
+        """In order; the last one is in progress."""
         self._forget_metrics()
 
     def _forget_metrics(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The names of the folders themselves, with as many parents in front as tell equal ones apart. The folders differ."""
+    """The names of the folders themselves, with as many parents in front as distinguish equal ones. The folders differ."""
     parts = [[part for part in folder.resolve().parts if part != folder.anchor] or ["/"] for folder in folders]
     taken = [1] * len(folders)
     while True:

@@ -37,7 +37,7 @@ def clock(seconds: float) -> str:
 
 
 def time_zone() -> str:
-    """The name of the zone that :func:`clock` tells times in, with its distance from UTC."""
+    """The name of the zone that :func:`clock` gives times in, with its distance from UTC."""
     offset = time.strftime("%z")
     distance = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
     name = time.strftime("%Z")

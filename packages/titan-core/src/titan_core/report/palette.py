@@ -1,4 +1,4 @@
-"""The colours of runs: one a run, the same in every chart, told apart under the common colour blindnesses as well."""
+"""The colours of runs: one a run, the same in every chart, distinct under the common colour blindnesses as well."""
 
 from __future__ import annotations
 

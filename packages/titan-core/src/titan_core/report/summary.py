@@ -54,7 +54,7 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
 
 
 def _steps(run: RunLog) -> str:
-    """Steps done of those that were asked for."""
+    """Steps done of those that were requested."""
     done = max([*(record["step"] for record in run.steps), *(event["step"] for event in run.events)], default=0)
     asked = next((event["steps"] for event in reversed(run.events) if event["event"] == "start"), None)
     return f"{done:,}" if asked is None else f"{done:,} of {asked:,}"

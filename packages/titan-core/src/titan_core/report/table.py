@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Plain texts; whoever shows it escapes them."""
+    """Plain texts; the caller escapes them."""
 
     title: str
     headers: tuple[str, ...]

@@ -10,7 +10,7 @@ from typing import Any
 from titan_core.errors import UserError
 
 _MARK = 512
-"""As many of the last bytes that were read are remembered, to see that the file still goes on from them."""
+"""As many of the last bytes that were read are remembered, to see that the file still continues from them."""
 
 
 class Tail:

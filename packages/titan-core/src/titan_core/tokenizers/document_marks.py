@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from titan_core.errors import UserError
+from titan_core.plain_json import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,6 +29,7 @@ POST_PROCESSOR = f"the post-processor of {TOKENIZER}"
 
 _BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", "<bos>")
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "[SEP]", "<eos>")
+_FETCH = "fetch the file again"
 
 _Ids = tuple[int, ...]
 
@@ -110,7 +112,9 @@ class _Files:
         self._tokenizer = tokenizer
         self._folder = folder or Path()
         names = (CONFIG, SPECIAL_TOKENS) if folder is not None else ()
-        self._contents = {name: _read(self._folder / name) for name in names if (self._folder / name).is_file()}
+        self._contents = {
+            name: read_object(self._folder / name, _FETCH) for name in names if (self._folder / name).is_file()
+        }
 
     def named(self, role: Literal["bos_token", "eos_token"]) -> Marks | None:
         """The token that has the role; without ids where a file says that none has; ``None`` where no file says anything."""
@@ -158,21 +162,4 @@ class _Files:
     def _wrong(self, name: str, key: str, what: str) -> UserError:
         shown = json.dumps(self._contents[name][key])
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return UserError.one(str(self._folder / name), f"{key} is {shown}, not {what}", "fetch the file again")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        UserError: it is something else.
-    """
-    try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError.one(str(file), f"not JSON: {error}", "fetch the file again") from None
-    if not isinstance(contents, dict):
-        raise UserError.one(str(file), f"a JSON {type(contents).__name__}, not an object", "fetch the file again")
-    return contents
+        return UserError.one(str(self._folder / name), f"{key} is {shown}, not {what}", _FETCH)

@@ -90,7 +90,7 @@ class TiktokenTokenizer:
 
 def _pieces(text: str) -> Iterator[str]:
     """``text``, cut after runs so long that tiktoken's regular expressions overflow their stack (it panics at a million
-    blanks); a text without such a run stays whole, and so do its ids."""
+    blanks); a text without one stays whole, and so do its ids."""
     if not _may_have_long_run(text):
         yield text
         return

@@ -184,7 +184,7 @@ def _failure(
     Args:
         statuses: of the ranks that ended by themselves.
         everybody: the ranks of this machine.
-        outcomes: of those that have left one, whoever ended them.
+        outcomes: of those that have left one, however they ended.
     """
     failed = {rank: one for rank, one in outcomes.items() if one.problems}
     step = max((one.step for one in outcomes.values()), default=0)

@@ -19,7 +19,7 @@ from titan_core.train.world import World
 
 @dataclass
 class TrainState:
-    """Everything that a run must restore to go on as if it had not stopped."""
+    """Everything that a run must restore to continue as if it had not stopped."""
 
     parts: list[ModelPart]
     optimizer: Optimizer

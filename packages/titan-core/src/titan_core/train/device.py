@@ -15,7 +15,7 @@ def choose_device(choice: str) -> torch.device:
     """The device of this rank: ``"cpu"``, ``"cuda"``, or ``"auto"``.
 
     Raises:
-        UserError: CUDA was asked for and is not there.
+        UserError: CUDA was requested and is not available.
     """
     available = torch.cuda.is_available()
     if choice == "cpu" or (choice == "auto" and not available):
@@ -52,8 +52,8 @@ def synchronize(device: torch.device) -> None:
 
 
 class HostCopy:
-    """Tensors on their way to the host: the device is asked for them now, and waited for when they are wanted. What it was
-    given afterwards may then still be under way."""
+    """Tensors on their way to the host: the copy starts now, and is waited for when it is needed. Work that the device gets
+    afterwards may then still be under way."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         # Into pinned memory, where it is a GPU's; of a CPU's tensor there is nothing to copy.
@@ -104,7 +104,7 @@ def memory(device: torch.device) -> Memory:
 
 
 def _resident_gib(otherwise: float) -> float:
-    """What of the process is in memory now, where the system tells."""
+    """What of the process is in memory now, where the system says."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30

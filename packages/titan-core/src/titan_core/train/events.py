@@ -1,4 +1,4 @@
-"""What lifecycle hooks are told."""
+"""What lifecycle hooks receive."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RunStart:
     tell: Callable[[Finding], None]
     """For an observer that finds something out: fires the hook ``titan_finding``, on this rank."""
     shared_request: Callable[[], SharedRequest]
-    """For an observer that may be asked for something that all ranks have to do together: a new request. To be called by
+    """For an observer that serves requests on all ranks together: a new request. To be called by
     all ranks alike, in ``titan_train_start``."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that an observer wants whoever looks at the run to see: a spike of the loss, a trace that was written."""
+    """Something that an observer wants to show the user: a spike of the loss, a trace that was written."""
 
     kind: str
     """In a word or two: ``"loss spike"``, ``"trace"``."""
@@ -118,7 +118,7 @@ class TrainEnd:
     step: int
     """The last step that was taken."""
     completed: bool
-    """Whether that is the last step that the config asked for."""
+    """Whether this is the last step that the config requests."""
     reason: str
     """In words."""
     failed: bool = False

@@ -52,7 +52,7 @@ class FiniteGuard(LateReports):
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember whom to tell."""
+        """Remember the run, for findings."""
         self._run = run
 
     @hookimpl
@@ -88,7 +88,7 @@ class FiniteGuard(LateReports):
         raise NonFiniteError(
             f"{_figures(report)}; training stops, since every weight is about to be NaN too. Lower optimizer.lr "
             f"({report.lr:g} in this step), lengthen lr_scheduler.warmup_steps, or look at the data of this step; "
-            'training.on_nan = "skip" leaves out the updates of such steps, "warn" and "ignore" go on regardless'
+            'training.on_nan = "skip" leaves out the updates of such steps, "warn" and "ignore" continue regardless'
         )
 
     def _tell(self, step: int, message: str) -> None:

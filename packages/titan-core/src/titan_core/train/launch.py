@@ -118,7 +118,7 @@ def _run(agent: RankAgent, spec: WorkerSpec) -> int:
     try:
         agent.run(ROLE)
     except SignalException as error:
-        closes = False  # other machines may go on without this one
+        closes = False  # other machines may continue without this one
         print(f"titan: ended by {error.sigval.name}", file=sys.stderr)
         return 128 + int(error.sigval)
     except JobInterrupted:

@@ -34,13 +34,13 @@ class StepTotals:
 
 
 class Lookahead:
-    """Looks at the next step's data, once: one sum over all ranks a step. The host needs what it tells, so it travels as a
+    """Looks at the next step's data, once: one sum over all ranks a step. The host needs the result, so it travels as a
     CPU tensor, without waiting for the device."""
 
     def __init__(self, loader: DataLoader, world: World, requests: SharedRequests, datasets: int) -> None:
         """
         Args:
-            requests: what ranks may be asked for; the same ones on all, whenever it looks.
+            requests: requests that ranks may get; the same ones on all, whenever it looks.
         """
         self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
 

@@ -157,7 +157,7 @@ class OutcomeRecorder:
                 json.dump(asdict(self.outcome), file)
             os.replace(file.name, Path(folder) / f"rank-{self.outcome.rank}.json")
         except OSError as problem:
-            log.error("the launcher cannot be told how this rank ended: %s", problem)
+            log.error("the launcher cannot learn how this rank ended: %s", problem)
             self.print()
 
     def print(self) -> None:

@@ -101,7 +101,7 @@ class RunDirectory:
         """Write what the run is.
 
         A fresh start (``step`` 0) first moves an older run's files, and the folders that the config names for such, to
-        ``previous/N``. A resumed run goes on in the same
+        ``previous/N``. A resumed run continues in the same
         metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too. A
         process that is killed meanwhile leaves each file as it was or as it is to be.
 
@@ -130,7 +130,7 @@ class RunDirectory:
         except OSError as error:
             where = f"job.dump_folder = {str(self.path)!r}"
             why = f"{error.filename or 'a file of it'} cannot be written: {error.strerror or error}"
-            raise UserError.one(where, why, "make room, mend it, or choose another folder") from error
+            raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
 
     def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
         if not names:

@@ -1,4 +1,4 @@
-"""What one rank is asked for, and all ranks do."""
+"""Requests that reach one rank, and that all ranks serve."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from titan_core.train.world import World
 
 
 class SharedRequest:
-    """Something that any rank may be asked for at any moment, by a signal, a file or a person, and that all ranks then do at
-    the same step. It travels with what ranks tell each other before each step anyway (:mod:`titan_core.train.lookahead`)."""
+    """A request that may reach any rank at any moment, by a signal, a file or a person, and that all ranks then serve at
+    the same step. It travels with what ranks exchange before each step anyway (:mod:`titan_core.train.lookahead`)."""
 
     def __init__(self) -> None:
         self.asked = False
-        """Whether this rank was asked, and has not told the others yet."""
+        """Whether this rank has a request that the others do not know of yet."""
         self.agreed = False
-        """Whether all ranks know that some rank was asked; the same on each, within a step."""
+        """Whether all ranks know that some rank has a request; the same on each, within a step."""
 
     def ask(self) -> None:
         """Ask for it, on this rank; from any thread or signal handler."""
         self.asked = True
 
     def agree(self, told: bool, anywhere: bool) -> None:
-        """All ranks have told each other.
+        """All ranks have exchanged their requests.
 
         Args:
-            told: whether this rank has told that it was asked.
+            told: whether this rank has passed its request on.
             anywhere: whether some rank has.
         """
         if told:
@@ -39,7 +39,7 @@ class SharedRequest:
 
 
 class SharedRequests:
-    """Those of a run. All ranks have the same ones, since they tell each other of all together."""
+    """Those of a run. All ranks have the same ones, since they exchange all of them together."""
 
     def __init__(self, requests: Iterable[SharedRequest] = ()) -> None:
         self._requests = list(requests)

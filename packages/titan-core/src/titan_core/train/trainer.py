@@ -150,7 +150,7 @@ class Trainer:
         return self._end()
 
     def run_start(self) -> RunStart:
-        """What observers are told before the first step."""
+        """What observers receive before the first step."""
         return RunStart(
             job=self.job,
             world=self.world,

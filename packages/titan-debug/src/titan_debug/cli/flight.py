@@ -25,7 +25,7 @@ def analyse_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dump_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan flight dump``."""
-    parser.add_argument("run", metavar="RUN", help="the directory of a run that is going on")
+    parser.add_argument("run", metavar="RUN", help="the directory of a running job")
 
 
 def run_analyse(arguments: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def run_dump(arguments: argparse.Namespace) -> int:
     def missing() -> list[int]:
         return [rank for rank, file in enumerate(files) if version(file) == before[rank]]
 
-    waiting = ask_and_wait(arguments.run, folder, "asked for by `titan flight dump`", missing, ANSWER_SECONDS)
+    waiting = ask_and_wait(arguments.run, folder, "requested by `titan flight dump`", missing, ANSWER_SECONDS)
     print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; `titan flight analyse {arguments.run}` reads them")
     if waiting:
         print(f"not (yet): {', '.join(map(str, waiting))}")

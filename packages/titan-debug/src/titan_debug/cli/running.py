@@ -1,4 +1,4 @@
-"""Asking a run that is going on for something, and waiting until its ranks have answered. Free of torch."""
+"""Requests to a running job, and waiting until its ranks have answered. Free of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_SECONDS = 0.2
 
 
 def world_size(run: str, otherwise: str) -> int:
-    """How many ranks a run has that goes on.
+    """How many ranks a running job has.
 
     Args:
         otherwise: what to do about one that does not.
@@ -26,9 +26,9 @@ def world_size(run: str, otherwise: str) -> int:
     """
     start = _going_on(run)
     if start is None:
-        raise UserError.one(f"run {run!r}", "it is not going on", otherwise)
+        raise UserError.one(f"run {run!r}", "it is not running", otherwise)
     if processes_are_gone(start):
-        raise UserError.one(f"run {run!r}", "it is not going on: its process was killed", otherwise)
+        raise UserError.one(f"run {run!r}", "it is not running: its process was killed", otherwise)
     size: int = start["world_size"]
     return size
 

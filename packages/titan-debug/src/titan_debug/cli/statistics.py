@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--step", type=whole(0, MOST_STEPS), metavar="N", help="the step (default: the last one that there is)"
     )
-    which.add_argument("--now", action="store_true", help="ask a run that is going on for those of its next step")
+    which.add_argument("--now", action="store_true", help="request those of the next step of a running job")
     parser.add_argument(
         "--wait",
         type=seconds,
@@ -60,22 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(run: str, folder: Path, seconds: float) -> dict[int, StepStatistics]:
-    """Those of the next step of a run that goes on.
+    """Those of the next step of a running job.
 
     Raises:
-        UserError: it is not going on, or does not answer.
+        UserError: it is not running, or does not answer.
     """
     size = world_size(run, "without --now, those that it has left are shown")
     added = AddedStatistics(folder, size)
     print(f"waiting for the next step of {size} ranks", file=sys.stderr)
-    waiting = ask_and_wait(run, folder, "asked for by `titan statistics`", added.missing, seconds)
+    waiting = ask_and_wait(run, folder, "requested by `titan statistics`", added.missing, seconds)
     if waiting:
         ranks = ", ".join(map(str, waiting[:8])) + " and others" * (len(waiting) > 8)
         world_size(run, "it ended before its next step was over")
         why = f"no statistics have come from rank {ranks} within {seconds:g} s"
-        way_out = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where; or its log "
-        way_out += "says why they cannot be written"
-        raise UserError.one(f"run {run!r}", why, way_out)
+        fix = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where; or its log "
+        fix += "says why they cannot be written"
+        raise UserError.one(f"run {run!r}", why, fix)
     return added.steps()
 
 

@@ -45,11 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train on each mesh, compare, tell; exit status 1 where they differ."""
+    """Train on each mesh, compare, report; exit status 1 where they differ."""
     dims = mesh_dims(arguments.registry)
     meshes = [parse_mesh(text, dims) for text in arguments.mesh]
     if not meshes:
-        raise UserError.one("titan verify", "no mesh is given", "give --mesh dp_shard=2, or several meshes")
+        raise UserError.one("titan verify", "no mesh", "give --mesh dp_shard=2, or several meshes")
     if len(meshes) == 1:
         meshes.insert(0, Mesh({}))
     if len(set(map(str, meshes))) < len(meshes):
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs = []
     for mesh in meshes:
         overrides = [*arguments.overrides, *same_batch(mesh, reference, dims), *observed(reference, steps)]
-        job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is told before anything is trained
+        job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is reported before anything is trained
         place = folder / str(mesh).replace(" ", "_")
         runs.append(ChildRun(arguments.recipe, [*overrides, *overrides_for(mesh, dims)], mesh.processes, place))
     with FolderLock(folder, f"--output {folder}"):

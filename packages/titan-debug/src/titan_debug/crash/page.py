@@ -93,7 +93,7 @@ def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], c
     if following and not first.follows:
         lines += [f"What {ranks(following)} raised follows from another rank's failure.", ""]
     if context.verdict:
-        lines += [f"Collectives and threads: {context.verdict} (`titan flight analyse {context.run}` tells more.)", ""]
+        lines += [f"Collectives and threads: {context.verdict} (see `titan flight analyse {context.run}`)", ""]
     return "\n".join([*lines, *_facts(first), "", *_error(first)])
 
 

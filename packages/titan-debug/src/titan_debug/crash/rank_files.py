@@ -87,7 +87,7 @@ class CrashFiles:
         return len(self._read) + len(self.unread) > before
 
     def _file(self, rank: int, follows: bool) -> Path:
-        """Its name tells what kind of failure it is, so that others need not open it."""
+        """Its name says what kind of failure it is, so that others need not open it."""
         return self._folder / f"rank-{rank}{'-follows' if follows else ''}.json"
 
     def _found(self) -> list[_Found]:

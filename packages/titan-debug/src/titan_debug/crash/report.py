@@ -59,7 +59,7 @@ class CrashReport:
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Write what this rank has to say. If it is this rank that tells of all, write the page too, and keep it up to date
+        """Write what this rank has to say. If this rank reports for all, write the page too, and keep it up to date
         while others fail; without holding up this process, whose end others may be waiting for."""
         run = self._run
         if run is None or isinstance(error, KeyboardInterrupt):
@@ -89,7 +89,7 @@ class CrashReport:
             Thread(target=self._follow, args=(run, files, verdict), name="crash report").start()
 
     def _write(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
-        """Write the page, and again if meanwhile others have reported: whoever writes last must know of all."""
+        """Write the page, and again if meanwhile others have reported: the last writer must know of all."""
         context = self._context(run, verdict)
         while True:
             with whole_file(self._folder / DEBUG / FOLDER / PAGE) as file:
@@ -98,7 +98,7 @@ class CrashReport:
                 return
 
     def _follow(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
-        """In a thread of its own: write the page anew as others report, until none has for a while."""
+        """In a thread of its own: rewrite the page as others report, until none has for a while."""
         began = quiet = time.monotonic()
         end = began + LONGEST
         try:

@@ -35,7 +35,7 @@ class Analysis:
     verdict: str
     """One line."""
     culprits: list[int]
-    """The ranks that the others' trouble comes from; none where that cannot be told."""
+    """The ranks that the others' trouble comes from; none where that is unknown."""
     step: int | None
     """The step that it happened in."""
     details: list[str] = field(default_factory=list)

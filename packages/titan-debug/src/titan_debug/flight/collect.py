@@ -30,7 +30,7 @@ def collect(world: World, why: str, attempt: float, since: float, step: int, in_
     recorded = True
     try:
         groups, entries = process_groups(world), recorded_entries(stacks, since)
-    except Exception:  # private functions of torch, which another version may change: the stacks tell much without them
+    except Exception:  # private functions of torch, which another version may change: the stacks say much without them
         log.exception("torch's record of collectives cannot be read")
         recorded = False
     threads = [Thread(name, main, stacks.setdefault(tuple(stack), len(stacks))) for name, main, stack in thread_stacks()]

@@ -52,7 +52,7 @@ class Evidence:
 
     def held(self, rank: int) -> bool:
         """Whether ``rank`` itself waits for others, or has lost one: it is then no more than a link of the chain, even where
-        it cannot be told for whom."""
+        it is unknown for whom."""
         dump = self.dumps[rank]
         within = any(dump.training(entry) for entry in undone(dump))  # others may have joined it, and be no further either
         # One that was dumped before it failed is judged by that: it may have been late, and lost the others by it.
@@ -93,7 +93,7 @@ def called(evidence: Evidence, wait: Wait) -> str:
 
 
 def waited(evidence: Evidence, wait: Wait) -> str:
-    """How long a rank had waited when it wrote its dump: one that was asked for in passing is not of a hang."""
+    """How long a rank had waited when it wrote its dump: one that was requested in passing is not of a hang."""
     return f"{max(0.0, evidence.dumps[wait.rank].time - wait.entry.created):.1f} s"
 
 

@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 
     kind: Kind
     culprits: list[int]
-    """The ranks that it comes from; none where that cannot be told."""
+    """The ranks that it comes from; none where that is unknown."""
     verdict: str
     """One line."""
     details: list[str]
@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 def look(evidence: Evidence) -> Iterator[Finding]:
     """All that is found, what explains the rest first: ranks that disagree on a collective, then one that failed by itself,
-    then one that is late or has left nothing. A closed connection is told of by one that is gone, so where ranks have lost
+    then one that is late or has left nothing. A closed connection is reported by one that is gone, so where ranks have lost
     another, that comes before one that is late. What is beside training counts only where nothing else is found."""
     lost = any(dump.lost for dump in evidence.dumps.values())
     gone_or_late = (_missing, _behind) if lost else (_behind, _missing)
@@ -74,7 +74,7 @@ def _raised(evidence: Evidence) -> Finding | None:
 
 
 def _died(evidence: Evidence) -> Finding | None:
-    """Ranks that a signal ended, but not those that NCCL itself ends when a collective times out, whoever is to blame."""
+    """Ranks that a signal ended, but not those that NCCL ends when a collective times out, whichever rank is to blame."""
     died = [dump for dump in evidence.dumps.values() if dump.died and not _ended_by_nccl(evidence, dump)]
     if not died:
         return None

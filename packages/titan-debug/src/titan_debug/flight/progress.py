@@ -7,8 +7,8 @@ from titan_debug.flight.p2p import undone
 
 
 def has_gone_on(before: Dump, now: Dump, lost: bool) -> bool:
-    """Whether what ``before`` tells of is over, in a step that goes on. A rank that was late and has just joined, after
-    most of the time since, must not hide that it was late. After a failure nothing goes on.
+    """Whether what ``before`` reports is over, in a step that continues. A rank that was late and has just joined, after
+    most of the time since, must not hide that it was late. After a failure nothing continues.
 
     Args:
         lost: whether the rank has failed by now because another was gone or late: gloo lets go of what failed as of what is

@@ -1,4 +1,4 @@
-"""Dumps of a rank's collectives and threads: when a step takes too long, when the run fails, and when asked for."""
+"""Dumps of a rank's collectives and threads: when a step takes too long, when the run fails, and on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARE = 0.8
 
 
 class FlightRecorder:
-    """One rank's. It only reports: what hangs goes on hanging until its collectives time out, and what recovers goes on."""
+    """One rank's. It only reports: what hangs keeps hanging until its collectives time out, and what recovers continues."""
 
     def __init__(self, comm: CommSection, section: CommTraceSection, dump_folder: str) -> None:
         self._section = section
@@ -157,7 +157,7 @@ class FlightRecorder:
         try:
             self._requests.ask(why, self._run.world.rank)
         except OSError as problem:
-            log.error("the other ranks cannot be asked for dumps in %s: %s", self._folder, problem.strerror or problem)
+            log.error("dumps of the other ranks cannot be requested in %s: %s", self._folder, problem.strerror or problem)
 
     def _tell(self, why: str) -> None:
         """On rank 0, in the watchdog's thread: say so, and when the others have dumped, what it comes from, each such thing

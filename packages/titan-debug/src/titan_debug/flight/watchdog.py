@@ -49,9 +49,9 @@ class Watchdog:
         self._requests, self._late, self._asked = requests, late, asked
         self._limit, self._later_limit = first_seconds, seconds
         self._poll = min(POLL_SECONDS, min(first_seconds, seconds) / 4)
-        self._step: tuple[int, float] | None = None  # the step that goes on, and since when
+        self._step: tuple[int, float] | None = None  # the current step, and since when
         self._told: tuple[int, float] | None = None
-        self._problem = ""  # the last one, which is told once
+        self._problem = ""  # the last one, which is logged once
         self._looked = time.monotonic()
         self._stacks: TextIO | None = None
         self._ended = threading.Event()
@@ -107,9 +107,9 @@ class Watchdog:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as problem:  # a plugin's hook, torch's private functions: the next hang is to be told of too
+        except Exception as problem:  # a plugin's hook, torch's private functions: the next hang is to be reported too
             if repr(problem) != self._problem:
-                log.exception("the watchdog could not do its work; it goes on")
+                log.exception("an error in the watchdog; it continues")
             self._problem = repr(problem)
 
     def _wind_up(self) -> None:

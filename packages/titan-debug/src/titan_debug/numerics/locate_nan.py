@@ -41,7 +41,7 @@ class NanLocator:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember the model's parts, and whom to tell."""
+        """Remember the model's parts, and the run, for findings."""
         self._run = run
 
     @hookimpl(tryfirst=True)

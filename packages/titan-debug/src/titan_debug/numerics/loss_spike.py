@@ -31,8 +31,8 @@ class LossSpikeError(RunStopped):
 
 
 class SpikeDetector:
-    """Mean and standard deviation of the last losses, spikes included: a loss that stays up is a level, and is told once or
-    a few times."""
+    """Mean and standard deviation of the last losses, spikes included: a loss that stays up is a level, and is reported
+    once or a few times."""
 
     def __init__(self, window: int, sigma: float) -> None:
         self.losses: deque[float] = deque(maxlen=window)
@@ -66,7 +66,7 @@ class LossSpikes(LateReports):
 
     @hookimpl
     def titan_save_state(self) -> dict[str, list[float]]:
-        """The last losses: a run that goes on is to judge the next one as it would have if it had not stopped."""
+        """The last losses: a resumed run judges the next one as if it had not stopped."""
         return {STATE: list(self._detector.losses)}
 
     @hookimpl
@@ -77,7 +77,7 @@ class LossSpikes(LateReports):
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember whom to tell."""
+        """Remember the run, for findings."""
         self._run = run
 
     @hookimpl

@@ -85,13 +85,13 @@ class MemorySnapshots:
             self._history.stop()
 
     def _write(self, run: RunStart, name: str) -> None:
-        """Write a snapshot. Where that fails, training goes on: nothing depends on it."""
+        """Write a snapshot. A failure does not stop training: nothing depends on it."""
         path = Path(run.dump_folder, self._section.save_memory_snapshot_folder, name, f"rank-{run.world.rank}.pickle")
         try:
             with whole_file(path) as part:
                 self._history.write(part)
         except OSError as error:
-            log.error("memory snapshot %s cannot be written: %s; training goes on", path, error.strerror or error)
+            log.error("memory snapshot %s cannot be written: %s; training continues", path, error.strerror or error)
             return
         log.info("wrote memory snapshot %s", path)
         if run.world.rank == 0:

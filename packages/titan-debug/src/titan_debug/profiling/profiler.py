@@ -32,7 +32,7 @@ class Profiler:
     """Writes ``<save_traces_folder>/step-N/rank-R.json.gz`` in the run's directory, where N is the last step in the trace.
 
     A trace every ``profile_freq`` steps: the last ``profiler_active`` steps of each stretch are in it, and the profiler runs
-    for ``profiler_warmup`` steps before them. One that was asked for by SIGUSR2 begins its warmup with the next step; it
+    for ``profiler_warmup`` steps before them. One that was requested by SIGUSR2 begins its warmup with the next step; it
     takes the place of a regular one that would begin meanwhile, and waits for one that has begun.
 
     A step is marked ``ProfilerStep#N``, from its ``titan_step_start`` to that of the next step, the last one to its
@@ -93,7 +93,7 @@ class Profiler:
                     log.info("the run ended in the warmup of a trace, so there is none")
         finally:
             if self._handles:
-                # A handler that was not installed from Python is told as None, and cannot be installed again.
+                # A handler that was not installed from Python is returned as None, and cannot be installed again.
                 signal.signal(signal.SIGUSR2, signal.SIG_DFL if self._handler is None else self._handler)
                 self._handles = False
         return (yield)
@@ -121,7 +121,7 @@ class Profiler:
         self._last = recorded + section.profiler_active - 1
 
         def action(number: int) -> ProfilerAction:
-            # It is asked for step 0 when it is made, before it is told that it begins with ``step``.
+            # torch calls it for step 0 when it is made, before it knows that it begins with ``step``.
             return ProfilerAction.WARMUP if max(number, step) < recorded else ProfilerAction.RECORD
 
         # A new one each time: between traces there is nothing that could cost time. Finished by `_finish`, in any case.
@@ -144,7 +144,7 @@ class Profiler:
         profiler.stop()
 
     def _write(self, profiler: profile) -> None:
-        """Write the trace. Where that fails, training goes on: nothing depends on it."""
+        """Write the trace. A failure does not stop training: nothing depends on it."""
         assert self._run is not None
         run, step = self._run, profiler.step_num
         path = Path(run.dump_folder, self._section.save_traces_folder, f"step-{step}", f"rank-{run.world.rank}.json.gz")
@@ -152,7 +152,7 @@ class Profiler:
             with whole_file(path) as part:
                 _export(profiler, part)
         except OSError as error:
-            log.error("trace %s cannot be written: %s; training goes on", path, error.strerror or error)
+            log.error("trace %s cannot be written: %s; training continues", path, error.strerror or error)
             return
         self._written = True
         log.info("wrote trace %s", path)

@@ -46,7 +46,7 @@ def read_statistics(folder: Path) -> dict[int, StepStatistics]:
         raise UserError.one(
             "statistics",
             why,
-            "train with numerics.statistics_freq = 1 (or every so many steps), or ask a run that is going on, with --now",
+            "train with numerics.statistics_freq = 1 (or every so many steps), or ask a running job with --now",
         )
     return {step: _together(records) for step, records in sorted(by_step.items())}
 

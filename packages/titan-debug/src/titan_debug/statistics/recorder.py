@@ -32,7 +32,7 @@ class StatisticsRecorder:
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
         self._file: LineFile | None = None
-        self._requests: Requests | None = None  # of people; rank 0 looks, and tells the others
+        self._requests: Requests | None = None  # of people; rank 0 looks, and informs the others
         self._asked: SharedRequest | None = None
         self._looked = 0.0
 
@@ -81,7 +81,7 @@ class StatisticsRecorder:
         if self._file is None:
             self._file = LineFile(Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank))
         if self._file.append(record) and asked and run.world.rank == 0:
-            run.tell(Finding("statistics", f"of modules and gradients, as asked for, in {self._folder}", update.step))
+            run.tell(Finding("statistics", f"of modules and gradients, as requested, in {self._folder}", update.step))
 
     @hookimpl
     def titan_train_end(self) -> None:

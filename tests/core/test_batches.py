@@ -1,0 +1,114 @@
+"""What a batch holds: tokens, the next tokens as targets, positions and documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from harness.letters import BYTE, letters, stream
+from harness.loaders import LENGTHS, close, loaders, loaders_of, plan
+from titan_core.data.batch import IGNORE, with_positions
+from titan_core.data.loader import DataLoader, _batch
+
+
+def test_documents_are_kept_apart() -> None:
+    """Positions and documents restart at each mark, and the last token of a document predicts nothing."""
+    (loader,) = loaders_of(stream(letters(LENGTHS), plan=plan(1, seq_len=31)), document_mask=True)
+    for _ in range(5):
+        step = loader.next_step()
+        assert step is not None
+        (batch,) = step.microbatches
+        assert batch.positions is not None
+        assert batch.documents is not None
+        begins = batch.tokens[:, 1:] == 256
+        assert begins.any()
+        assert ((batch.documents[:, 1:] != batch.documents[:, :-1]) == begins).all()
+        assert (batch.positions[:, 1:][begins] == 0).all()
+        assert (batch.positions[:, 1:][~begins] == batch.positions[:, :-1][~begins] + 1).all()
+        assert ((batch.targets == IGNORE) == (batch.tokens == 257)).all()
+        assert batch.num_targets() == step.num_targets()
+    close([loader])
+
+
+def rows(*values: list[int]) -> Any:
+    return numpy.array(values, numpy.uint32)
+
+
+def test_targets_of_a_batch_are_the_next_tokens_of_each_row() -> None:
+    batch = _batch(rows([1, 2, 3, 4], [5, 6, 7, 8]), [[4], [1, 3]], document_mask=False)
+    assert batch.tokens.tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert batch.targets.tolist() == [[2, 3, 4], [6, 7, 8]]
+    assert batch.positions is None and batch.documents is None
+    assert batch.tokens.dtype == batch.targets.dtype == torch.int64
+
+
+def test_with_documents_kept_apart_the_last_of_each_predicts_nothing() -> None:
+    batch = _batch(rows([1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]), [[2, 1, 3], [6]], document_mask=True)
+    assert batch.targets.tolist() == [[2, IGNORE, IGNORE, 5, 6], [8, 9, 1, 2, 3]]
+    assert batch.positions is not None and batch.documents is not None
+    assert batch.positions.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
+    assert batch.documents.tolist() == [[0, 0, 1, 2, 2], [0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+@pytest.mark.parametrize(("pieces", "targets"), [([], 0), ([1], 0), ([2], 1), ([3], 2), ([4], 3)])
+def test_what_a_short_row_lacks_is_no_target(document_mask: bool, pieces: list[int], targets: int) -> None:
+    batch = _batch(rows([9, 8, 7, 6]), [pieces], document_mask)
+    assert batch.targets.tolist() == [[8, 7, 6][:targets] + [IGNORE] * (3 - targets)]
+    assert batch.num_targets() == targets
+
+
+def test_a_batch_is_cut_into_microbatches_with_all_that_it_has() -> None:
+    batch = _batch(rows(*([row, 1, 2, 3] for row in range(5))), [[4]] * 5, document_mask=True)
+    cut = batch.split(2)
+    assert [len(one.tokens) for one in cut] == [2, 2, 1]
+    for name in ("tokens", "targets", "positions", "documents"):
+        assert torch.equal(torch.cat([getattr(one, name) for one in cut]), getattr(batch, name))
+    assert with_positions(replace(batch, positions=None)).positions is not None
+    assert torch.equal(with_positions(batch).positions, batch.positions)  # type: ignore[arg-type]
+    fresh = with_positions(replace(batch, positions=None)).positions
+    assert fresh is not None and fresh.tolist() == [[0, 1, 2]] * 5
+
+
+def test_targets_are_the_next_tokens() -> None:
+    (loader,) = loaders(1)
+    step = loader.next_step()
+    assert step is not None
+    for batch in step.microbatches:
+        assert batch.tokens[:, 1:].equal(batch.targets[:, :-1])
+        assert batch.num_targets() == batch.targets.numel()
+
+
+class OneToken:
+    """A dataset of documents that are one token each, with no mark of their own."""
+
+    num_documents = None
+
+    def shard(self, index: int, count: int, epoch: int) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return numpy.array([65])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_sequences_without_a_target_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    spec = stream(letters("30,40,50,60"), letters("1", "single"), plan=plan(1, global_size=4, shards=1))
+    for document_mask in (False, True):
+        sources: Any = [spec.datasets[0].open.load()(spec.datasets[0].request), OneToken()]
+        loader = DataLoader(spec, sources, BYTE, 0, document_mask=document_mask)
+        step = loader.next_step()
+        assert step is not None
+        loader.close()
+        assert step.targets_by_dataset == [14, 0 if document_mask else 14]
+        told = "dataset 'single': a sequence has no token to train on: each of its documents is one token"
+        assert caplog.text.count(told) == document_mask  # once, not for each sequence

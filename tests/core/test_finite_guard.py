@@ -1,0 +1,104 @@
+"""Reports that are looked at late, and the guard that looks for losses and norms that are not finite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.one_of_many import OneOfMany
+from titan_core.train import late_reports
+from titan_core.train.events import Finding, StepReport
+from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
+from titan_core.train.late_reports import LateReports
+
+
+def report(step: int, loss: float = 1.0, norm: float = 1.0) -> StepReport:
+    return StepReport(step, torch.tensor(loss), torch.tensor([loss]), torch.tensor(norm), 0.1, 4, 0, 0.0)
+
+
+class Looks(LateReports):
+    """Keeps what it looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked: list[int] = []
+
+    def look(self, report: StepReport) -> None:
+        assert report.loss.item() == report.step
+        self.looked.append(report.step)
+
+
+def test_a_cpus_steps_are_looked_at_at_once() -> None:
+    looks = Looks()
+    looks.titan_step_end(report(1, 1.0))
+    looks.titan_settle(1)
+    looks.titan_settle(1)
+    assert looks.looked == [1]
+
+
+def test_a_gpus_steps_are_looked_at_when_the_next_one_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors that say that they are a GPU's."""
+    waited: list[int] = []
+
+    class Copy:
+        def __init__(self, tensors: list[Any]) -> None:
+            self.step = tensors[0].step
+
+        def wait(self) -> list[Tensor]:
+            waited.append(self.step)
+            return [torch.tensor(float(self.step)), torch.tensor([0.0]), torch.tensor(2.0)]
+
+    monkeypatch.setattr(late_reports, "HostCopy", Copy)
+    looks = Looks()
+    for step in (1, 2, 3):
+        looks.titan_step_end(replace(report(step), loss=cast(Any, SimpleNamespace(is_cuda=True, step=step))))
+        assert looks.looked == waited == list(range(1, step))
+    looks.titan_settle(3)
+    looks.titan_settle(3)
+    assert looks.looked == [1, 2, 3]
+
+
+def guard(action: Any) -> tuple[FiniteGuard, list[Finding]]:
+    found: list[Finding] = []
+    one = FiniteGuard(action)
+    one.titan_train_start(cast(Any, SimpleNamespace(tell=found.append, world=OneOfMany({}))))
+    return one, found
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
+def test_what_is_not_finite_is_skipped_reported_or_the_end(loss: float, norm: float) -> None:
+    bad, good = report(3, loss, norm), report(2)
+    skip, found = guard("skip")
+    assert not skip.titan_before_update(cast(Any, good))
+    assert skip.titan_before_update(cast(Any, bad))
+    skip.look(bad)  # it is dealt with
+    assert [one.step for one in found] == [3]
+    warn, found = guard("warn")
+    assert not warn.titan_before_update(cast(Any, bad))
+    warn.look(bad)
+    assert [one.step for one in found] == [3]
+    stop, found = guard("stop")
+    assert not stop.titan_before_update(cast(Any, bad))
+    stop.look(good)
+    with pytest.raises(NonFiniteError, match="step 3: the loss is"):
+        stop.look(bad)
+
+
+def test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts() -> None:
+    skip, _ = guard("skip")
+    bad, good = report(1, math.nan), report(1)
+    for _ in range(MOST_SKIPPED - 1):
+        assert skip.titan_before_update(cast(Any, bad))
+    assert not skip.titan_before_update(cast(Any, good))  # not in a row any more
+    for _ in range(MOST_SKIPPED - 1):
+        assert skip.titan_before_update(cast(Any, bad))
+    again, _ = guard("skip")
+    again.titan_restore_state(skip.titan_save_state())
+    with pytest.raises(NonFiniteError, match=f"the {MOST_SKIPPED}th such step in a row"):
+        again.titan_before_update(cast(Any, bad))

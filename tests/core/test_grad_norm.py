@@ -1,0 +1,97 @@
+"""The gradient norm over every division of the gradients, and clipping by it."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from harness.one_of_many import ISLANDS, OneOfMany
+from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.world import join_world
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (2.0, 0.5), (80.0, 1 / 80)])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_clipping_scales_down_and_never_up(norm: float, factor: float, pieces: int) -> None:
+    gradients = {1: [torch.full((2,), 3.0), torch.full((1,), 5.0)], pieces: [torch.full((3,), 7.0)]}
+    before = {key: [one.clone() for one in tensors] for key, tensors in gradients.items()}
+    clip_gradients(gradients, torch.tensor(norm), max_norm=1.0)
+    for key, tensors in before.items():
+        for one, other in zip(tensors, gradients[key], strict=True):
+            torch.testing.assert_close(other, one * factor, rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "pieces", "weight"),
+    [
+        ({}, 1, 1.0),
+        ({"dp_shard": 4}, 4, 1.0),  # a quarter of it is here
+        ({"dp_shard": 4}, 1, 1 / 4),  # each of four ranks has all of it
+        ({"dp_replicate": 2, "dp_shard": 2}, 2, 1 / 2),
+        ({"tp": 2, "dp_shard": 2}, 4, 1.0),
+        ({"pp": 2, "dp_shard": 2}, 2, 1.0),  # ranks of another stage have none of it
+        ({"pp": 4}, 1, 1.0),
+    ],
+    ids=str,
+)
+def test_each_element_counts_once_in_the_norm(degrees: dict[str, int], pieces: int, weight: float) -> None:
+    world = OneOfMany(degrees)
+    assert global_norm({pieces: [torch.tensor([3.0, 4.0])]}, world).item() == pytest.approx(5.0 * math.sqrt(weight))
+
+
+def test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy() -> None:
+    world = OneOfMany({"dp_shard": 2})
+    object.__setattr__(world, "others", 11.0)  # the squares that the other rank has
+    norm = global_norm({2: [torch.tensor([1.0]), torch.tensor([2.0])], 1: [torch.tensor([4.0])]}, world)
+    assert norm.item() == pytest.approx(math.sqrt(1 + 4 + 16 / 2 + 11))
+    assert global_norm({}, OneOfMany({})).item() == 0.0
+    # Each copy of the weights has a norm of its own: within it, nobody else holds this element.
+    assert global_norm({1: [torch.tensor([2.0])]}, OneOfMany({"islands": 2}, extra=(ISLANDS,))).item() == 2.0
+
+
+def norms_of_dtensors(folder: str) -> list[float]:
+    """Gradients of every kind of DTensor: what this rank says of their norm, and the norm of the whole gradients."""
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+    os.chdir(folder)
+    with join_world(make_job("llama3_debug", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
+        parameters, wholes = [], []
+        kinds: list[list[Placement]] = [
+            [Shard(0), Shard(1)],
+            [Replicate(), Shard(0)],
+            [Shard(0), Replicate()],
+            [Replicate()] * 2,
+        ]
+        for number, placements in enumerate(kinds):
+            whole = torch.arange(12.0).view(4, 3) + number
+            parameter = nn.Parameter(distribute_tensor(torch.zeros(4, 3), world.mesh, placements))
+            parameter.grad = distribute_tensor(whole.clone(), world.mesh, placements)
+            parameters.append(parameter)
+            wholes.append(whole)
+        summed = nn.Parameter(distribute_tensor(torch.zeros(4), world.mesh, [Replicate()] * 2))
+        mine = torch.full((4,), 1.0 + world.coordinate("tp"))  # 1 on one rank, 2 on the other: 3 together
+        summed.grad = DTensor.from_local(mine, world.mesh, [Replicate(), Partial()])
+        parameters += [summed, nn.Parameter(torch.zeros(2))]  # the last has no gradient
+        wholes.append(torch.full((4,), 3.0))
+        gradients = local_gradients(parameters)
+        norm = global_norm(gradients, world).item()
+        assert isinstance(summed.grad, DTensor)
+        assert summed.grad.placements == (Replicate(), Replicate())
+        assert torch.equal(summed.grad.to_local(), wholes[-1])
+        clip_gradients(gradients, torch.tensor(2.0), max_norm=1.0)  # what is clipped is what the optimizer takes
+        for parameter, whole in zip(parameters, wholes, strict=False):
+            assert isinstance(parameter.grad, DTensor)
+            torch.testing.assert_close(parameter.grad.full_tensor(), whole / 2)
+        return [norm, torch.cat([one.flatten() for one in wholes]).norm().item()]
+
+
+def test_the_norm_of_dtensors_is_that_of_the_whole_gradients(gloo: GlooPool, tmp_path: Any) -> None:
+    for norm, expected in gloo.run(4, norms_of_dtensors, str(tmp_path)):
+        assert norm == pytest.approx(expected, rel=1e-6)

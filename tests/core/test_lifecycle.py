@@ -1,0 +1,71 @@
+"""The lifecycle hooks: observers' states, misspelt hooks, observers that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+import torch
+
+from harness.jobs import TINY, Recorder, make_job
+from titan_core.hookspecs import hookimpl
+from titan_core.lifecycle import Lifecycle
+from titan_core.train.trainer import train
+
+
+class Keeps:
+    """An observer, or a metric logger, with a state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self.restored = state, None
+
+    @hookimpl
+    def titan_save_state(self) -> Any:
+        return self.state
+
+    @hookimpl
+    def titan_restore_state(self, state: Any) -> None:
+        self.restored = state.get("mine")
+
+
+@pytest.mark.parametrize("state", [{"mine": torch.ones(1)}, ["mine"], {"mine": {1: 2}}, {"mine": (1, 2)}], ids=str)
+def test_a_state_that_cannot_be_kept_is_reported_with_its_observer(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a table of plain values"):
+        Lifecycle([Keeps(state)]).save_state()
+
+
+def test_observers_that_come_after_a_restore_get_their_state_too() -> None:
+    lifecycle, early, late = Lifecycle(), Keeps({"mine": [1]}), Keeps(None)
+    lifecycle.register(early)
+    assert lifecycle.save_state() == {"mine": [1]}
+    lifecycle.restore_state({"mine": [2]})
+    lifecycle.register(late)
+    assert (early.restored, late.restored) == ([2], [2])
+
+
+def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
+    class Observer:
+        @hookimpl
+        def titan_step_over(self) -> None:
+            pass
+
+    with pytest.raises(pluggy.PluginValidationError, match="titan_step_over"):
+        Lifecycle([Observer()])
+
+
+def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path) -> None:
+    class Breaks:
+        @hookimpl(tryfirst=True)
+        def titan_step_end(self) -> None:
+            raise ValueError("the original")
+
+        @hookimpl(tryfirst=True)
+        def titan_exception(self) -> None:
+            raise RuntimeError("another")
+
+    recorder = Recorder(weights=False)
+    with pytest.raises(ValueError, match="the original"):
+        train(make_job("llama3_debug", TINY), [Breaks(), recorder])
+    assert recorder.record.events[-2:] == ["exception ValueError", "train_end"]

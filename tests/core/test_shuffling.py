@@ -1,0 +1,134 @@
+"""The orders of documents, and the mixture of datasets, are functions of seed, epoch and number."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+import numpy
+import pytest
+
+from harness.letters import Letters, letters
+from harness.loaders import LENGTHS
+from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
+from titan_core.data.mixture import Mixture
+from titan_core.data.shuffled import ShuffledDocuments
+
+
+def test_single_batches_are_mixed_well() -> None:
+    mixture = Mixture([0.7, 0.2, 0.1], seed=3)
+    for step in range(50):
+        counts = [0, 0, 0]
+        for place in range(64):
+            counts[mixture.dataset_of(step * 64 + place)] += 1
+        assert all(abs(count - 64 * share) < 3 for count, share in zip(counts, (0.7, 0.2, 0.1), strict=True))
+
+
+def test_a_streams_buffer_is_restored_exactly() -> None:
+    spec = letters("stream:" + LENGTHS)
+    source = ShuffledStream(spec.open.load()(spec.request), 7, seed=5)
+    whole = list(source.shard(1, 3, 0))
+    assert whole != list(source._source.shard(1, 3, 0))
+    assert whole != list(source.shard(1, 3, 1))
+    for done in range(len(whole) + 1):
+        first = source.shard(1, 3, 0)
+        assert list(itertools.islice(first, done)) == whole[:done]
+        second = source.shard(1, 3, 0)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        third = source.shard(1, 3, 0)
+        third.load_state_dict(second.state_dict())  # saved again before anything was read
+        assert list(second) == whole[done:]
+        assert list(third) == whole[done:]
+
+
+def test_epochs_differ_in_order_and_agree_in_content() -> None:
+    def order(seed: int, epoch: int) -> list[Any]:
+        spec = letters(",".join(map(str, range(50))), seed=seed)
+        return list(spec.open.load()(spec.request).shard(0, 1, epoch))
+
+    assert order(0, 0) != order(0, 1)
+    assert sorted(order(0, 0)) == sorted(order(0, 1))
+    assert order(0, 0) != order(1, 0)
+
+
+def test_an_order_of_an_epoch_is_divided_by_every_so_manieth() -> None:
+    source: Any = ShuffledDocuments(Letters(["1"] * 20, 40), seed=3)
+    order = numpy.random.Generator(numpy.random.Philox(key=[3, 2])).permutation(20).tolist()
+    expected = [chr(40 + index) for index in order]
+    assert list(source.shard(0, 1, 2)) == expected
+    for shard in range(3):
+        assert list(source.shard(shard, 3, 2)) == expected[shard::3]
+
+
+def test_a_block_of_a_stream_is_shuffled_by_its_own_number() -> None:
+    got = [int(text) for text in BufferedShuffle(Plain(6), 4, (7, 1))]  # type: ignore[call-overload]
+    orders = [numpy.random.default_rng([7, 1, block]).permutation(size) for block, size in ((0, 4), (1, 2))]
+    assert got == [*orders[0].tolist(), *(4 + orders[1]).tolist()]
+
+
+def test_a_mixture_is_a_function_of_seed_and_number() -> None:
+    one, same, other = (Mixture([1.0, 1.0], seed=seed) for seed in (3, 3, 4))
+    numbers = range(1000)
+    assert [one.dataset_of(number) for number in numbers] == [same.dataset_of(number) for number in reversed(numbers)][::-1]
+    assert [one.dataset_of(number) for number in numbers] != [other.dataset_of(number) for number in numbers]
+    assert {Mixture([0.0, 2.0, 0.0], 0).dataset_of(number) for number in numbers} == {1}
+    # Weights need not sum to 1, and each dataset has its own share, not its neighbour's.
+    counts = Counter(Mixture([10.0, 30.0, 60.0], 5).dataset_of(number) for number in numbers)
+    assert [counts[dataset] / 1000 for dataset in range(3)] == pytest.approx([0.1, 0.3, 0.6], abs=0.005)
+
+
+class Plain:
+    """Documents in their own order."""
+
+    def __init__(self, number: int) -> None:
+        self.documents, self.next = [str(one) for one in range(number)], 0
+
+    def __iter__(self) -> Plain:
+        return self
+
+    def __next__(self) -> str:
+        if self.next == len(self.documents):
+            raise StopIteration
+        self.next += 1
+        return self.documents[self.next - 1]
+
+    def state_dict(self) -> Any:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.next = state["next"]
+
+
+def test_blocks_of_a_buffer_have_orders_of_their_own() -> None:
+    read = list(BufferedShuffle(Plain(24), 8, (0, 1)))
+    blocks = [read[start : start + 8] for start in (0, 8, 16)]
+    assert [sorted(map(int, block)) for block in blocks] == [list(range(start, start + 8)) for start in (0, 8, 16)]
+    orders = {tuple(int(one) - start for one in block) for start, block in zip((0, 8, 16), blocks, strict=True)}
+    assert len(orders) == 3
+    assert tuple(range(8)) not in orders
+    assert list(BufferedShuffle(Plain(24), 8, (0, 1))) == read
+    assert list(BufferedShuffle(Plain(24), 8, (0, 2))) != read
+
+
+def test_the_order_of_documents_is_that_of_seed_and_epoch() -> None:
+    source = Letters([str(one) for one in range(1, 9)], 33)
+
+    def order(seed: int, epoch: int) -> list[str]:
+        documents = ShuffledDocuments(source, seed)
+        dealt = [list(documents.shard(index, 2, epoch)) for index in range(2)]
+        assert sorted(map(len, (*dealt[0], *dealt[1]))) == list(range(1, 9))
+        return [one for pair in zip(*dealt, strict=True) for one in pair]  # type: ignore[misc]
+
+    assert len({tuple(order(seed, epoch)) for seed in range(2) for epoch in range(3)}) == 6
+    expected = numpy.random.Generator(numpy.random.Philox(key=[1, 2])).permutation(8)
+    assert order(1, 2) == [source.text(index) for index in expected]
+
+
+def test_a_mixture_is_a_function_of_its_seed_and_keeps_its_shares() -> None:
+    def chosen(seed: int) -> list[int]:
+        return [Mixture([3.0, 0.0, 1.0], seed).dataset_of(number) for number in range(64)]
+
+    assert len({tuple(chosen(seed)) for seed in range(8)}) == 8
+    assert [chosen(0).count(dataset) for dataset in range(3)] == [48, 0, 16]

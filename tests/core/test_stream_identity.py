@@ -1,0 +1,99 @@
+"""A saved position means something in its own stream alone: one in any other stream is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.letters import BYTE, letters, stream
+from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
+from titan_core.data.loader import DataLoader
+from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.errors import UserError
+
+
+def test_a_document_that_became_shorter_is_reported() -> None:
+    (loader,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
+    loader.next_step()
+    state = merged([loader])
+    (other,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
+    state["shards"]["0"]["streams"][0]["used"] = 40
+    other.load_state_dict(state)
+    with pytest.raises(UserError, match="the data has changed: of the document at the saved position 40 tokens were used"):
+        other.next_step()
+    close([loader], [other])
+
+
+def test_positions_in_another_stream_are_refused() -> None:
+    state = merged(loaders(1))
+    with pytest.raises(UserError, match=r"data\.logical_shards = 4: the saved position in the data was made with 8"):
+        loaders(1, shards=4)[0].load_state_dict(state)
+    (mixed,) = loaders_of(stream(*MIXED, plan=plan(1)))
+    with pytest.raises(UserError, match=r"datasets = .*digits.* was made with"):
+        mixed.load_state_dict(state)
+
+
+CHANGES: dict[str, tuple[Any, str]] = {
+    "seed": (lambda spec: replace(spec, seed=1), r"training\.seed = 1: .* made with 0"),
+    "shards": (lambda spec: replace(spec, plan=plan(1, shards=4)), r"data\.logical_shards = 4: .* made with 8"),
+    "buffer": (lambda spec: replace(spec, shuffle_buffer=9), r"data\.shuffle_buffer = 9: .* made with 5"),
+    "no buffer": (lambda spec: replace(spec, shuffle_buffer=0), r"data\.shuffle_buffer = 0: .* made with 5"),
+    "weight": (
+        lambda spec: replace(spec, datasets=(letters(LENGTHS, weight=2.0), MIXED[1])),
+        r"dataset 'letters': its weight = 2\.0: .* made with 3\.0",
+    ),
+    "path": (
+        lambda spec: replace(spec, datasets=(letters(f"stream:{LENGTHS}", weight=3.0), MIXED[1])),
+        r"its path = 'stream:.* made with",
+    ),
+    "number": (lambda spec: replace(spec, datasets=(letters(f"{LENGTHS},1", weight=3.0), MIXED[1])), r"its path = "),
+    "split": (
+        lambda spec: replace(spec, datasets=(with_request(spec, split="train"), MIXED[1])),
+        r"its split = 'train'.* made with None",
+    ),
+    "field": (
+        lambda spec: replace(spec, datasets=(with_request(spec, text_field="body"), MIXED[1])),
+        r"its text_field = 'body'.* made with 'text'",
+    ),
+    "format": (
+        lambda spec: replace(spec, datasets=(with_request(spec, format="a:b"), MIXED[1])),
+        r"its format = 'a:b'.* made with None|its text_field = None",
+    ),
+    "order": (lambda spec: replace(spec, datasets=spec.datasets[::-1]), r"datasets = .* made with"),
+    "one dataset less": (lambda spec: replace(spec, datasets=spec.datasets[:1]), r"datasets = .* made with"),
+}
+
+
+def with_request(spec: StreamSpec, **changes: Any) -> DatasetSpec:
+    return replace(spec.datasets[0], request=replace(spec.datasets[0].request, **changes))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_position_means_something_in_its_own_stream_alone(change: str) -> None:
+    """Each thing that decides the order of tokens is part of a stream's identity."""
+    make, told = CHANGES[change]
+    spec = stream(*MIXED, plan=plan(1), shuffle_buffer=5)
+    (first,), (same,), (other,) = loaders_of(spec), loaders_of(replace(spec)), loaders_of(make(spec))
+    state = merged([first])
+    same.load_state_dict(state)
+    with pytest.raises(UserError, match=told):
+        other.load_state_dict(state)
+
+
+def test_another_tokenizer_is_another_stream(tmp_path: Path) -> None:
+    class Shifted:
+        vocab_size = BYTE.vocab_size + 1
+
+        def encode_document(self, text: str) -> Any:
+            return BYTE.encode_document(text)
+
+        decode = BYTE.decode
+
+    spec = stream(letters(LENGTHS), plan=plan(1))
+    state = merged(loaders_of(spec))
+    other = DataLoader(spec, spec.open_sources(), Shifted(), 0)
+    with pytest.raises(UserError, match=r"tokenizer = .* was made with"):
+        other.load_state_dict(state)

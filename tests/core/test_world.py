@@ -1,0 +1,94 @@
+"""The ranks of a job: their places, their collectives, and that all run the same job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from harness.one_of_many import OneOfMany
+from titan_core.errors import UserError
+from titan_core.job.job import Job
+from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
+from titan_core.train.world import join_world, require_same_job
+
+
+def test_places_of_ranks_that_see_the_same() -> None:
+    degrees = {"pp": 2, "dp_replicate": 2, "dp_shard": 3, "cp": 2, "tp": 2}
+    world = OneOfMany(degrees, {"dp_replicate": 1, "dp_shard": 2, "tp": 1})
+    assert (world.size, world.data_ranks, world.data_rank) == (48, 6, 5)
+    assert OneOfMany(degrees, {"dp_replicate": 1}).data_rank == 3
+    assert OneOfMany(degrees, {"pp": 1, "cp": 1, "tp": 1}).data_rank == 0
+    assert world.is_first_along("layers", "sequence")
+    assert not world.is_first_along("weights")
+    assert not world.is_first_along("layers", "batch")
+
+
+def other_version(rank: int) -> str:
+    """On one rank, a plugin has another version than on the other."""
+    job = make_job("llama3_debug", {"job.device": "cpu"})
+    versions = job.plugin_versions()
+    if int(os.environ["RANK"]) == rank:
+        versions[-1] = {**versions[-1], "version": "0.0.1"}
+    object.__setattr__(job, "plugin_versions", lambda: versions)
+    try:
+        with join_world(job):
+            return "no error"
+    except UserError as error:
+        return f"{versions[-1]['name']}: {error}"
+
+
+def test_ranks_with_other_plugin_versions_are_refused(gloo: GlooPool) -> None:
+    for told in gloo.run(2, other_version, 1):
+        plugin, _, problem = told.partition(": ")
+        assert problem.startswith("rank 1: its job differs from rank 0's in plugins.")
+        assert f":{plugin} ('0.1.0' on rank 0, '0.0.1' here)" in problem
+
+
+def test_one_rank_has_the_same_job_as_itself() -> None:
+    with join_world(make_job("llama3_debug", {"job.device": "cpu"})) as world:
+        require_same_job(make_job("llama3_debug"))
+        assert (world.rank, world.size, world.data_rank, world.data_ranks) == (0, 1, 0, 1)
+        assert world.sum(torch.ones(2)).tolist() == [1.0, 1.0]
+        assert world.gather("a") == ["a"]
+        assert world.on_first_rank(lambda: 3) == 3
+        with pytest.raises(RuntimeError, match="ValueError"):
+            world.on_first_rank(lambda: cast(Callable[[], int], int)("x"))  # type: ignore[call-arg]
+        with pytest.raises(UserError, match="here: wrong"):
+            world.raise_together(UserError.one("here", "wrong"))
+        world.raise_together(None)
+
+
+def collectives(folder: str) -> list[Any]:
+    """What the four ranks of two islands, with two ranks each, agree on."""
+    os.chdir(folder)
+    islands = MeshDim("islands", "parallelism.data_parallel_replicate_degree", "batch", copies=True)
+    dims = (islands, *(dim for dim in STANDARD_DIMS if dim.name != "dp_replicate"))
+    job = make_job("llama3_debug", {"job.device": "cpu", "parallelism.data_parallel_replicate_degree": 2})
+    plan = MeshPlan(dims, {dim.name: 2 if dim.name in ("islands", "dp_shard") else 1 for dim in dims})
+    with join_world(replace(job, facts=replace(job.facts, mesh=plan))) as world:
+        numbers = [10.0**world.rank, -float(world.rank)]
+        total, most, within = (how(torch.tensor(numbers)).tolist() for how in (world.sum, world.max, world.sum_over_copy))
+        return [total, most, within, world.gather(world.data_rank), world.on_first_rank(lambda: world.rank)]
+
+
+def test_the_collectives_of_a_world(gloo: GlooPool, tmp_path: Any) -> None:
+    for rank, told in enumerate(gloo.run(4, collectives, str(tmp_path))):
+        within = [11.0, -1.0] if rank < 2 else [1100.0, -5.0]
+        assert told == [[1111.0, -6.0], [1000.0, 0.0], within, [0, 1, 2, 3], 0]
+
+
+def test_a_jobs_identity_changes_with_any_plugins_version() -> None:
+    job = make_job("llama3_debug")
+    found = job.registry.found
+    for number, plugin in enumerate(found.plugins):
+        plugins = list(found.plugins)
+        plugins[number] = replace(plugin, version=f"{plugin.version}.post1")
+        other: Job = replace(job, registry=replace(job.registry, found=replace(found, plugins=tuple(plugins))))
+        assert other.digest() != job.digest()

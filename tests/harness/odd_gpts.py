@@ -1,0 +1,254 @@
+"""Variants of the small GPT: what a layout may contradict, or a division would train differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness import small_gpt
+from harness.small_gpt import DIM, HEAD_DIM, LAYOUT, LONGEST, VOCAB, Block, SmallGPT
+
+
+class PositionsApart(SmallGPT):
+    """Tokens and positions each have an embedding, as GPT-2's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.embedding
+        self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(LONGEST, DIM)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        where = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+        h = self.wte(tokens) + self.wpe(where)
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+APART = replace(LAYOUT, embedding=("wte", "wpe"))
+
+
+class Between(SmallGPT):
+    """Something happens to the hidden states between the modules that the layout names."""
+
+    def __init__(self, **stages: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.stages = stages
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        def do(name: str, hidden: Tensor) -> Tensor:
+            return self.stages.get(name, lambda one: one)(hidden)
+
+        h = do("embedded", self.embedding(tokens, positions))
+        for block in self.blocks:
+            h = do("block", block(h, documents))
+        return do("logits", self.output(self.norm(h)))
+
+
+class DropoutBetween(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.dropout(self.embedding(tokens, positions))
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+class SkipConnections(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = first = self.embedding(tokens, positions)
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.output(self.norm(h + first))
+
+
+class Twice(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.embedding(tokens, positions)
+        for _ in range(2):
+            for block in self.blocks:
+                h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+class KeptState(SmallGPT):
+    """What the first block computes is added in the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: list[Tensor] = []
+
+        class First(Block):
+            def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+                kept[:] = [super().forward(x, documents)]
+                return kept[0]
+
+        class Last(Block):
+            def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+                return super().forward(x, documents) + (kept.pop() if kept else 0.0)
+
+        self.blocks = nn.ModuleList([First(), Last()])
+
+
+class IgnoresPositions(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        return super().forward(tokens, None, documents)
+
+
+class CountsPositionsFromOne(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        return super().forward(tokens, None if positions is None else (positions + 1) % LONGEST, documents)
+
+
+class IgnoresDocuments(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        return super().forward(tokens, positions)
+
+
+class UsesTheWeightAlone(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.embedding(tokens, positions)
+        for block in self.blocks:
+            h = block(h, documents)
+        return nn.functional.linear(self.norm(h), self.output.weight)
+
+
+class ReturnsMore(SmallGPT):
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Any:
+        return super().forward(tokens, positions, documents), torch.zeros(())
+
+
+class Mixed(SmallGPT):
+    """One block passes its input through ``module`` first."""
+
+    def __init__(self, module: Callable[[], nn.Module], block: int = 1) -> None:
+        super().__init__()
+        self.blocks[block] = MixedBlock(module())
+
+
+class MixedBlock(Block):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.extra = module
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        return super().forward(x + self.extra(x), documents)
+
+
+class Convolution(nn.Module):
+    def __init__(self, dilation: int = 1) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(DIM, DIM, 2, dilation=dilation, groups=DIM)
+        self.padding = dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(nn.functional.pad(x.transpose(1, 2), (self.padding, 0))).transpose(1, 2)
+
+
+class Recurrence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(DIM, DIM, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x)[0]
+
+
+class BatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(DIM, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def shifted(x: Tensor) -> Tensor:
+    return nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+class ShiftedNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + shifted(x))
+
+
+class WithShiftedNorm(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].norms[0] = ShiftedNorm(DIM)  # type: ignore[union-attr, index]
+
+
+class CalledBy(nn.Module):
+    """A mixer that is called in another way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.inner = Adding()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        if self.way == "keywords":
+            return self.inner(q=q, k=k, v=v)
+        return self.inner(*(one.transpose(1, 2) for one in (q, k, v))).transpose(1, 2)
+
+
+class Adding(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = 1 if q.shape[1] in (HEAD_DIM, small_gpt.HEADS) else 2
+        k, v = (one.repeat_interleave(q.shape[heads] // k.shape[heads], dim=heads) for one in (k, v))
+        return q + k + v
+
+
+class CallsMixers(SmallGPT):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention.mixer = CalledBy(way)
+
+
+class OwnParameter(SmallGPT):
+    """Parameters that are in no module of the layout, or a buffer that is saved."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        if where == "buffer":
+            self.register_buffer("steps", torch.zeros(1))
+        else:
+            owner = self if where == "model" else self.blocks
+            owner.scale = nn.Parameter(torch.ones(DIM))
+
+
+class Tied(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].mlp.up.weight = self.blocks[0].mlp.up.weight  # type: ignore[union-attr]
+
+
+class WithWrappedHead(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Sequential(self.output, nn.Identity())  # type: ignore[assignment]
+
+
+class OwnGain(SmallGPT):
+    """Attention has a parameter that is in no layer of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].attention.gain = nn.Parameter(torch.ones(DIM))  # type: ignore[union-attr]

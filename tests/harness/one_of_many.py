@@ -1,0 +1,40 @@
+"""A rank of a mesh that does not exist: collectives without the other ranks."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
+from titan_core.train.world import World
+
+CPU = torch.device("cpu")
+ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", copies=True)
+
+
+class OneOfMany(World):
+    """A rank of a mesh that is not there: a sum over ranks is what the others would have added."""
+
+    others: Any = 0
+
+    def __init__(self, degrees: dict[str, int], at: dict[str, int] | None = None, extra: tuple[MeshDim, ...] = ()) -> None:
+        dims = (*extra, *STANDARD_DIMS)
+        plan = MeshPlan(dims, {dim.name: degrees.get(dim.name, 1) for dim in dims})
+        super().__init__(rank=0, device=CPU, plan=plan, mesh=cast(Any, None))
+        object.__setattr__(self, "at", at or {})
+        object.__setattr__(self, "summed", [])
+
+    def coordinate(self, dim: str) -> int:
+        return cast(Any, self).at.get(dim, 0)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        cast(Any, self).summed.append(tensor.clone())
+        return tensor + self.others
+
+    def sum_over_copy(self, tensor: Tensor) -> Tensor:
+        return self.sum(tensor)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]

@@ -1,0 +1,63 @@
+"""Layouts without mistakes, and models that a division can train, are not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import small_gpt
+from harness.jobs import make_job
+from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
+from harness.odd_gpts import APART, BatchNorm, Between, Convolution, Mixed, PositionsApart, SkipConnections, WithShiftedNorm
+from harness.small_gpt import LAYOUT, SmallGPT
+from titan_core.initial_values import Normal
+from titan_core.layout import ModelLayout
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
+    require(job_on(mesh))
+    require(job_on(mesh, lambda: SmallGPT(0.3)))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "build", "layout"),
+    [
+        (DP, PositionsApart, APART),
+        (DP, lambda: Mixed(Convolution), LAYOUT),
+        (PP, lambda: Mixed(Convolution), LAYOUT),
+        (DP, SkipConnections, LAYOUT),
+        (TP, lambda: Between(embedded=lambda h: h * 3.0), LAYOUT),
+        (CP, lambda: Between(embedded=lambda h: h * 3.0, logits=torch.tanh), LAYOUT),
+        ({**TP, "parallelism.disable_loss_parallel": "true"}, lambda: Between(logits=lambda x: x.log_softmax(-1)), LAYOUT),
+        (NO_SP, WithShiftedNorm, LAYOUT),
+        (ONE, lambda: Mixed(BatchNorm), LAYOUT),
+    ],
+)  # fmt: skip
+def test_what_a_division_can_do_is_not_refused(
+    mesh: dict[str, object], build: Callable[[], object], layout: ModelLayout
+) -> None:
+    require(job_on(mesh, build, replace(layout, parameters={"*": Normal(0.02)})))
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_passes(mesh: dict[str, object], tied: bool) -> None:
+    if mesh is PP and tied:
+        pytest.skip("pipelines refuse shared parameters when the job is assembled")
+    overrides = {**mesh, "model.args.tie_embeddings": str(tied).lower(), "training.local_batch_size": 2}
+    require(make_job("llama3_debug", overrides, 1 if mesh in (ONE, DOCUMENTS) else 2))
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_the_example_of_a_model_passes(mesh: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[2] / "examples" / "titan-model-tinygpt" / "src"
+    monkeypatch.syspath_prepend(str(example))
+    from titan_model_tinygpt.config import TinyGPTArgs  # type: ignore[import-not-found]
+    from titan_model_tinygpt.layout import define  # type: ignore[import-not-found]
+
+    require(small_gpt.job_of(define(TinyGPTArgs()), mesh, 1 if mesh in (ONE, DOCUMENTS) else 2))

@@ -1,0 +1,54 @@
+"""Trying a model takes memory for its activations alone, not for its weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness import small_gpt
+from harness.model_trials import CP, require
+from harness.odd_gpts import Of, shifted
+from titan_core.errors import UserError
+from titan_models_llama.config import FLAVORS
+from titan_models_llama.layout import layout as llama_layout
+from titan_models_llama.model import Llama
+
+WIDE = FLAVORS["405B"].model_copy(update={"n_layers": 3})
+
+
+class ShiftedLlama(Llama):
+    """Hidden states of the last block's input lean on the position before."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDE)
+        last = self.layers[str(len(self.layers) - 1)]
+        last.ffn_norm = Of(shifted)  # type: ignore[assignment]
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor outside of the meta device, in bytes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.device.type != "meta":
+                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        return result
+
+
+def test_a_large_model_is_tried_in_little_memory() -> None:
+    """One layer that mixes positions is found, and no weight of gigabytes is made for it."""
+    layout = llama_layout(WIDE)
+    with Largest() as largest:
+        require(small_gpt.job_of(small_gpt.definition(lambda: Llama(WIDE), layout), CP, 2))
+    patterns = tuple(one for one in layout.per_position if "ffn_norm" not in one)
+    damaged = replace(layout, per_position=patterns)
+    with largest, pytest.raises(UserError, match=r"module 'layers\.2\.ffn_norm' depends on other positions"):
+        require(small_gpt.job_of(small_gpt.definition(ShiftedLlama, damaged), CP, 2))
+    assert largest.bytes < 64 << 20
