@@ -95,7 +95,7 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(
         None, True, 3, 2.5, float("-inf"), "text", [1, [2.0]], (1, (2,)), {"a": {"b": (1,)}}, {1: "x", "y": 2},
         Counter({3: 2}), OrderedDict([("z", 1), ("a", 2)]), {4, 5}, frozenset("ab"), torch.bfloat16, {}, (), {"$tuple": 1},
     ],
-    ids=repr,
+    ids=lambda value: "frozenset" if isinstance(value, frozenset) else repr(value),  # whose order differs between processes
 )  # fmt: skip
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     back = decode(encode(value, "value"))
@@ -112,7 +112,11 @@ def test_small_tensors_among_plain_values_come_back_as_they_were() -> None:
         encode(torch.zeros(100), "x")
 
 
-@pytest.mark.parametrize("value", [object(), 1j, b"x", {"a": print}, [object()], float, {object(): 1}], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), 1j, b"x", {"a": print}, [object()], float, {object(): 1}],
+    ids=["object", "complex", "bytes", "function", "list of objects", "class", "object as key"],
+)
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(Unsaveable, match=r"^value"):
         encode(value, "value")
