@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import MODEL, OPTIMIZER, dtype_name, model_tensors
+from titan_core.config.changes import RefusedChange, refusal
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
@@ -167,7 +169,7 @@ def _load(
     _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     optimizer = None
     if not weights_only:
-        changes = require_same_training(request.job, manifest.about, manifest.step, section.allow_changed)
+        changes = _require_same_training(request, manifest, section.allow_changed)
         optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
         tensors |= optimizer.tensors
     try:
@@ -195,6 +197,24 @@ def _load(
         return broken
     log.info("resuming after step %d from %s", manifest.step, found.folder)
     return ""
+
+
+def _require_same_training(request: CheckpointRequest, manifest: Manifest, allowed: Sequence[str]) -> Changes:
+    """See :func:`~titan_ckpt.comparing.require_same_training`; the data is compared too.
+
+    Raises:
+        UserError: the job trains something else; on every rank.
+    """
+    of_data: list[RefusedChange] = []
+    with suppress(ValueError), damaged("the data's"):  # restoring the data's state reports the damage
+        of_data = request.state.loader.refused_changes(manifest.state["loader"], allowed)
+    changes, mistake = Changes((), ()), None
+    try:
+        changes = require_same_training(request.job, manifest.about, manifest.step, allowed, of_data)
+    except UserError as error:
+        mistake = error
+    request.world.raise_together(mistake)
+    return changes
 
 
 def _plan_optimizer(request: CheckpointRequest, found: Entry, manifest: Manifest, excluded: list[str]) -> OptimizerPlan:
@@ -241,19 +261,19 @@ def _apply(
         apply_restore(state.optimizer, optimizer)
         problems = restore_groups(state.optimizer, names, saved, attempt.built, anew, changes.accepts_group_value)
         if problems:
-            raise _another_optimizer(attempt.folder, problems)
+            raise _another_optimizer(attempt.folder, problems, changes.allowed)
         saved_rates(state.optimizer, names, saved, anew)
     plain.apply(dict(manifest.state), request, changes.allowed, changes.schedule)
 
 
-def _another_optimizer(folder: Folder, problems: list[str]) -> UserError:
+def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
     way_out = "use the optimizer and the parameter groups that it was saved with"
-    key = next((one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")), None)
-    if key is not None:
-        way_out += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
-    else:
-        way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
-    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", way_out)
+    why = f"its optimizer is another one: {_shown(problems)}"
+    keys = [one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")]
+    if keys:
+        return refusal([RefusedChange(key, Problem(str(folder), why, way_out)) for key in dict.fromkeys(keys)], allowed)
+    way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), why, way_out)
 
 
 def _shown(problems: list[str]) -> str:
