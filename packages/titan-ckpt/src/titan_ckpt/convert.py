@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ValidationError
-from torch import Tensor
 
 from titan_ckpt.catalogue import Entry
-from titan_ckpt.chunks import bytes_of, read_chunk
+from titan_ckpt.chunks import bytes_of, read_whole
 from titan_ckpt.cli import pick, progress
+from titan_ckpt.copies import require_equal_weights
 from titan_ckpt.dtypes import FLOATS
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
@@ -32,7 +32,7 @@ from titan_ckpt.hf_export import (
     write_json,
 )
 from titan_ckpt.manifest import write_manifest
-from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.stored import Chunk, Manifest, StoredTensor, chunk_digest
 from titan_ckpt.tensors import MODEL, dtype_name
 from titan_core.components import Model
 from titan_core.errors import UserError
@@ -90,6 +90,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
         raise UserError.one(f"model {model.name!r}", "its plugin declares no way to Hugging Face's format", "ask its author")
     tensors = [one for one in declared_tensors(form, args, model.name) if not one.copy]
     _require_all_exported(manifest, tensors, model.name)
+    require_equal_weights(found.folder, manifest)
     files = _plan_files(tensors, manifest, dtype)
     weight_map: dict[str, str] = {}
     total = 0
@@ -207,24 +208,6 @@ def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
     kept = built.state_dict().keys()
     named = (*built.named_parameters(), *built.named_buffers())
     return {name: tuple(tensor.shape) for name, tensor in named if name in kept}
-
-
-def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
-    """A tensor of a checkpoint, put together from its chunks.
-
-    Raises:
-        UserError: a chunk is damaged.
-    """
-    stored = manifest.tensors[name]
-    dtype = getattr(torch, stored.dtype)
-    whole = torch.empty(stored.shape, dtype=dtype)
-    try:
-        for chunk in stored.chunks:
-            box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
-            whole[box] = read_chunk(folder, name, stored, chunk)
-    except BrokenCheckpoint as error:
-        raise UserError.one(str(folder), str(error), "take another checkpoint") from None
-    return whole
 
 
 def _plan_files(

@@ -18,6 +18,7 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
 from titan_ckpt.comparing import Changes, require_same_training
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.copies import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
@@ -33,7 +34,7 @@ from titan_ckpt.optimizer_state import parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import MODEL, OPTIMIZER, dtype_name, model_tensors
+from titan_ckpt.tensors import MODEL, OBSERVERS, OPTIMIZER, by_copy, dtype_name, model_tensors, observers_tensors
 from titan_core.config.changes import RefusedChange, refusal
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
@@ -164,14 +165,19 @@ def _load(
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
         return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
+    _require_same_copies(request, found.folder, manifest, weights_only)
     tensors = model_tensors(state.parts)
+    if not weights_only:
+        tensors |= observers_tensors(request.lifecycle)
     tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
     _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
+    if manifest.copies == world.plan.copies:
+        tensors = by_copy(tensors, world)
     optimizer = None
     if not weights_only:
         changes = _require_same_training(request, manifest, section.allow_changed)
         optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
-        tensors |= optimizer.tensors
+        tensors |= by_copy(optimizer.tensors, world)
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
@@ -280,6 +286,23 @@ def _shown(problems: list[str]) -> str:
     return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
 
 
+def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: Manifest, weights_only: bool) -> None:
+    """Where copies of the weights train apart, each continues as it was. Weights alone may begin any number of copies, if
+    those in the checkpoint are the same.
+
+    Raises:
+        UserError: the checkpoint's copies are not the job's; on every rank.
+    """
+    here, there = request.world.plan.copies, manifest.copies
+    if here == there:
+        return
+    if not weights_only:
+        why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
+        way_out = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
+        raise UserError.one(str(folder), why, way_out)
+    request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
+
+
 def _require_same_tensors(
     request: CheckpointRequest,
     folder: Folder,
@@ -308,7 +331,8 @@ def _require_same_tensors(
             differences.append(f"{name} is {list(there.shape)} there and {list(shape)} here")
         elif there.dtype != dtype and (exact or not converts_exactly(there.dtype, dtype)):
             differences.append(f"{name} is {there.dtype} there and {dtype} here, which does not hold the same values")
-    theirs = (name for name in manifest.tensors if name.startswith(f"{MODEL}."))
+    prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
+    theirs = (name for name in manifest.tensors if name.startswith(prefixes))
     differences += [f"{name} is not here" for name in theirs if name not in ours and not matches(name, excluded)]
     if differences:
         model = manifest.about.get("model", "another model")

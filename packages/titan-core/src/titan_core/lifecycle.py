@@ -17,6 +17,8 @@ from titan_core import hookspecs
 from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from titan_core.job.job import Job
     from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
 
@@ -138,6 +140,23 @@ class Lifecycle:
             together |= state
         return together
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        """See :func:`titan_core.hookspecs.titan_state_tensors`; of all observers together.
+
+        Raises:
+            ValueError: two of them use one name, or one returns no table of tensors.
+        """
+        together: dict[str, Tensor] = {}
+        for implementation in self._manager.hook.titan_state_tensors.get_hookimpls():
+            with same_generators():
+                tensors = implementation.function() or {}
+            if not _is_table_of_tensors(tensors):
+                raise ValueError(f"titan_state_tensors of {implementation.plugin!r} must return a table of tensors by name")
+            if clash := together.keys() & tensors.keys():
+                raise ValueError(f"two observers keep a tensor under the name {min(clash)!r}: each needs a name of its own")
+            together |= tensors
+        return together
+
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.hookspecs.titan_restore_state`."""
         self._restored = state
@@ -198,6 +217,13 @@ def _is_plain(state: object) -> TypeGuard[dict[str, Any]]:
         return isinstance(state, dict) and json.loads(json.dumps(state)) == state
     except (TypeError, ValueError):
         return False
+
+
+def _is_table_of_tensors(tensors: object) -> TypeGuard[Mapping[str, Tensor]]:
+    if not isinstance(tensors, Mapping):
+        return False
+    torch: Any = sys.modules.get("torch")  # without it there is no tensor
+    return all(isinstance(key, str) and torch and isinstance(one, torch.Tensor) for key, one in tensors.items())
 
 
 def _guarded(
