@@ -197,6 +197,33 @@ def test_a_state_that_cannot_be_kept_is_told_with_its_observer(state: Any) -> No
         Lifecycle([Keeps(state)]).save_state()
 
 
+class KeepsTensors:
+    """An observer with tensors."""
+
+    def __init__(self, tensors: Any) -> None:
+        self.tensors = tensors
+
+    @hookimpl
+    def titan_state_tensors(self) -> Any:
+        return self.tensors
+
+
+def test_tensors_of_observers_are_put_together() -> None:
+    one, other = torch.ones(1), torch.zeros(2)
+    lifecycle = Lifecycle([KeepsTensors({"a": one}), KeepsTensors(None), KeepsTensors({"b": other})])
+    assert lifecycle.state_tensors() == {"a": one, "b": other}
+    with pytest.raises(ValueError, match="KeepsTensors .* keeps tensors, and is built after a checkpoint is restored"):
+        lifecycle.register(KeepsTensors({}))
+    with pytest.raises(ValueError, match="two observers keep a tensor under the name 'a'"):
+        Lifecycle([KeepsTensors({"a": one}), KeepsTensors({"a": one})]).state_tensors()
+
+
+@pytest.mark.parametrize("tensors", [{"mine": 1.0}, ["mine"], {1: torch.ones(1)}], ids=str)
+def test_tensors_that_are_none_are_refused_with_their_observer(tensors: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a table of tensors"):
+        Lifecycle([KeepsTensors(tensors)]).state_tensors()
+
+
 def test_observers_that_come_after_a_restore_get_their_state_too() -> None:
     lifecycle, early, late = Lifecycle(), Keeps({"mine": [1]}), Keeps(None)
     lifecycle.register(early)

@@ -49,6 +49,7 @@ class Lifecycle:
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._gave_tensors = False  # to a checkpoint, which loads into those of this time
         self._restored: Mapping[str, Any] | None = None  # for observers that come later: metric loggers
         for observer in observers:
             self.register(observer)
@@ -68,10 +69,15 @@ class Lifecycle:
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
+            ValueError: it comes too late for the hooks that it has.
         """
         self._manager.register(observer)
         self._manager.check_pending()
         for caller in self._manager.get_hookcallers(observer) or ():
+            if caller.name == "titan_state_tensors" and self._gave_tensors:
+                raise ValueError(
+                    f"{observer!r} keeps tensors, and is built after a checkpoint is restored: a metric logger cannot"
+                )
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is observer:
                     function = _guarded(caller.name, implementation, failed, origin)
@@ -146,6 +152,7 @@ class Lifecycle:
         Raises:
             ValueError: two of them use one name, or one returns no table of tensors.
         """
+        self._gave_tensors = True
         together: dict[str, Tensor] = {}
         for implementation in self._manager.hook.titan_state_tensors.get_hookimpls():
             with same_generators():
