@@ -212,7 +212,7 @@ def test_tensors_of_observers_are_put_together() -> None:
     one, other = torch.ones(1), torch.zeros(2)
     lifecycle = Lifecycle([KeepsTensors({"a": one}), KeepsTensors(None), KeepsTensors({"b": other})])
     assert lifecycle.state_tensors() == {"a": one, "b": other}
-    with pytest.raises(ValueError, match="KeepsTensors .* keeps tensors, and is built after a checkpoint is restored"):
+    with pytest.raises(ValueError, match=r"KeepsTensors .* keeps tensors, and is built after a checkpoint is restored"):
         lifecycle.register(KeepsTensors({}))
     with pytest.raises(ValueError, match="two observers keep a tensor under the name 'a'"):
         Lifecycle([KeepsTensors({"a": one}), KeepsTensors({"a": one})]).state_tensors()

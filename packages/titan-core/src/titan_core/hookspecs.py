@@ -184,8 +184,8 @@ def titan_state_tensors() -> Mapping[str, Tensor] | None:
     """The tensors that the observer keeps and needs to continue as if the run had not stopped, under names of its own (by
     habit ``COMPONENT.name``). A checkpoint saves them with the model's; a resumed run loads into the very tensors that this
     returns, before :func:`titan_restore_state`. So they exist from the observer's construction on, and keep their names,
-    shapes and types; a metric logger, which is built after the restore, cannot keep any. What is divided among ranks is a DTensor; any other tensor is the same on all ranks that train the same
-    copy of the weights."""
+    shapes and types; a metric logger, which is built after the restore, cannot keep any. What is divided among ranks is a
+    DTensor; any other tensor is the same on all ranks that train the same copy of the weights."""
 
 
 @hookspec
