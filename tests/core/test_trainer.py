@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,25 @@ class Keeps:
 def test_a_state_that_cannot_be_kept_is_told_with_its_observer(state: Any) -> None:
     with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a table of plain values"):
         Lifecycle([Keeps(state)]).save_state()
+
+
+class LeavesOutTheFirst:
+    """Has the first update left out."""
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> bool:
+        warnings.warn("an observer's own", UserWarning, stacklevel=1)
+        return bool(update.step == 1)
+
+
+def test_leaving_out_the_first_update_warns_of_nothing(in_tmp: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record = run_recipe("llama3_debug", {**TINY, "training.steps": 2}, observers=[LeavesOutTheFirst()])
+    assert record.skipped == [1]
+    ours = [one for one in caught if "lr_scheduler" in str(one.message)]
+    assert not ours, ours[0].message
+    assert sum("an observer's own" in str(one.message) for one in caught) == 2
 
 
 class KeepsTensors:
