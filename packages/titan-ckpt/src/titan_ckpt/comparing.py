@@ -83,6 +83,41 @@ def require_same_training(
     return Changes(tuple(changes.values()), tuple(allowed))
 
 
+def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str], partial: bool) -> None:
+    """Compare the job's model arguments with those of the run whose weights it begins with: the same shapes may be computed
+    with otherwise (``rope_theta``). A longer or shorter context is the same weights.
+
+    Args:
+        about: the manifest's.
+        allowed: patterns of arguments that may differ.
+        partial: whether some weights are left out, so that the model may differ in shape too; changes are then logged.
+
+    Raises:
+        UserError: naming every argument that may not differ.
+    """
+    if "model_args" not in about:
+        return
+    changes = [
+        one for one in _resolved_changes(job, about) if one.key.startswith(_ARGS) and one.key != f"{_ARGS}max_seq_len"
+    ]
+    refused = [
+        RefusedChange(
+            one.key,
+            Problem(
+                job.config.where(one.key, one.now),
+                f"checkpoint.initial_load_path holds the weights of a model with {show(one.before)}",
+                "set it to that",
+            ),
+        )
+        for one in changes
+        if not partial and not matches(one.key, allowed)
+    ]
+    if refused:
+        raise refusal(refused, allowed)
+    for one in changes:
+        log.warning("another model than that of the weights: %s", one)
+
+
 def resolved(job: Job) -> dict[str, Any]:
     """What the config comes to, where other keys can come to the same."""
     args = model_args(job.config, job.model).model_dump(mode="json")

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ValidationError
+from torch import Tensor
 
 from titan_ckpt.catalogue import Entry
 from titan_ckpt.chunks import bytes_of, read_whole
 from titan_ckpt.cli import pick, progress
 from titan_ckpt.copies import require_equal_weights
-from titan_ckpt.dtypes import FLOATS
+from titan_ckpt.dtypes import FLOATS, overflows
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
@@ -100,7 +101,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
             shard = {}
             for tensor in names:
                 whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
-                shard[tensor.name] = (whole.to(dtype) if dtype is not None else whole).contiguous()
+                shard[tensor.name] = _as(whole, dtype, tensor.parameter).contiguous()
                 advance(1)
             save_file(shard, target / name, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(shard, name)
@@ -180,7 +181,7 @@ def from_foreign(
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
         for tensor in tensors:
             whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
-            whole = whole.to(dtype) if dtype is not None else whole
+            whole = _as(whole, dtype, tensor.parameter)
             data = bytes_of(whole)
             write_all(file, data)
             name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole), tuple(whole.shape)
@@ -199,6 +200,22 @@ def from_foreign(
     }
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     write_manifest(folder, Manifest(0, created, about, {}, stored, {"data-00000.bin": at}))
+
+
+def _as(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """``tensor`` in ``dtype``, if one is given.
+
+    Raises:
+        UserError: a value is too large for it.
+    """
+    if dtype is None:
+        return tensor
+    converted = tensor.to(dtype)
+    if overflows(tensor, converted):
+        short = str(dtype).removeprefix("torch.")
+        why = f"it has values up to {tensor.abs().max().item():.3g}, and {short} ends at {torch.finfo(dtype).max:.3g}"
+        raise UserError.one(name, why, "take --dtype bfloat16 or float32")
+    return converted
 
 
 def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:

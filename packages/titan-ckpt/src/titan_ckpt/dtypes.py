@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -27,3 +30,8 @@ FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
 def converts_exactly(source: str, target: str) -> bool:
     """Whether every value of ``source`` is one of ``target``."""
     return source == target or target in _EXACT.get(source, ())
+
+
+def overflows(tensor: Tensor, converted: Tensor) -> bool:
+    """Whether a finite value of ``tensor`` became infinite in ``converted``."""
+    return bool((converted.isinf() & ~tensor.isinf()).any())

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.foreign_checks import (
     CONFIG_OF,
     declared_tensors,
@@ -46,6 +47,8 @@ def begin_from_foreign(
         UserError: they are not those of this job's model; on all ranks, whichever found it out.
     """
     opened, mistake = None, None
+    names = [name for of_rank in request.world.gather(list(model_tensors(request.state.parts))) for name in of_rank]
+    require_patterns_match(request.job, excluded, names, str(path))
     try:
         opened = _open(request, path, kind, excluded)
     except UserError as error:

@@ -88,7 +88,7 @@ def plan_restore(
                 plan.problems.append(f"{OPTIMIZER}.{name} is not there")
             continue
         tree = saved["parameters"][name]
-        if _is_excluded(f"{OPTIMIZER}.{name}", _leaves(tree, f"{OPTIMIZER}.{name}"), excluded):
+        if _is_excluded(f"{OPTIMIZER}.{name}", leaves_of(tree, f"{OPTIMIZER}.{name}"), excluded):
             plan.excluded.add(name)
             continue
         plan.states[parameter] = decode(tree, _Targets(plan, begun, stored, parameter, same_mesh))
@@ -210,7 +210,7 @@ def _is_excluded(name: str, leaves: Iterable[str], excluded: Collection[str]) ->
     return any(matches(one, excluded) for one in (name, *leaves))
 
 
-def _leaves(tree: Any, name: str) -> list[str]:
+def leaves_of(tree: Any, name: str) -> list[str]:
     """The names of a parameter's tensors and of its other values."""
     return [*tensors_in(tree), *(f"{name}.{key}" for key in tree)]
 

@@ -16,21 +16,23 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
-from titan_ckpt.comparing import Changes, require_same_training
+from titan_ckpt.comparing import Changes, require_same_model, require_same_training
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.copies import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly
+from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
     begin_optimizer,
+    leaves_of,
     plan_restore,
     restore_groups,
     saved_rates,
 )
-from titan_ckpt.optimizer_state import parameter_names
+from titan_ckpt.optimizer_state import OWN, parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
@@ -169,6 +171,7 @@ def _load(
     tensors = model_tensors(state.parts)
     if not weights_only:
         tensors |= observers_tensors(request.lifecycle)
+    _require_patterns_match(request, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
     _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     if manifest.copies == world.plan.copies:
@@ -178,6 +181,8 @@ def _load(
         changes = _require_same_training(request, manifest, section.allow_changed)
         optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
         tensors |= by_copy(optimizer.tensors, world)
+    else:
+        require_same_model(request.job, manifest.about, section.allow_changed, partial=bool(attempt.excluded))
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
@@ -301,6 +306,23 @@ def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: M
         way_out = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
         raise UserError.one(str(folder), why, way_out)
     request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
+
+
+def _require_patterns_match(
+    request: CheckpointRequest, folder: Folder, manifest: Manifest, tensors: Mapping[str, Tensor], excluded: list[str]
+) -> None:
+    """See :func:`~titan_ckpt.excluding.require_patterns_match`.
+
+    Raises:
+        UserError: a pattern matches nothing; on every rank.
+    """
+    if not excluded:
+        return
+    names = [*manifest.tensors, *(name for of_rank in request.world.gather(list(tensors)) for name in of_rank)]
+    saved = manifest.state.get("optimizer", {}).get("parameters", {})
+    names += [leaf for name, tree in saved.items() for leaf in leaves_of(tree, f"{OPTIMIZER}.{name}")]
+    names += [f"{OPTIMIZER}.{name}" for name in saved] + [OPTIMIZER, OWN]
+    require_patterns_match(request.job, excluded, names, str(folder))
 
 
 def _require_same_tensors(

@@ -16,13 +16,14 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import step_folder
 from titan_ckpt.comparing import resolved
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.replicas import ONE_IS_KEPT, require_alike
 from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import buffer_names, by_copy, model_tensors, observers_tensors
+from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, observers_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.config.changes import decisive_keys
@@ -73,8 +74,7 @@ class Saving:
         # else.
         unguarded = set(buffer_names(self._state.parts))
         if exported:
-            dtype = getattr(torch, self._section.export_dtype)
-            tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+            tensors = self._exported(tensors)
         values: dict[str, Any] = {}
         if not weights_only:
             optimizer = self._optimizer_state()
@@ -102,6 +102,22 @@ class Saving:
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         self._copied.clear()
         self._pending = (step, self._beside.submit(self._save_beside, by_copy(tensors, self._world), writer))
+
+    def _exported(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` in the type of an export; as they are where that does not hold their values."""
+        dtype = getattr(torch, self._section.export_dtype)
+        exported = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        mine = [
+            name for name, one in exported.items() if one.is_floating_point() and overflows(local(tensors[name]), local(one))
+        ]
+        beyond = sorted({name for of_rank in self._world.gather(mine) for name in of_rank})
+        if not beyond:
+            return exported
+        log.error(
+            "%s has values beyond checkpoint.export_dtype = %r: the weights are saved as they are", beyond[0],
+            self._section.export_dtype,
+        )  # fmt: skip
+        return tensors
 
     def require_alike(self) -> None:
         """Hold buffers, and whatever else each rank has whole, against the other ranks'.

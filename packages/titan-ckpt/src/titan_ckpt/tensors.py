@@ -66,11 +66,16 @@ def require_saveable(tensor: Tensor, name: str) -> None:
     """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         raise Unsaveable(name, "is a DTensor of partial sums, which no rank holds the value of")
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if type(local) not in (Tensor, nn.Parameter):
-        raise Unsaveable(name, f"is a {type(local).__qualname__}, of which only its own class knows what it holds")
-    if local.layout is not torch.strided or dtype_name(local) not in ITEM_BYTES:
-        raise Unsaveable(name, f"is a tensor of {local.dtype} and {local.layout}")
+    here = local(tensor)
+    if type(here) not in (Tensor, nn.Parameter):
+        raise Unsaveable(name, f"is a {type(here).__qualname__}, of which only its own class knows what it holds")
+    if here.layout is not torch.strided or dtype_name(here) not in ITEM_BYTES:
+        raise Unsaveable(name, f"is a tensor of {here.dtype} and {here.layout}")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of ``tensor``."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def dtype_name(tensor: Tensor) -> str:
