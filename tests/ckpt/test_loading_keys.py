@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from harness.jobs import make_job, run_recipe
 from titan_ckpt.catalogue import entry
 from titan_ckpt.convert import _as
 from titan_ckpt.folder import Folder
+from titan_ckpt.manifest_checks import _require_known_names
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
 from titan_core.errors import UserError
 from titan_core.hookspecs import hookimpl
 
@@ -119,3 +122,22 @@ def test_an_export_that_would_make_weights_infinite_keeps_them(in_tmp: Path, cap
     manifest = entry(Folder("run/checkpoint/step-2"), 2).manifest
     assert manifest is not None and {one.dtype for one in manifest.tensors.values()} == {"float32"}
     assert "has values beyond checkpoint.export_dtype = 'float16': the weights are saved as they are" in caplog.text
+
+
+def test_tensors_that_are_not_a_runs_are_refused() -> None:
+    tensor = StoredTensor("float32", (1,), (Chunk((0,), (1,), "data-00000.bin", 0, 4, ""),))
+    whole = {"model.w": tensor, "optimizer.w.exp_avg": tensor, "observers.mine": tensor}
+    copied = {f"copy-1.{name}": tensor for name in whole}
+    _require_known_names(whole, 1)
+    _require_known_names(whole | copied, 2)
+    _require_known_names({}, 2**31 - 1)  # at once
+    other = replace(tensor, dtype="bfloat16")
+    damages = [
+        (whole | {"more.w": tensor}, 1),
+        (whole | copied, 1),
+        (whole, 2**31 - 1),
+        (whole | {**copied, "copy-1.model.w": other}, 2),
+    ]
+    for tensors, copies in damages:
+        with pytest.raises(BrokenCheckpoint):
+            _require_known_names(tensors, copies)

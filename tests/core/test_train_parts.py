@@ -28,7 +28,7 @@ from titan_core.train.device import backend_for, choose_device
 from titan_core.train.events import Finding, StepReport
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
-from titan_core.train.interruption import Interruption
+from titan_core.train.interruption import CLOSING, Interruption
 from titan_core.train.late_reports import LateReports
 from titan_core.train.lookahead import Lookahead
 from titan_core.train.loss import cross_entropy_sum
@@ -549,6 +549,19 @@ def test_signals_are_heard_inside_and_left_alone_outside() -> None:
         assert heard == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interrupt_while_a_run_closes_does_not_speak_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interruption() as interruption:
+            interruption.titan_train_start()
+            interruption.titan_train_end()
+            os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == f"{CLOSING}\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_jobs_identity_changes_with_any_plugins_version() -> None:

@@ -33,8 +33,8 @@ from titan_ckpt.hf_export import (
     write_json,
 )
 from titan_ckpt.manifest import write_manifest
-from titan_ckpt.stored import Chunk, Manifest, StoredTensor, chunk_digest
-from titan_ckpt.tensors import MODEL, dtype_name
+from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.tensors import dtype_name
 from titan_core.components import Model
 from titan_core.errors import UserError
 from titan_core.folder_lock import FolderLock

@@ -21,7 +21,8 @@ from titan_ckpt.foreign_checks import (
 )
 from titan_ckpt.foreign_files import kind_of, open_files, read_json
 from titan_ckpt.foreign_reader import ForeignReader
-from titan_ckpt.tensors import MODEL, dtype_name, model_tensors
+from titan_ckpt.stored import MODEL
+from titan_ckpt.tensors import dtype_name, model_tensors
 from titan_core.errors import UserError
 from titan_core.job.assemble import model_args
 from titan_core.patterns import matches

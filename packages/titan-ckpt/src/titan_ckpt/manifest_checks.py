@@ -191,16 +191,15 @@ def _stored(name: str, tensor: _Tensor) -> StoredTensor:
 def _require_known_names(tensors: Mapping[str, StoredTensor], copies: int) -> None:
     """Every tensor must be of a known kind, and each copy of the weights must have what the first has."""
     of_first = {name: stored for name, stored in tensors.items() if name.startswith(_KINDS)}
-    for copy in range(1, copies):
+    if len(tensors) != len(of_first) * copies:
+        what = f"{copies} time(s) the {len(of_first)} that this titan-ckpt knows of a run"
+        raise BrokenCheckpoint(f"it has {len(tensors)} tensors, which is not {what}")
+    for copy in range(1, copies if tensors else 1):
         for name, stored in of_first.items():
             other = tensors.get(of_copy(copy) + name)
             if other is None or (other.shape, other.dtype) != (stored.shape, stored.dtype):
-                raise BrokenCheckpoint(
-                    f"{name} is not in all of the {copies} copies of the weights, or not as it is in the first"
-                )
-    if len(tensors) != len(of_first) * copies:
-        known = {of_copy(copy) + name for copy in range(copies) for name in of_first}
-        raise BrokenCheckpoint(f"{min(tensors.keys() - known)} is no tensor of a run's that this titan-ckpt knows")
+                why = f"is not in all of the {copies} copies of the weights, or not as it is in the first"
+                raise BrokenCheckpoint(f"{name} {why}")
 
 
 def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:

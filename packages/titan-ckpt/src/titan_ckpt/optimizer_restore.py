@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.plain_values import decode, require_alike
-from titan_ckpt.stored import StoredTensor, tensors_in
-from titan_ckpt.tensors import OPTIMIZER
+from titan_ckpt.stored import OPTIMIZER, StoredTensor, tensors_in
 from titan_core.model.part import ModelPart
 from titan_core.patterns import matches
 

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from titan_ckpt.plain_values import Unsaveable, encode
 from titan_ckpt.replicas import digests_of
-from titan_ckpt.tensors import OPTIMIZER, copy_prefix, require_saveable
+from titan_ckpt.stored import OPTIMIZER
+from titan_ckpt.tensors import copy_prefix, require_saveable
 from titan_core.model.part import ModelPart
 from titan_core.train.world import World
 

@@ -35,8 +35,8 @@ from titan_ckpt.optimizer_restore import (
 from titan_ckpt.optimizer_state import OWN, parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
-from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import MODEL, OBSERVERS, OPTIMIZER, by_copy, dtype_name, model_tensors, observers_tensors
+from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
+from titan_ckpt.tensors import by_copy, dtype_name, model_tensors, observers_tensors
 from titan_core.config.changes import RefusedChange, refusal
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches

@@ -12,12 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from titan_ckpt.dtypes import ITEM_BYTES
 from titan_ckpt.plain_values import Unsaveable
-from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, of_copy
+from titan_ckpt.stored import MODEL, OBSERVERS, of_copy
 from titan_core.lifecycle import Lifecycle
 from titan_core.model.part import ModelPart
 from titan_core.train.world import World
-
-__all__ = ["MODEL", "OBSERVERS", "OPTIMIZER"]
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
