@@ -217,7 +217,7 @@ def test_a_damaged_list_of_a_saved_dataset_is_one_clear_error(saved: Path, conte
         file.write_text(content)
         (problem,) = check_files(request("arrow", saved))
         assert problem.where == str(file)
-        assert problem.way_out == "save the dataset again"
+        assert problem.fix == "save the dataset again"
         file.write_text(before)
         if content.startswith('{"_data'):
             break  # which says nothing of splits

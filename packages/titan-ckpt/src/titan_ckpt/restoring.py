@@ -98,8 +98,8 @@ def restore(
         log.warning("%s cannot be used: %s", found.folder, problem)
     # What an interrupted first save has left is no reason not to start: nothing was lost with it.
     if wanted >= 0 or lost:
-        way_out = "set checkpoint.folder to another place to start anew, or fix what is said above"
-        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", way_out))
+        fix = "set checkpoint.folder to another place to start anew, or fix what is said above"
+        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
     if section.initial_load_path:
         return Restored(None, _begin_from(request, section, section.initial_load_path, built))
     return Restored(None)
@@ -278,13 +278,13 @@ def _apply(
 
 
 def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
-    way_out = "use the optimizer and the parameter groups that it was saved with"
+    fix = "use the optimizer and the parameter groups that it was saved with"
     why = f"its optimizer is another one: {_shown(problems)}"
     keys = [one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")]
     if keys:
-        return refusal([RefusedChange(key, Problem(str(folder), why, way_out)) for key in dict.fromkeys(keys)], allowed)
-    way_out += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
-    return UserError.one(str(folder), why, way_out)
+        return refusal([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
+    fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), why, fix)
 
 
 def _shown(problems: list[str]) -> str:
@@ -303,8 +303,8 @@ def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: M
         return
     if not weights_only:
         why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
-        way_out = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
-        raise UserError.one(str(folder), why, way_out)
+        fix = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
+        raise UserError.one(str(folder), why, fix)
     request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 
 

@@ -16,16 +16,16 @@ EXIT_BROKEN_PIPE: Final = 141
 @dataclass(frozen=True)
 class Problem:
     """One mistake. ``where`` names the file, the key and the value (or the plugin), ``why`` the reason,
-    ``way_out`` what to do next."""
+    ``fix`` what to do next."""
 
     where: str
     why: str
-    way_out: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.why}" if self.where else self.why
-        if self.way_out:
-            line += f"; {self.way_out}"
+        if self.fix:
+            line += f"; {self.fix}"
         return " ".join(line.split())
 
 
@@ -40,9 +40,9 @@ class UserError(Exception):
         self.problems = problems
 
     @classmethod
-    def one(cls, where: str, why: str, way_out: str = "") -> UserError:
+    def one(cls, where: str, why: str, fix: str = "") -> UserError:
         """An error of a single problem."""
-        return cls(Problem(where, why, way_out))
+        return cls(Problem(where, why, fix))
 
 
 class RunStopped(RuntimeError):

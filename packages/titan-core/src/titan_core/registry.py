@@ -172,5 +172,5 @@ def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
     one = f"{first.distribution} {first.version}" if first is not None else "titan-core itself"
     two = f"{second.distribution} {second.version}"
     name = second.name if first is None or first.name != second.name else None
-    way_out = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
-    return Problem(what, f"claimed by both {one} and {two}", way_out)
+    fix = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
+    return Problem(what, f"claimed by both {one} and {two}", fix)

@@ -15,5 +15,5 @@ def check(facts: JobFacts) -> Iterator[Problem]:
     compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
     if facts.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
         why = "it is torch.compile's inductor backend that keeps a budget"
-        way_out = 'set compile.enable = true (and leave compile.backend and components as they are), or mode = "selective"'
-        yield facts.config.problem("activation_checkpoint.mode", why, way_out)
+        fix = 'set compile.enable = true (and leave compile.backend and components as they are), or mode = "selective"'
+        yield facts.config.problem("activation_checkpoint.mode", why, fix)

@@ -16,8 +16,8 @@ def check(facts: JobFacts) -> Iterator[Problem]:
     for name, source in layout.tied.items():
         if _unit_of(name, layout) != _unit_of(source, layout):
             why = f"its layout ties {name!r} to {source!r}, and FSDP gathers the two apart"
-            way_out = "tie parameters within a block, or of embedding and head; or train on one device in float32"
-            yield facts.config.problem("model.name", why, way_out)
+            fix = "tie parameters within a block, or of embedding and head; or train on one device in float32"
+            yield facts.config.problem("model.name", why, fix)
 
 
 def _unit_of(parameter: str, layout: ModelLayout) -> str:

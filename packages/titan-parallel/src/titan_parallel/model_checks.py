@@ -33,8 +33,8 @@ def pipeline(model: nn.Module, trial: ModelTrial, context: TransformContext) -> 
     mistake = _stages_mistake(trial, plan_pipeline(context.facts).stages)
     if mistake is not None:
         why = f"cut into stages, the model computes something else{mistake}: {_broken_link(trial)}"
-        way_out = "move what happens there into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
-        yield trial.problem(why, way_out)
+        fix = "move what happens there into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
+        yield trial.problem(why, fix)
 
 
 def _stages_mistake(trial: ModelTrial, stages: tuple[tuple[str, ...], ...]) -> str | None:
@@ -115,10 +115,10 @@ def tensor(model: nn.Module, trial: ModelTrial, context: TransformContext) -> It
         if not keys.disable_sequence_parallel:
             what = f"{what}, or depends on other positions, of which sequence parallelism gives each rank some"
         why = f"outside of regions, {place} {what}"
-        way_out = "name in regions the module that does, call modules of embedding and head one after another"
+        fix = "name in regions the module that does, call modules of embedding and head one after another"
         if not keys.disable_sequence_parallel:
-            way_out += ", or set parallelism.disable_sequence_parallel = true"
-        yield trial.problem(why, way_out)
+            fix += ", or set parallelism.disable_sequence_parallel = true"
+        yield trial.problem(why, fix)
     if not keys.disable_loss_parallel:
         yield from _logits_are_those_of_the_head(trial)
 
@@ -215,8 +215,8 @@ def context(model: nn.Module, trial: ModelTrial, context: TransformContext) -> I
     place = trial.fault(divided, shares)
     if place is not None:
         why = f"{place} depends on other positions and is not in mixers, or ignores the positions that it is given"
-        way_out = "set parallelism.context_parallel_degree = 1, or keep what mixes positions in mixers"
-        yield trial.problem(why, way_out)
+        fix = "set parallelism.context_parallel_degree = 1, or keep what mixes positions in mixers"
+        yield trial.problem(why, fix)
 
 
 def _ignores_positions(trial: ModelTrial, place: str, division: str) -> Problem:

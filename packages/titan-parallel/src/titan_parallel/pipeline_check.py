@@ -121,5 +121,5 @@ def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]
     section = facts.section(CompileSection)
     if splits_backward(facts) and section.enable and "model" in section.components:
         why = "the compiler cannot compute gradients of inputs and of weights apart, as this schedule does"
-        way_out = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
-        yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, way_out)
+        fix = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
+        yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, fix)

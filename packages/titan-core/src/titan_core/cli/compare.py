@@ -100,7 +100,7 @@ def _job(arguments: argparse.Namespace, variant: Variant) -> Job:
         config, registry = load_config(arguments.recipe, [*arguments.overrides, *variant.overrides], arguments.registry)
         return assemble(config, registry, arguments.nproc_per_node)
     except UserError as error:
-        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.way_out) for one in error.problems)
+        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.fix) for one in error.problems)
         raise UserError(*told) from None
 
 

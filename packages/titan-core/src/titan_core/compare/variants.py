@@ -35,8 +35,8 @@ def variants_of(vary: Sequence[str], variant: Sequence[str]) -> list[Variant]:
         UserError: one is not written so, or there is nothing to compare.
     """
     if not vary and not variant:
-        way_out = "give --vary SECTION.KEY=A,B, or --variant 'SECTION.KEY=A SECTION.OTHER=B'"
-        raise UserError.one("titan compare", "nothing varies", way_out)
+        fix = "give --vary SECTION.KEY=A,B, or --variant 'SECTION.KEY=A SECTION.OTHER=B'"
+        raise UserError.one("titan compare", "nothing varies", fix)
     changes = list(itertools.product(*(_choices(text) for text in vary))) if vary else [()]
     changes += [tuple(parse_overrides([f"--{part}" for part in split(text, " ")])) for text in variant]
     if not vary and not all(changes[1:]):

@@ -54,7 +54,7 @@ def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserErr
         return UserError(*problems)
     if len(problems) == 1:
         problem = problems[0]
-        return UserError(replace(problem, way_out=f"{problem.way_out}; or, to continue with the change, {hint}"))
+        return UserError(replace(problem, fix=f"{problem.fix}; or, to continue with the change, {hint}"))
     return UserError(*problems, Problem("", f"to continue with all of these changes, {hint}"))
 
 

@@ -36,9 +36,9 @@ class Config:
         origin = COMMAND_LINE if self._is_overridden(key) else self.source
         return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value, key)}"
 
-    def problem(self, key: str, why: str, way_out: str = "") -> Problem:
+    def problem(self, key: str, why: str, fix: str = "") -> Problem:
         """A problem with the present value of ``key`` (``"training.seq_len"``)."""
-        return Problem(self.where(key, self.value(key)), why, way_out)
+        return Problem(self.where(key, self.value(key)), why, fix)
 
     def value(self, key: str) -> Any:
         """The value of a dotted key."""

@@ -163,9 +163,9 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
     package = package_for(name)
     if package is not None:
         return Problem(where, "no plugin in use owns this section", registry.remedy(package))
-    way_out = nearest(name, sections)
+    fix = nearest(name, sections)
     broken = registry.broken_note()
-    return Problem(where, "no installed plugin owns this section", f"{way_out}{broken}")
+    return Problem(where, "no installed plugin owns this section", f"{fix}{broken}")
 
 
 def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:

@@ -78,13 +78,11 @@ def problems_of(
         else:
             owner = _model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
-            way_out = f"{key} is: {about.rstrip('.')}" if about else "give another value"
+            fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
             if entry["type"] == "list_type":
-                way_out = f'write a list, such as ["a", "b"]; {way_out}'
+                fix = f'write a list, such as ["a", "b"]; {fix}'
             field = owner.model_fields.get(path[-1]) if owner is not None else None
-            problems.append(
-                Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), way_out)
-            )
+            problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
     return problems
 
 

@@ -54,8 +54,8 @@ class DocumentReader:
                 return next(shard, None)
             except CorruptRecord as error:
                 if self._policy.on_corrupt == "stop":
-                    way_out = f'{error.way_out}, or leave such records out with data.on_corrupt = "skip"'
-                    raise UserError.one(error.place, error.why, way_out) from error
+                    fix = f'{error.fix}, or leave such records out with data.on_corrupt = "skip"'
+                    raise UserError.one(error.place, error.why, fix) from error
                 self._tell(error)
             except Exception as error:
                 # Libraries of networks have errors of their own; what is none of these is raised on.

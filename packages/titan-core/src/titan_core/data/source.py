@@ -30,9 +30,9 @@ class CorruptRecord(Exception):
         why: what is wrong with it.
     """
 
-    def __init__(self, place: str, why: str, way_out: str = "mend it") -> None:
-        super().__init__(place, why, way_out)
-        self.place, self.why, self.way_out = place, why, way_out
+    def __init__(self, place: str, why: str, fix: str = "mend it") -> None:
+        super().__init__(place, why, fix)
+        self.place, self.why, self.fix = place, why, fix
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def read_index(folder: Path) -> TokenizedIndex:
         index = TokenizedIndex(**{**contents, "parts": tuple(Part(**part) for part in contents["parts"])})
         _check_index(index)
     except OSError as error:
-        way_out = "make it with `titan data tokenize`, which resumes one that was interrupted"
-        raise UserError.one(where, f"no tokenised dataset: {INDEX}: {error.strerror or error}", way_out) from None
+        fix = "make it with `titan data tokenize`, which resumes one that was interrupted"
+        raise UserError.one(where, f"no tokenised dataset: {INDEX}: {error.strerror or error}", fix) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenize it again") from None
     size_of = numpy.dtype(index.dtype).itemsize

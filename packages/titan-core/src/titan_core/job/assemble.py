@@ -174,7 +174,7 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
         raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
-        raise UserError(*(Problem(where, one.why, one.way_out) for one in error.problems)) from error
+        raise UserError(*(Problem(where, one.why, one.fix) for one in error.problems)) from error
 
 
 def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer | None) -> Iterator[Problem]:
@@ -237,7 +237,5 @@ def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]
         if divides and served and facts.mesh.degrees[dim.name] > 1 and dim.name not in reduced:
             why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, and no "
             why += "transform in use sums gradients over it, so that their weights would diverge"
-            way_out = (
-                f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"
-            )
-            yield facts.config.problem(dim.degree_key, why, way_out)
+            fix = f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"
+            yield facts.config.problem(dim.degree_key, why, fix)

@@ -98,8 +98,8 @@ def _pick(
     """The dataset that ``entry``, which stands in the config under ``table``, names."""
     data = config.section(DataSection)
     if entry.dataset not in registry.names(Dataset):
-        way_out = registry.suggest(Dataset, entry.dataset)
-        raise UserError.one(config.where(f"{table}.dataset", entry.dataset), registry.unknown(Dataset), way_out)
+        fix = registry.suggest(Dataset, entry.dataset)
+        raise UserError.one(config.where(f"{table}.dataset", entry.dataset), registry.unknown(Dataset), fix)
     dataset = registry.get(Dataset, entry.dataset)
     if entry.dataset_split is not None and not dataset.splits:
         where = config.where(f"{table}.dataset_split", entry.dataset_split)

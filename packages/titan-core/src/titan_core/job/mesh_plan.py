@@ -116,8 +116,8 @@ def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int
     terms = " x ".join(f"{key} {degree}" for key, degree in asked.items())
     wide = [key for key in asked if key != REMAINDER_KEY] or [REMAINDER_KEY]
     if degrees["dp_shard"] > 0:
-        way_out = f"set {REMAINDER_KEY} = -1 to take all ranks that are left, or start {fixed} processes"
+        fix = f"set {REMAINDER_KEY} = -1 to take all ranks that are left, or start {fixed} processes"
     else:
-        way_out = f"start a multiple of {fixed} processes, or lower a degree"
+        fix = f"start a multiple of {fixed} processes, or lower a degree"
     reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), and there are {world_size} processes"
-    return Problem(config.where(wide[0], config.value(wide[0])), reason, way_out)
+    return Problem(config.where(wide[0], config.value(wide[0])), reason, fix)

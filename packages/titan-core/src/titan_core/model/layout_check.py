@@ -19,8 +19,8 @@ def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
         UserError: names or patterns that match nothing, parameters or buffers without a first value, sizes that differ,
             parameters that belong to none of embedding, blocks and head, or to two of them.
     """
-    where, way_out = f"layout of model {name!r}", "fix the model plugin"
-    problems = [Problem(where, why, way_out) for why in _mistakes(model, layout)]
+    where, fix = f"layout of model {name!r}", "fix the model plugin"
+    problems = [Problem(where, why, fix) for why in _mistakes(model, layout)]
     if not problems:
         problems = [Problem(where, *mistake) for mistake in _ownership(model, layout)]
     if problems:
@@ -98,7 +98,5 @@ def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str
     for path, kind in tensors.items():
         if not any(path.startswith(f"{unit}.") for unit in fields):
             owner = path.rpartition(".")[0]
-            way_out = (
-                f"name its module {owner!r} in one of them" if owner else "move it into a module that one of them names"
-            )
-            yield f"{kind} {path!r} belongs to none of embedding, blocks and head", way_out
+            fix = f"name its module {owner!r} in one of them" if owner else "move it into a module that one of them names"
+            yield f"{kind} {path!r} belongs to none of embedding, blocks and head", fix

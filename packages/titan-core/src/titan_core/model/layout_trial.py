@@ -32,10 +32,8 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
         needs = [transform.name for transform in job.transforms if transform.check_model is not None]
         why = f"a trial of its forward on a few tokens raised {error}"
         if needs:
-            way_out = "fix the model plugin, or do without these"
-            raise UserError.one(
-                f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", way_out
-            ) from error
+            fix = "fix the model plugin, or do without these"
+            raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
         log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
         return
     problems = list(_mistakes(trial))
@@ -107,11 +105,11 @@ def _mixers(trial: ModelTrial) -> Iterator[Problem]:
     for call in mixers:
         tensors = [one for one in call.arguments[:3] if isinstance(one, tuple) and len(one) == 4]
         count = 4 if layout.masks_documents else 3
-        way_out = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
+        fix = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
         if len(tensors) != 3 or len(call.arguments) > count or any(one[0] != batch or one[2] != seq for one in tensors):
             found = ", ".join(map(_text, call.arguments)) or "keywords alone"
             why = f"mixers names {call.name!r}, which is called with {found}"
-            yield trial.problem(why, way_out)
+            yield trial.problem(why, fix)
             return
         q, k, v = tensors
         if (q[1], k[1], v[1]) != (layout.heads, layout.kv_heads, layout.kv_heads):
@@ -121,7 +119,7 @@ def _mixers(trial: ModelTrial) -> Iterator[Problem]:
             yield trial.problem(why, "fix heads and kv_heads")
             return
         if call.output != q:
-            yield trial.problem(f"mixers names {call.name!r}, which returns {_text(call.output)} for q {list(q)}", way_out)
+            yield trial.problem(f"mixers names {call.name!r}, which returns {_text(call.output)} for q {list(q)}", fix)
             return
 
 
@@ -156,8 +154,8 @@ def _documents(trial: ModelTrial) -> Iterator[Problem]:
     except Exception as error:  # noqa: BLE001 - the model's code may raise anything
         same, why = False, f"{why}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if not same:
-        way_out = "hand documents to every mixer, take positions from positions, or set masks_documents = False"
-        yield trial.problem(why, way_out)
+        fix = "hand documents to every mixer, take positions from positions, or set masks_documents = False"
+        yield trial.problem(why, fix)
 
 
 def _text(shape: Any) -> str:

@@ -167,9 +167,9 @@ class ModelTrial:
         """What is wrong where the positions ``0 .. seq - 1``, which are the default, are given."""
         return self.fault(lambda: self.run(self.tokens, self.positions))
 
-    def problem(self, why: str, way_out: str) -> Problem:
+    def problem(self, why: str, fix: str) -> Problem:
         """A mistake in the layout or in the model."""
-        return Problem(f"layout of model {self.name!r}", why, way_out)
+        return Problem(f"layout of model {self.name!r}", why, fix)
 
     def units(self) -> list[str]:
         """The modules that hidden states pass through, in order: of the embedding, blocks, of the head."""

@@ -73,9 +73,9 @@ def _asked(run: str, folder: Path, seconds: float) -> dict[int, StepStatistics]:
         ranks = ", ".join(map(str, waiting[:8])) + " and others" * (len(waiting) > 8)
         world_size(run, "it ended before its next step was over")
         why = f"no statistics have come from rank {ranks} within {seconds:g} s"
-        way_out = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where; or its log "
-        way_out += "says why they cannot be written"
-        raise UserError.one(f"run {run!r}", why, way_out)
+        fix = "its steps may be long: give --wait more; or it hangs: `titan flight dump` shows where; or its log "
+        fix += "says why they cannot be written"
+        raise UserError.one(f"run {run!r}", why, fix)
     return added.steps()
 
 

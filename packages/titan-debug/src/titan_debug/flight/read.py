@@ -77,10 +77,8 @@ def read_dumps(folder: Path) -> Dumps:
             notes.append(f"{path.name} is left out: {error}")
     if not found:
         why = "there are no dumps here" if folder.is_dir() else "there is no such folder"
-        way_out = (
-            "a rank dumps when a step takes too long or the run fails; `titan flight dump RUN` asks a running job for it"
-        )
-        raise UserError.one(str(folder), f"{why}{''.join(f'; {note}' for note in notes)}", way_out)
+        fix = "a rank dumps when a step takes too long or the run fails; `titan flight dump RUN` asks a running job for it"
+        raise UserError.one(str(folder), f"{why}{''.join(f'; {note}' for note in notes)}", fix)
     newest = max(dump.attempt for dump in found)
     older = sorted({dump.rank for dump in found if dump.attempt < newest})
     if older:

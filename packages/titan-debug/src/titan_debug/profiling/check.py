@@ -20,8 +20,8 @@ def check(facts: JobFacts) -> Iterator[Problem]:
     needed = section.profiler_warmup + section.profiler_active
     if section.enable_profiling and section.profile_freq < needed:
         why = f"a trace takes {section.profiler_warmup} steps of warmup and {section.profiler_active} that it holds"
-        way_out = f"set it to at least {needed}, or lower profiling.profiler_warmup or profiler_active"
-        yield facts.config.problem("profiling.profile_freq", why, way_out)
+        fix = f"set it to at least {needed}, or lower profiling.profiler_warmup or profiler_active"
+        yield facts.config.problem("profiling.profile_freq", why, fix)
 
 
 def require_ranks(facts: JobFacts) -> None:
@@ -34,8 +34,8 @@ def require_ranks(facts: JobFacts) -> None:
     outside = [rank for rank in facts.section(ProfilingSection).ranks or [] if not 0 <= rank < size]
     if outside:
         why = f"this job has {size} rank(s), numbered from 0, and no rank {outside[0]}"
-        way_out = "name other ranks, leave the key out for all, or start more processes"
-        raise UserError(facts.config.problem(_RANKS, why, way_out))
+        fix = "name other ranks, leave the key out for all, or start more processes"
+        raise UserError(facts.config.problem(_RANKS, why, fix))
 
 
 def check_memory(facts: JobFacts) -> Iterator[Problem]:
