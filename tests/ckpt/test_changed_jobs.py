@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 
 from harness.jobs import make_job, run_recipe
 from titan_ckpt.comparing import require_same_training
-from titan_core.config.changes import config_changes, decisive_keys
+from titan_ckpt.folder import Folder
+from titan_ckpt.restoring import _another_optimizer
+from titan_core.config.changes import RefusedChange, config_changes, decisive_keys, refusal
 from titan_core.config.redaction import without_secrets
-from titan_core.errors import UserError
+from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.registry import Registry
 
@@ -85,7 +88,7 @@ def test_what_trains_something_else_is_refused_by_its_key(run: Path, key: str) -
     about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
     os.chdir(run)
     job = make_job("llama3_debug", {**TINY, **REFUSED[key]}, world_size=1)
-    with pytest.raises(UserError, match=rf'{key} = .*allow_changed = \["{key}"\]') as caught:
+    with pytest.raises(UserError, match=rf'(?s){key} = .*allow_changed = \[.*"{key}".*\]') as caught:
         require_same_training(job, about, 2, [])
     if key not in ("float8.enable", "model.args.rope_scaling.factor"):  # with more keys of its section
         assert len(caught.value.problems) == 1
@@ -98,7 +101,7 @@ def test_a_refused_job_says_what_and_how_to_continue(saved: None, caplog: pytest
     with pytest.raises(UserError) as caught:
         run_recipe("llama3_debug", changed)
     assert [problem.where for problem in caught.value.problems] == [
-        "command line: optimizer.lr = 0.002", "command line: optimizer.weight_decay = 0.2",
+        "command line: optimizer.lr = 0.002", "command line: optimizer.weight_decay = 0.2", "",
     ]  # fmt: skip
     rates: list[float] = []
     with caplog.at_level(logging.INFO, logger="titan_ckpt"):
@@ -107,6 +110,31 @@ def test_a_refused_job_says_what_and_how_to_continue(saved: None, caplog: pytest
     assert "optimizer.lr: 0.0008 -> 0.002" in caplog.text
     rates = [json.loads(line)["lr"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert rates[-1] == pytest.approx(rates[0] * 3 * 0.002 / 0.0008)  # the third of three steps of warmup
+
+
+def test_one_list_allows_everything_that_was_refused(saved: None) -> None:
+    """Config keys and data alike, the keys that are allowed already included: pasting the list is enough."""
+    changed = {**TINY, "optimizer.lr": 0.002, "training.seed": 7, "training.max_norm": 0.5}
+    changed["checkpoint.allow_changed"] = '["training.max_norm"]'
+    Path("data.jsonl").write_text("\n".join([*LINES[1:], LINES[0]]) + "\n")
+    with pytest.raises(UserError) as caught:
+        run_recipe("llama3_debug", changed)
+    lists = re.findall(r"checkpoint.allow_changed = (\[.*\])", str(caught.value))
+    assert lists == ['["training.max_norm", "optimizer.lr", "training.seed", "dataset.json.content"]']
+    assert len(run_recipe("llama3_debug", {**changed, "checkpoint.allow_changed": lists[0]}).losses) == 1
+
+
+def test_one_list_allows_all_values_of_parameter_groups() -> None:
+    problems = ["optimizer.groups.nesterov of a is True there and False here", "optimizer.groups.foreach of a is ..."]
+    error = _another_optimizer(Folder("run"), problems, ["optimizer.lr"])
+    assert str(error).count("allow_changed") == 1
+    assert '["optimizer.lr", "optimizer.groups.nesterov", "optimizer.groups.foreach"]' in str(error)
+
+
+def test_a_change_that_nothing_allows_offers_no_list() -> None:
+    fixed = RefusedChange("data.logical_shards", Problem("data.logical_shards = 4", "was 2", "set it back"), allowable=False)
+    other = RefusedChange("training.seed", Problem("training.seed = 4", "was 2", "set it back"))
+    assert "allow_changed" not in str(refusal([fixed, other], []))
 
 
 def test_what_may_change_is_logged(saved: None, caplog: pytest.LogCaptureFixture) -> None:

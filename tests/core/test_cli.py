@@ -83,7 +83,10 @@ def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.Capt
         (["train", "--nproc-per-node", "two"], "must be a whole number from 1 to 512"),
         (["train", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
         (["plugins", "--training.steps", "3"], "unrecognized arguments"),
-        (["train", "--training.steps", "abc"], 'command line: training.steps = "abc": must be a valid integer'),
+        (
+            ["train", "--training.steps", "abc"],
+            'command line: training.steps = "abc": must be a whole number, greater than 0 and at most 1000000000',
+        ),
         (["train", "--job.dump_folder", "/proc/nowhere"], "cannot be written"),
     ],
 )

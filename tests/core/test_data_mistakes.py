@@ -56,7 +56,7 @@ MISTAKES = {
     ),
     "negative": (
         {"data.mixture": "[{dataset = 'stdlib', weight = -1.0}]"},
-        "data.mixture[0].weight = -1.0: must be greater than or equal to 0",
+        "data.mixture[0].weight = -1.0: must be at least 0",
     ),
     "one name": (
         {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'stdlib'}]"},

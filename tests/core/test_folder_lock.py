@@ -19,7 +19,7 @@ from titan_core.cli.main import main
 from titan_core.errors import UserError
 from titan_core.folder_lock import FolderLock, Holder
 from titan_core.hookspecs import hookimpl
-from titan_core.train.run_directory import lock_for_ranks, run_lock
+from titan_core.train.run_directory import early_lock, lock_for_ranks, run_lock
 
 
 def lock(folder: Path) -> FolderLock:
@@ -171,6 +171,31 @@ def test_a_run_that_fails_while_it_is_built_holds_nothing(in_tmp: Path) -> None:
     with pytest.raises(UserError, match="matches no parameter"):
         run_recipe("llama3_debug", broken)
     assert len(run_recipe("llama3_debug", {**TINY, "checkpoint.enable": "true"}).losses) == 4
+
+
+def test_a_second_job_is_refused_before_torch_is_imported(in_tmp: Path) -> None:
+    (in_tmp / "run").mkdir()
+    program = (
+        "import sys\nfrom titan_core.__main__ import main\n"
+        "sys.argv = ['titan', 'train', 'llama3_debug', '--job.dump_folder', 'run']\n"
+        "print(main(), 'torch' in sys.modules)"
+    )
+    with lock(in_tmp / "run"):
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "2 False\n"
+    assert "job.dump_folder = 'run': process" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_early_lock_is_the_runs(in_tmp: Path) -> None:
+    with early_lock("run"):
+        assert not Path("run").exists()  # nothing is left behind by a mistake in the data
+    Path("run").mkdir()
+    with early_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
+        pass
+    with early_lock("run"), early_lock("run"), run_lock("run"):
+        pass
+    with lock(in_tmp / "run"):
+        pass
 
 
 def test_ranks_leave_the_lock_to_their_launcher_and_rank_0(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

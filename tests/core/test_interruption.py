@@ -11,7 +11,7 @@ import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.hookspecs import hookimpl
-from titan_core.train.interruption import Interruption
+from titan_core.train.interruption import CLOSING, Interruption
 from titan_core.train.trainer import train
 
 
@@ -78,3 +78,16 @@ def test_signals_are_heard_inside_and_left_alone_outside() -> None:
         assert heard == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interrupt_while_a_run_closes_does_not_speak_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interruption() as interruption:
+            interruption.titan_train_start()
+            interruption.titan_train_end()
+            os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == f"{CLOSING}\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -69,3 +69,30 @@ def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path)
     with pytest.raises(ValueError, match="the original"):
         train(make_job("llama3_debug", TINY), [Breaks(), recorder])
     assert recorder.record.events[-2:] == ["exception ValueError", "train_end"]
+
+
+class KeepsTensors:
+    """An observer with tensors."""
+
+    def __init__(self, tensors: Any) -> None:
+        self.tensors = tensors
+
+    @hookimpl
+    def titan_state_tensors(self) -> Any:
+        return self.tensors
+
+
+def test_tensors_of_observers_are_put_together() -> None:
+    one, other = torch.ones(1), torch.zeros(2)
+    lifecycle = Lifecycle([KeepsTensors({"a": one}), KeepsTensors(None), KeepsTensors({"b": other})])
+    assert lifecycle.state_tensors() == {"a": one, "b": other}
+    with pytest.raises(ValueError, match=r"KeepsTensors .* keeps tensors, and is built after a checkpoint is restored"):
+        lifecycle.register(KeepsTensors({}))
+    with pytest.raises(ValueError, match="two observers keep a tensor under the name 'a'"):
+        Lifecycle([KeepsTensors({"a": one}), KeepsTensors({"a": one})]).state_tensors()
+
+
+@pytest.mark.parametrize("tensors", [{"mine": 1.0}, ["mine"], {1: torch.ones(1)}], ids=str)
+def test_tensors_that_are_none_are_refused_with_their_observer(tensors: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a table of tensors"):
+        Lifecycle([KeepsTensors(tensors)]).state_tensors()

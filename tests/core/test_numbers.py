@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from titan_ckpt.config import CheckpointSection
 from titan_core.components import Model
 from titan_core.config.numbers import LARGEST
+from titan_core.config.problems import problems_of
 from titan_core.config.schema import json_schema
 from titan_core.config.section import Section
+from titan_core.config.sections import CommSection, JobSection, MetricsSection, OptimizerSection, TrainingSection
 from titan_core.registry import Registry
 
 REGISTRY = Registry.from_installed()
@@ -106,6 +110,32 @@ def test_every_numeric_key_has_bounds_of_its_own(top: type[BaseModel], path: tup
             validate(top, path, value)
 
 
+def _message(top: type[BaseModel], key: str, value: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        top.model_validate({key: value})
+    (problem,) = problems_of(caught.value, "it", top, {}, lambda key, value: key)
+    return problem.why
+
+
+def test_messages_name_the_bounds_of_their_own_keys() -> None:
+    for key, top, path, annotation in keys():
+        plain = len(path) == 1 and typing.get_origin(_bare(annotation)) is not list
+        if not (plain and issubclass(top, Section) and kinds(annotation) & {int, float}) or key in UNBOUNDED:
+            continue
+        for number in (10**30, 1e30, -1e30, 10**14, 1e14):
+            why = _message(top, path[0], number)
+            assert re.search(r"(at least|at most|greater than|less than) -?[0-9]", why), (key, why)
+            assert "9.2" not in why and "000000000000" not in why, (key, why)
+
+
+def test_numbers_in_messages_are_short() -> None:
+    assert _message(OptimizerSection, "eps", 1e-40) == "must be at least 1e-30"
+    assert (
+        _message(CommSection, "train_timeout_seconds", 1e12) == "must be a whole number, greater than 0 and at most 2592000"
+    )
+    assert _message(TrainingSection, "seed", 2**70) == "must be less than 9223372036854775808"
+
+
 def test_bounds_are_in_the_schema_that_editors_read() -> None:
     schema = json_schema(REGISTRY)
     steps = schema["properties"]["training"]["properties"]["steps"]
@@ -171,3 +201,30 @@ def test_nesting_is_bounded() -> None:
         deep = {"a": deep}
     with pytest.raises(ValidationError, match="nested 16 deep"):
         ThirdParty.model_validate({"table": deep})
+
+
+TEXTS = [(key, top, path, annotation) for key, top, path, annotation in keys() if str in kinds(annotation)]
+
+
+def test_an_empty_text_is_not_set_where_a_key_may_be_unset() -> None:
+    optional = [one for one in TEXTS if {str, type(None)} <= kinds(one[3]) and list not in (one[3], _bare(one[3]))]
+    assert {"model.tokenizer_path", "data.mixture.dataset_path", "checkpoint.initial_load_path"} <= {
+        one[0] for one in optional
+    }
+    for key, top, path, _ in optional:
+        value: Any = ""
+        for part in reversed(path):
+            value = [value] if part == "[]" else {part: value}
+        if "[]" in path:
+            value[path[0]][0] |= {"dataset": "stdlib"}
+        found: Any = top.model_validate(value)
+        for part in path:
+            found = found[0] if part == "[]" else getattr(found, part)
+        assert found is None, key
+
+
+def test_a_path_that_is_needed_is_not_empty() -> None:
+    for section, key in [(JobSection, "dump_folder"), (CheckpointSection, "folder"), (MetricsSection, "save_tb_folder")]:
+        for empty in ("", "  "):
+            with pytest.raises(ValidationError, match=r"must (not be empty|be a folder below)"):
+                section.model_validate({key: empty})

@@ -120,5 +120,34 @@ def test_there_may_be_more_machines_than_processes_on_one() -> None:
 
 
 def test_one_machine_needs_no_options() -> None:
-    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d")
+    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank="0")
     assert options_of(arguments, 1, 1).endpoint == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--node-rank", "1", "must be 0, since --nnodes is 1"),
+        ("--rdzv-backend", "static", "needs --rdzv-endpoint"),
+        ("--rdzv-endpoint", "no-such-host.invalid:29500", "the name 'no-such-host.invalid' cannot be resolved"),
+    ],
+)
+def test_options_of_one_machine_are_not_ignored(
+    option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "llama3_debug", "--nproc-per-node", "2", option, value]) == 2
+    assert f"{option} {value}: {why}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option", ["--node-rank 0", "--rdzv-endpoint a:1", "--rdzv-id x", "--rdzv-timeout 5", "--max-restarts 3"]
+)
+def test_options_of_a_launcher_are_refused_without_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "llama3_debug", *option.split()]) == 2
+    assert f"{option}: is a launcher's option" in capsys.readouterr().err
+
+
+def test_one_machine_meets_where_it_was_told_to(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = ["--rdzv-endpoint", f"127.0.0.1:{listening}", "--rdzv-backend", "static"]
+    assert main(["train", "llama3_debug", "--nproc-per-node", "2", *endpoint]) == 2
+    assert f"127.0.0.1:{listening}: this machine cannot listen there: Address already in use" in capsys.readouterr().err

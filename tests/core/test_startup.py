@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 
@@ -45,3 +46,14 @@ def test_an_answer_comes_within_half_a_second(command: list[str]) -> None:
     rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(10)]
     ours, pydantics = (min(times) for times in zip(*rounds, strict=True))
     assert ours < 0.5 * max(1.0, pydantics / 0.15)
+
+
+def test_an_interrupt_after_the_end_leaves_no_traceback() -> None:
+    program = (
+        "import atexit, os, signal, sys, threading\nfrom titan_core.__main__ import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['titan', '--version']\nsys.exit(main())"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == -signal.SIGINT
+    assert result.stdout.startswith("titan-core ") and result.stderr == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from titan_core.cli.main import main
 from titan_core.data import loader
 from titan_core.data.batch import IGNORE, Batch
 from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
 from titan_core.train.finite_guard import NonFiniteError
 from titan_core.train.lookahead import Lookahead
 from titan_core.train.trainer import train
@@ -119,3 +121,22 @@ def test_a_dataset_of_empty_texts_is_an_error_and_not_a_loss_of_zero(in_tmp: Pat
     last = json.loads((in_tmp / "some/metrics.jsonl").read_text().splitlines()[-1])
     assert last["empty_documents"] > 0
     assert last["corrupt_records"] == 0
+
+
+class LeavesOutTheFirst:
+    """Has the first update left out."""
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> bool:
+        warnings.warn("an observer's own", UserWarning, stacklevel=1)
+        return bool(update.step == 1)
+
+
+def test_leaving_out_the_first_update_warns_of_nothing(in_tmp: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record = run_recipe("llama3_debug", {**TINY, "training.steps": 2}, observers=[LeavesOutTheFirst()])
+    assert record.skipped == [1]
+    ours = [one for one in caught if "lr_scheduler" in str(one.message)]
+    assert not ours, ours[0].message
+    assert sum("an observer's own" in str(one.message) for one in caught) == 2

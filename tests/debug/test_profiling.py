@@ -184,7 +184,7 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
     ("rank", "message"),
     [
         (3, r"this job has 1 rank\(s\), numbered from 0, and no rank 3; name other ranks"),
-        (-1, r"profiling\.ranks\[1\] = -1: must be greater than or equal to 0"),
+        (-1, r"profiling\.ranks\[1\] = -1: must be at least 0"),
     ],
 )
 def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, message: str) -> None:

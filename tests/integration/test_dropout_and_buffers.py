@@ -192,3 +192,14 @@ def test_ranks_that_see_other_tokens_draw_their_own(gloo: GlooPool, tmp_path: Pa
     assert here.generators[0][0] != there.generators[0][0]
     assert not torch.equal(here.generators[0][1], there.generators[0][1])
     assert not torch.equal(here.buffers[0]["embed.running"], there.buffers[0]["embed.running"])
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_buffer_that_differs_between_ranks_is_refused_after_the_first_step(
+    gloo: GlooPool, tmp_path: Path, mode: str
+) -> None:
+    """Each rank's statistic is of its own sequences: a checkpoint would keep one of them."""
+    saved = {"checkpoint.enable": "true", "checkpoint.async_mode": mode, "job.dump_folder": "run"}
+    with pytest.raises(RuntimeError, match=r"model\.embed\.running: is not the same on ranks 0 and 1; .*persistent=False"):
+        gloo.run(2, run_in, str(tmp_path), saved)
+    assert not list((tmp_path / "run").glob("checkpoint/step-*/checkpoint.json"))

@@ -145,6 +145,41 @@ def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Pat
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
+@pytest.mark.parametrize("stop", [4, 6])
+def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -> None:
+    """Between two meetings, where the islands' weights differ, and after one: the outer momentum is kept too."""
+    install(tmp_path / "site", "titan-local-sgd")
+    site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
+    islands = {**TINY_LLAMA, "training.steps": 9, "local_sgd.islands": 2, "local_sgd.sync_every": 3}
+    saved = {**islands, "checkpoint.enable": "true", "checkpoint.async_mode": "async", "job.dump_folder": "run"}
+    whole = gloo.run(2, train_with, site, folder, "llama3_debug", {**islands, "job.dump_folder": "whole"}, [name])
+    gloo.run(2, train_with, site, folder, "llama3_debug", {**saved, "training.stop_at_step": stop})
+    resumed = gloo.run(2, train_with, site, folder, "llama3_debug", saved, [name])
+    for (one, weights), (other, weights_resumed) in zip(whole, resumed, strict=True):
+        assert other.losses == one.losses[stop:]
+        assert all(torch.equal(*pair) for pair in zip(weights[name][stop:], weights_resumed[name], strict=True))
+
+
+def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: GlooPool, tmp_path: Path) -> None:
+    install(tmp_path / "site", "titan-local-sgd")
+    site, folder = str(tmp_path / "site"), str(tmp_path)
+    islands = {**TINY_LLAMA, "local_sgd.islands": 2, "local_sgd.sync_every": 3, "checkpoint.enable": "true"}
+    islands |= {"checkpoint.interval": 1, "training.steps": 4, "training.stop_at_step": 4, "job.dump_folder": "run"}
+    gloo.run(2, train_with, site, folder, "llama3_debug", {**islands, "training.steps": 5})
+    alone = {**TINY_LLAMA, "training.steps": 1, "checkpoint.enable": "true", "job.dump_folder": "alone"}
+    with pytest.raises(RuntimeError, match=r"step-4: its 2 copies of the weights differ in model\."):
+        gloo.run(
+            1, train_with, site, folder, "llama3_debug", {**alone, "checkpoint.initial_load_path": "run/checkpoint/step-4"}
+        )
+    met = {**alone, "checkpoint.initial_load_path": "run/checkpoint/step-3"}
+    ((record, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", met)
+    assert record.losses
+    # A run of one copy cannot resume what two copies trained, whatever is allowed.
+    one = {**islands, "local_sgd.islands": 1, "checkpoint.allow_changed": '["*"]'}
+    with pytest.raises(RuntimeError, match="it holds 2 copies of the weights, which train apart, and this job trains 1"):
+        gloo.run(2, train_with, site, folder, "llama3_debug", one)
+
+
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [(4, {"tensor": 2}), (2, {"pipeline": 2}), (2, {"context": 2})],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
 from titan_core.data.batch import Batch
+from titan_core.errors import UserError
 from titan_core.model.attention import seen
+from titan_core.model.part import ModelPart
+from titan_core.model.part_guard import PartGuard
 from titan_parallel import gathered_attention
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.numbers import divisors
+from titan_parallel.pipeline import _stage
 from titan_parallel.pipeline_plan import _extra_layers, _rank_of, microbatches_of
 from titan_parallel.split_backward_contexts import contexts
 
@@ -170,3 +175,42 @@ def test_a_kept_result_that_was_changed_in_place_is_an_error() -> None:
     product.zero_()
     with again, pytest.raises(RuntimeError, match="was changed in place, and recomputation had kept it"):
         factor @ factor
+
+
+# -- pipelines
+
+SETTINGS: dict[str, Any] = {
+    "loss": lambda logits, targets: logits.sum(),
+    "batch_transforms": (lambda batch: batch,),
+    "parameters_on": torch.device("cpu"),
+    "flops": {torch.bfloat16: 1.0},
+    "casts": {"region": lambda x: x},
+    "after_evaluation": (lambda: None,),
+    "wrapped_losses": (F.cross_entropy,),
+}
+
+
+def test_a_stage_keeps_every_setting_of_the_whole_or_the_pipeline_is_refused() -> None:
+    assert SETTINGS.keys() == {one.name for one in fields(ModelPart)} - {"module", "layout"}
+    refused = []
+    for name, value in SETTINGS.items():
+        module = nn.ModuleDict(
+            {"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2)]), "head": nn.Linear(2, 2)}
+        )
+        layout: Any = SimpleNamespace(embedding=("embed",), blocks="blocks", head=("head",))
+        part, other = ModelPart(module, layout, F.cross_entropy), []
+
+        def earlier(part: ModelPart, name: str = name, value: Any = value) -> ModelPart:
+            return replace(part, **{name: value})
+
+        guard = PartGuard(part)
+        (part,) = guard.apply("earlier", earlier, part)
+        try:
+            other = guard.apply(
+                "pipeline", lambda part: [_stage(part, ("embed",)), _stage(part, ("blocks.0", "head"))], part
+            )
+        except UserError as error:
+            assert f"the part's {name} that transform 'earlier' had set" in str(error)  # noqa: PT017 - or it is kept
+            refused.append(name)
+        assert all(getattr(stage, name) == value for stage in other)
+    assert refused == ["flops", "after_evaluation"]

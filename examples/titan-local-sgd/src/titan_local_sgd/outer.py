@@ -25,17 +25,32 @@ class OuterOptimizer:
         self._section = context.facts.section(LocalSGDSection)
         self._group = context.mesh["island"].get_group()
         self._steps = context.facts.config.value("training.steps")
-        self._weights = [_local(parameter) for part in parts for parameter in part.module.parameters()]
+        named = [pair for part in parts for pair in part.module.named_parameters()]
+        self._names = [name for name, _ in named]
+        self._weights = [parameter.detach() for _, parameter in named]
+        self._common = [weight.clone() for weight in self._weights]
+        momentum = self._section.outer_momentum
+        self._sgd = torch.optim.SGD(self._common, lr=self._section.outer_lr, momentum=momentum, nesterov=momentum > 0)
+        for common in self._common if momentum else ():  # made now, so that a checkpoint can be loaded into it
+            self._sgd.state[common]["momentum_buffer"] = torch.zeros_like(common)
+        self._begun = torch.zeros(())
+
+    @hookimpl
+    def titan_state_tensors(self) -> dict[str, Tensor]:
+        """Divided as the weights are, so that they hold on another mesh too."""
+        tensors = {"local_sgd.begun": self._begun}
+        for name, common in zip(self._names, self._common, strict=True):
+            tensors[f"local_sgd.common.{name}"] = common
+            if common in self._sgd.state:
+                tensors[f"local_sgd.momentum.{name}"] = self._sgd.state[common]["momentum_buffer"]
+        return tensors
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        self._common = [weight.clone() for weight in self._weights]
-        self._sgd = torch.optim.SGD(
-            self._common,
-            lr=self._section.outer_lr,
-            momentum=self._section.outer_momentum,
-            nesterov=self._section.outer_momentum > 0,
-        )
+        if not self._begun:  # nothing was restored; but the weights may have been, from elsewhere
+            for common, weight in zip(self._common, self._weights, strict=True):
+                common.copy_(weight)
+            self._begun.fill_(1)
 
     @hookimpl
     @torch.no_grad()
@@ -44,12 +59,11 @@ class OuterOptimizer:
             return
         for common, weight in zip(self._common, self._weights, strict=True):
             common.grad = common - weight
-            dist.all_reduce(common.grad, dist.ReduceOp.AVG, group=self._group)
+            dist.all_reduce(_local(common.grad), dist.ReduceOp.AVG, group=self._group)
         self._sgd.step()
         for common, weight in zip(self._common, self._weights, strict=True):
             weight.copy_(common)
 
 
-def _local(parameter: Tensor) -> Tensor:
-    parameter = parameter.detach()
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

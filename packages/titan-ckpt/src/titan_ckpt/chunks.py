@@ -7,7 +7,8 @@ from torch import Tensor
 
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import check_chunk
-from titan_ckpt.stored import Chunk, StoredTensor
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor
+from titan_core.errors import UserError
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -28,3 +29,21 @@ def read_chunk(folder: Folder, name: str, tensor: StoredTensor, chunk: Chunk) ->
     check_chunk(name, tensor.dtype, chunk, memoryview(data))
     dtype = getattr(torch, tensor.dtype)
     return torch.frombuffer(data, dtype=dtype).view(chunk.shape) if data else torch.empty(chunk.shape, dtype=dtype)
+
+
+def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
+    """A tensor of a checkpoint, put together from its chunks.
+
+    Raises:
+        UserError: a chunk is damaged.
+    """
+    stored = manifest.tensors[name]
+    dtype = getattr(torch, stored.dtype)
+    whole = torch.empty(stored.shape, dtype=dtype)
+    try:
+        for chunk in stored.chunks:
+            box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
+            whole[box] = read_chunk(folder, name, stored, chunk)
+    except BrokenCheckpoint as error:
+        raise UserError.one(str(folder), str(error), "take another checkpoint") from None
+    return whole

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from titan_core.config.changes import ConfigChange, config_changes
+from titan_core.config.changes import ConfigChange, RefusedChange, config_changes, refusal
 from titan_core.config.problems import show
-from titan_core.errors import Problem, UserError
+from titan_core.errors import Problem
 from titan_core.job.assemble import model_args
 from titan_core.job.job import Job
 from titan_core.patterns import matches
@@ -46,24 +46,30 @@ class Changes:
         return (implementation and key in ("fused", "foreach")) or matches(f"optimizer.groups.{key}", self.allowed)
 
 
-def require_same_training(job: Job, about: Mapping[str, Any], step: int, allowed: Collection[str]) -> Changes:
+def require_same_training(
+    job: Job, about: Mapping[str, Any], step: int, allowed: Sequence[str], others: Sequence[RefusedChange] = ()
+) -> Changes:
     """Compare the job with what the manifest says of the run, and log what has changed.
 
     Args:
         about: the manifest's.
         step: the checkpoint's, for messages.
         allowed: patterns of keys that may differ.
+        others: what else was found to differ and may not: the data's.
 
     Raises:
-        UserError: naming every key that may not.
+        UserError: naming every key that may not, and one list that allows all of them.
     """
     changes = {
         change.key: change for change in config_changes(about.get("config", {}), about.get("decisive", ()), job.config)
     }
     changes |= {change.key: change for change in _resolved_changes(job, about)}
-    refused = [change for change in changes.values() if change.decisive and not matches(change.key, allowed)]
+    decisive = [change for change in changes.values() if change.decisive and not matches(change.key, allowed)]
+    refused = [RefusedChange(change.key, _problem(job, change, step)) for change in decisive]
+    known = {change.key for change in refused}
+    refused += [change for change in others if change.key not in known]
     if refused:
-        raise UserError(*(_problem(job, change, step) for change in refused))
+        raise refusal(refused, allowed)
     for change in changes.values():
         log.info("changed since the checkpoint of step %d: %s", step, change)
     if "training.steps" in changes:
@@ -75,6 +81,41 @@ def require_same_training(job: Job, about: Mapping[str, Any], step: int, allowed
             versions = plugins.get(name, "none"), now.get(name, "none")
             log.info("changed since the checkpoint of step %d: %s %s -> %s", step, name, *versions)
     return Changes(tuple(changes.values()), tuple(allowed))
+
+
+def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str], partial: bool) -> None:
+    """Compare the job's model arguments with those of the run whose weights it begins with: the same shapes may be computed
+    with otherwise (``rope_theta``). A longer or shorter context is the same weights.
+
+    Args:
+        about: the manifest's.
+        allowed: patterns of arguments that may differ.
+        partial: whether some weights are left out, so that the model may differ in shape too; changes are then logged.
+
+    Raises:
+        UserError: naming every argument that may not differ.
+    """
+    if "model_args" not in about:
+        return
+    changes = [
+        one for one in _resolved_changes(job, about) if one.key.startswith(_ARGS) and one.key != f"{_ARGS}max_seq_len"
+    ]
+    refused = [
+        RefusedChange(
+            one.key,
+            Problem(
+                job.config.where(one.key, one.now),
+                f"checkpoint.initial_load_path holds the weights of a model with {show(one.before)}",
+                "set it to that",
+            ),
+        )
+        for one in changes
+        if not partial and not matches(one.key, allowed)
+    ]
+    if refused:
+        raise refusal(refused, allowed)
+    for one in changes:
+        log.warning("another model than that of the weights: %s", one)
 
 
 def resolved(job: Job) -> dict[str, Any]:
@@ -110,5 +151,4 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
     why = f"the checkpoint of step {step} was saved with {show(change.before)}; another value trains something else"
-    fix = f'set it back; or, to continue with the new value, checkpoint.allow_changed = ["{change.key}"]'
-    return Problem(job.config.where(change.key, change.now), why, fix)
+    return Problem(job.config.where(change.key, change.now), why, "set it back")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from titan_core.config.numbers import Count, Steps
 from titan_core.config.paths import AnyPath
@@ -47,3 +47,17 @@ class CheckpointSection(Section):
     """Save only the weights after the last step, in export_dtype: for use, not to resume from."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of weights that are saved alone."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> CheckpointSection:
+        loads = {
+            "load_step": self.load_step >= 0,
+            "initial_load_path": self.initial_load_path is not None,
+            "exclude_from_loading": bool(self.exclude_from_loading),
+        }
+        given = [key for key, is_given in loads.items() if is_given]
+        if given and not self.enable:
+            raise ValueError(f"{' and '.join(given)} would load nothing without checkpoint.enable = true")
+        if given == ["exclude_from_loading"]:
+            raise ValueError("exclude_from_loading applies to load_step and initial_load_path, and neither is set")
+        return self

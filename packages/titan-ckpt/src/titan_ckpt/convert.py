@@ -16,9 +16,10 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from titan_ckpt.catalogue import Entry
-from titan_ckpt.chunks import bytes_of, read_chunk
+from titan_ckpt.chunks import bytes_of, read_whole
 from titan_ckpt.cli import pick, progress
-from titan_ckpt.dtypes import FLOATS, dtype_name
+from titan_ckpt.copies import require_equal_weights
+from titan_ckpt.dtypes import FLOATS, dtype_name, overflows
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
 from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
@@ -32,8 +33,7 @@ from titan_ckpt.hf_export import (
     write_json,
 )
 from titan_ckpt.manifest import write_manifest
-from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor, chunk_digest
-from titan_ckpt.tensors import MODEL
+from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
 from titan_core.components import Model
 from titan_core.errors import UserError
 from titan_core.folder_lock import FolderLock
@@ -90,6 +90,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
         raise UserError.one(f"model {model.name!r}", "its plugin declares no way to Hugging Face's format", "ask its author")
     tensors = [one for one in declared_tensors(form, args, model.name) if not one.copy]
     _require_all_exported(manifest, tensors, model.name)
+    require_equal_weights(found.folder, manifest)
     files = _plan_files(tensors, manifest, dtype)
     weight_map: dict[str, str] = {}
     total = 0
@@ -99,7 +100,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
             shard = {}
             for tensor in names:
                 whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
-                shard[tensor.name] = (whole.to(dtype) if dtype is not None else whole).contiguous()
+                shard[tensor.name] = _as(whole, dtype, tensor.parameter).contiguous()
                 advance(1)
             save_file(shard, target / name, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(shard, name)
@@ -179,7 +180,7 @@ def from_foreign(
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
         for tensor in tensors:
             whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
-            whole = whole.to(dtype) if dtype is not None else whole
+            whole = _as(whole, dtype, tensor.parameter)
             data = bytes_of(whole)
             write_all(file, data)
             name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)
@@ -200,6 +201,22 @@ def from_foreign(
     write_manifest(folder, Manifest(0, created, about, {}, stored, {"data-00000.bin": at}))
 
 
+def _as(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """``tensor`` in ``dtype``, if one is given.
+
+    Raises:
+        UserError: a value is too large for it.
+    """
+    if dtype is None:
+        return tensor
+    converted = tensor.to(dtype)
+    if overflows(tensor, converted):
+        short = str(dtype).removeprefix("torch.")
+        why = f"it has values up to {tensor.abs().max().item():.3g}, and {short} ends at {torch.finfo(dtype).max:.3g}"
+        raise UserError.one(name, why, "take --dtype bfloat16 or float32")
+    return converted
+
+
 def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
     """Of what a checkpoint of the model holds: parameters, and the buffers that are part of its state."""
     with torch.device("meta"):
@@ -207,24 +224,6 @@ def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
     kept = built.state_dict().keys()
     named = (*built.named_parameters(), *built.named_buffers())
     return {name: tuple(tensor.shape) for name, tensor in named if name in kept}
-
-
-def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
-    """A tensor of a checkpoint, put together from its chunks.
-
-    Raises:
-        UserError: a chunk is damaged.
-    """
-    stored = manifest.tensors[name]
-    dtype = getattr(torch, stored.dtype)
-    whole = torch.empty(stored.shape, dtype=dtype)
-    try:
-        for chunk in stored.chunks:
-            box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
-            whole[box] = read_chunk(folder, name, stored, chunk)
-    except BrokenCheckpoint as error:
-        raise UserError.one(str(folder), str(error), "take another checkpoint") from None
-    return whole
 
 
 def _plan_files(

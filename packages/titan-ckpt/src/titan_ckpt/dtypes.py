@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -35,3 +36,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def converts_exactly(source: str, target: str) -> bool:
     """Whether every value of ``source`` is one of ``target``."""
     return source == target or target in _EXACT.get(source, ())
+
+
+def overflows(tensor: Tensor, converted: Tensor) -> bool:
+    """Whether a finite value of ``tensor`` became infinite in ``converted``."""
+    return bool((converted.isinf() & ~tensor.isinf()).any())

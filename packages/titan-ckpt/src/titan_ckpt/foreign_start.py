@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt.dtypes import dtype_name
+from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.foreign_checks import (
     CONFIG_OF,
     declared_tensors,
@@ -21,7 +22,8 @@ from titan_ckpt.foreign_checks import (
 )
 from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, kind_of, open_files
 from titan_ckpt.foreign_reader import ForeignReader
-from titan_ckpt.tensors import MODEL, model_tensors
+from titan_ckpt.stored import MODEL
+from titan_ckpt.tensors import model_tensors
 from titan_core.errors import UserError
 from titan_core.job.assemble import model_args
 from titan_core.patterns import matches
@@ -48,6 +50,8 @@ def begin_from_foreign(
         UserError: they are not those of this job's model; on all ranks, whichever found it out.
     """
     opened, mistake = None, None
+    names = [name for of_rank in request.world.gather(list(model_tensors(request.state.parts))) for name in of_rank]
+    require_patterns_match(request.job, excluded, names, str(path))
     try:
         opened = _open(request, path, kind, excluded)
     except UserError as error:

@@ -12,8 +12,21 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from titan_ckpt.dtypes import ITEM_BYTES
-from titan_ckpt.stored import FORMAT, NAME, BrokenCheckpoint, Chunk, Manifest, StoredTensor, tensors_in
+from titan_ckpt.stored import (
+    FORMAT,
+    MODEL,
+    NAME,
+    OBSERVERS,
+    OPTIMIZER,
+    BrokenCheckpoint,
+    Chunk,
+    Manifest,
+    StoredTensor,
+    of_copy,
+    tensors_in,
+)
 
+_KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
 _FILE = re.compile(r"data-[0-9]{5,}\.bin")
 
 
@@ -54,6 +67,7 @@ class About(BaseModel):
     model_args: dict[str, Any] = Field(default_factory=dict)
     mesh: dict[str, int] = Field(default_factory=dict)
     world_size: int = 1
+    copies: Annotated[int, Field(ge=1, lt=2**31)] = 1
     torch: str = ""
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
     decisive: list[str] = Field(default_factory=list)
@@ -142,6 +156,7 @@ def checked_manifest(contents: Any) -> Manifest:
         place = ".".join(map(str, first["loc"]))
         raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
     _require_whole_files(checked.files, tensors)
+    _require_known_names(tensors, checked.about.copies)
     if checked.state:
         there = {name for name in tensors if name.startswith("optimizer.")}
         different = there ^ set(tensors_in(checked.state["optimizer"]))
@@ -171,6 +186,20 @@ def _stored(name: str, tensor: _Tensor) -> StoredTensor:
     if covered > math.prod(shape) or _overlap(chunks, shape):
         raise BrokenCheckpoint(f"{name} has chunks that overlap")
     return StoredTensor(tensor.dtype, shape, chunks)
+
+
+def _require_known_names(tensors: Mapping[str, StoredTensor], copies: int) -> None:
+    """Every tensor must be of a known kind, and each copy of the weights must have what the first has."""
+    of_first = {name: stored for name, stored in tensors.items() if name.startswith(_KINDS)}
+    if len(tensors) != len(of_first) * copies:
+        what = f"{copies} time(s) the {len(of_first)} that this titan-ckpt knows of a run"
+        raise BrokenCheckpoint(f"it has {len(tensors)} tensors, which is not {what}")
+    for copy in range(1, copies if tensors else 1):
+        for name, stored in of_first.items():
+            other = tensors.get(of_copy(copy) + name)
+            if other is None or (other.shape, other.dtype) != (stored.shape, stored.dtype):
+                why = f"is not in all of the {copies} copies of the weights, or not as it is in the first"
+                raise BrokenCheckpoint(f"{name} {why}")
 
 
 def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:

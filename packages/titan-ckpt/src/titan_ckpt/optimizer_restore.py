@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.plain_values import decode, require_alike
-from titan_ckpt.stored import StoredTensor, tensors_in
-from titan_ckpt.tensors import OPTIMIZER
+from titan_ckpt.stored import OPTIMIZER, StoredTensor, tensors_in
 from titan_core.model.part import ModelPart
 from titan_core.patterns import matches
 
@@ -88,7 +87,7 @@ def plan_restore(
                 plan.problems.append(f"{OPTIMIZER}.{name} is not there")
             continue
         tree = saved["parameters"][name]
-        if _is_excluded(f"{OPTIMIZER}.{name}", _leaves(tree, f"{OPTIMIZER}.{name}"), excluded):
+        if _is_excluded(f"{OPTIMIZER}.{name}", leaves_of(tree, f"{OPTIMIZER}.{name}"), excluded):
             plan.excluded.add(name)
             continue
         plan.states[parameter] = decode(tree, _Targets(plan, begun, stored, parameter, same_mesh))
@@ -210,7 +209,7 @@ def _is_excluded(name: str, leaves: Iterable[str], excluded: Collection[str]) ->
     return any(matches(one, excluded) for one in (name, *leaves))
 
 
-def _leaves(tree: Any, name: str) -> list[str]:
+def leaves_of(tree: Any, name: str) -> list[str]:
     """The names of a parameter's tensors and of its other values."""
     return [*tensors_in(tree), *(f"{name}.{key}" for key in tree)]
 

@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from titan_ckpt.chunks import bytes_of
-from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable, encode
-from titan_ckpt.tensors import OPTIMIZER
+from titan_ckpt.replicas import digests_of
+from titan_ckpt.stored import OPTIMIZER
+from titan_ckpt.tensors import copy_prefix, require_saveable
 from titan_core.model.part import ModelPart
 from titan_core.train.world import World
 
@@ -104,13 +103,14 @@ def state_of_all(mine: OptimizerState, world: World) -> dict[str, Any]:
     }
     if world.size == 1:
         return plain
-    replicas = _values_of(mine.replicas)
+    replicas = digests_of(mine.replicas)
     text = json.dumps([plain, replicas], sort_keys=True)
     if len(set(world.gather(hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return plain  # as it is unless a pipeline gives ranks other parameters: nothing long is sent
     together: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": mine.own}
     values: dict[str, Any] = {}
-    for other, of_other in world.gather((plain, replicas)):
+    # Copies of the weights that train apart have tensors of their own, which are saved by copy.
+    for other, of_other in world.gather((plain, {copy_prefix(world) + name: one for name, one in replicas.items()})):
         _join(values, of_other, "")
         _join(together["parameters"], other["parameters"], f"{OPTIMIZER}.")
         _join({"": together["own"]}, {"": other["own"]}, OWN)
@@ -130,21 +130,6 @@ def _join(all_of_them: dict[str, Any], more: dict[str, Any], prefix: str) -> Non
             raise Unsaveable(f"{prefix}{name}", why)
 
 
-def _values_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What shows whether tensors are the same on another rank; scalars are read together, since each read of a GPU waits."""
-    values: dict[str, Any] = {}
-    scalars: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in tensors.items():
-        if tensor.dim() == 0:
-            scalars.setdefault((tensor.device, tensor.dtype), []).append(name)
-        else:
-            values[name] = hashlib.sha256(bytes_of(tensor)).hexdigest()
-    for names in scalars.values():
-        together = torch.stack([tensors[name] for name in names]).tolist()
-        values |= {name: repr(value) for name, value in zip(names, together, strict=True)}
-    return values
-
-
 @dataclass(frozen=True)
 class _Keep:
     """Puts tensors aside, and says what stands for them among plain values."""
@@ -155,13 +140,7 @@ class _Keep:
     def __call__(self, tensor: Tensor, name: str) -> dict[str, Any]:
         if name in self.into.tensors:
             raise Unsaveable(name, "is the name of two tensors")
-        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-            raise Unsaveable(name, "is a DTensor of partial sums, which no rank holds the value of")
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if type(local) not in (Tensor, nn.Parameter):
-            raise Unsaveable(name, f"is a {type(local).__qualname__}, of which only its own class knows what it holds")
-        if local.layout is not torch.strided or dtype_name(local.dtype) not in ITEM_BYTES:
-            raise Unsaveable(name, f"is a tensor of {local.dtype} and {local.layout}")
+        require_saveable(tensor, name)
         owner = self.parameter
         like = (
             owner is not None and tensor.shape == owner.shape and isinstance(tensor, DTensor) == isinstance(owner, DTensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,28 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
-from titan_ckpt.comparing import Changes, require_same_training
+from titan_ckpt.comparing import Changes, require_same_model, require_same_training
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.copies import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly, dtype_name
+from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
     begin_optimizer,
+    leaves_of,
     plan_restore,
     restore_groups,
     saved_rates,
 )
-from titan_ckpt.optimizer_state import parameter_names
+from titan_ckpt.optimizer_state import OWN, parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
-from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import MODEL, OPTIMIZER, model_tensors
+from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
+from titan_ckpt.tensors import by_copy, model_tensors, observers_tensors
+from titan_core.config.changes import RefusedChange, refusal
 from titan_core.errors import Problem, UserError
 from titan_core.patterns import matches
 from titan_core.train.checkpoint import CheckpointRequest
@@ -162,14 +167,22 @@ def _load(
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
         return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
+    _require_same_copies(request, found.folder, manifest, weights_only)
     tensors = model_tensors(state.parts)
+    if not weights_only:
+        tensors |= observers_tensors(request.lifecycle)
+    _require_patterns_match(request, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
     _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
+    if manifest.copies == world.plan.copies:
+        tensors = by_copy(tensors, world)
     optimizer = None
     if not weights_only:
-        changes = require_same_training(request.job, manifest.about, manifest.step, section.allow_changed)
+        changes = _require_same_training(request, manifest, section.allow_changed)
         optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
-        tensors |= optimizer.tensors
+        tensors |= by_copy(optimizer.tensors, world)
+    else:
+        require_same_model(request.job, manifest.about, section.allow_changed, partial=bool(attempt.excluded))
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
@@ -195,6 +208,24 @@ def _load(
         return broken
     log.info("resuming after step %d from %s", manifest.step, found.folder)
     return ""
+
+
+def _require_same_training(request: CheckpointRequest, manifest: Manifest, allowed: Sequence[str]) -> Changes:
+    """See :func:`~titan_ckpt.comparing.require_same_training`; the data is compared too.
+
+    Raises:
+        UserError: the job trains something else; on every rank.
+    """
+    of_data: list[RefusedChange] = []
+    with suppress(ValueError), damaged("the data's"):  # restoring the data's state reports the damage
+        of_data = request.state.loader.refused_changes(manifest.state["loader"], allowed)
+    changes, mistake = Changes((), ()), None
+    try:
+        changes = require_same_training(request.job, manifest.about, manifest.step, allowed, of_data)
+    except UserError as error:
+        mistake = error
+    request.world.raise_together(mistake)
+    return changes
 
 
 def _plan_optimizer(request: CheckpointRequest, found: Entry, manifest: Manifest, excluded: list[str]) -> OptimizerPlan:
@@ -241,23 +272,57 @@ def _apply(
         apply_restore(state.optimizer, optimizer)
         problems = restore_groups(state.optimizer, names, saved, attempt.built, anew, changes.accepts_group_value)
         if problems:
-            raise _another_optimizer(attempt.folder, problems)
+            raise _another_optimizer(attempt.folder, problems, changes.allowed)
         saved_rates(state.optimizer, names, saved, anew)
     plain.apply(dict(manifest.state), request, changes.allowed, changes.schedule)
 
 
-def _another_optimizer(folder: Folder, problems: list[str]) -> UserError:
+def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
     fix = "use the optimizer and the parameter groups that it was saved with"
-    key = next((one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")), None)
-    if key is not None:
-        fix += f'; or, to continue with the new value, checkpoint.allow_changed = ["{key}"]'
-    else:
-        fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
-    return UserError.one(str(folder), f"its optimizer is another one: {_shown(problems)}", fix)
+    why = f"its optimizer is another one: {_shown(problems)}"
+    keys = [one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")]
+    if keys:
+        return refusal([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
+    fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    return UserError.one(str(folder), why, fix)
 
 
 def _shown(problems: list[str]) -> str:
     return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+
+
+def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: Manifest, weights_only: bool) -> None:
+    """Where copies of the weights train apart, each continues as it was. Weights alone may begin any number of copies, if
+    those in the checkpoint are the same.
+
+    Raises:
+        UserError: the checkpoint's copies are not the job's; on every rank.
+    """
+    here, there = request.world.plan.copies, manifest.copies
+    if here == there:
+        return
+    if not weights_only:
+        why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
+        fix = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
+        raise UserError.one(str(folder), why, fix)
+    request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
+
+
+def _require_patterns_match(
+    request: CheckpointRequest, folder: Folder, manifest: Manifest, tensors: Mapping[str, Tensor], excluded: list[str]
+) -> None:
+    """See :func:`~titan_ckpt.excluding.require_patterns_match`.
+
+    Raises:
+        UserError: a pattern matches nothing; on every rank.
+    """
+    if not excluded:
+        return
+    names = [*manifest.tensors, *(name for of_rank in request.world.gather(list(tensors)) for name in of_rank)]
+    saved = manifest.state.get("optimizer", {}).get("parameters", {})
+    names += [leaf for name, tree in saved.items() for leaf in leaves_of(tree, f"{OPTIMIZER}.{name}")]
+    names += [f"{OPTIMIZER}.{name}" for name in saved] + [OPTIMIZER, OWN]
+    require_patterns_match(request.job, excluded, names, str(folder))
 
 
 def _require_same_tensors(
@@ -288,7 +353,8 @@ def _require_same_tensors(
             differences.append(f"{name} is {list(there.shape)} there and {list(shape)} here")
         elif there.dtype != dtype and (exact or not converts_exactly(there.dtype, dtype)):
             differences.append(f"{name} is {there.dtype} there and {dtype} here, which does not hold the same values")
-    theirs = (name for name in manifest.tensors if name.startswith(f"{MODEL}."))
+    prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
+    theirs = (name for name in manifest.tensors if name.startswith(prefixes))
     differences += [f"{name} is not here" for name in theirs if name not in ours and not matches(name, excluded)]
     if differences:
         model = manifest.about.get("model", "another model")

@@ -16,12 +16,14 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import step_folder
 from titan_ckpt.comparing import resolved
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.plain_values import Unsaveable
+from titan_ckpt.replicas import ONE_IS_KEPT, require_alike
 from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import buffer_names, model_tensors
+from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, observers_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.config.changes import decisive_keys
@@ -68,33 +70,81 @@ class Saving:
         exported = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
         weights_only = exported or step == 0  # the optimizer has no state yet
         tensors = model_tensors(self._state.parts)
+        # The next forward pass may change buffers, and an observer its tensors, before the update waits for the copy of all
+        # else.
+        unguarded = set(buffer_names(self._state.parts))
         if exported:
-            dtype = getattr(torch, self._section.export_dtype)
-            tensors = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+            tensors = self._exported(tensors)
         values: dict[str, Any] = {}
         if not weights_only:
             optimizer = self._optimizer_state()
             tensors |= optimizer.tensors
+            kept = self.observers_tensors()
+            tensors |= kept
+            unguarded |= kept.keys()
             try:
                 values = plain.collect(self._request, optimizer)
             except Unsaveable as error:  # all ranks know of it
                 raise unsaveable(error) from None
+        self.require_alike()
         folder = step_folder(self._folder, step)
         # What an interrupted save of the same step has left, or a run that was restarted from before it.
         self._clear(step)
         writer = Writer(folder, self._world.rank, step, self._about(), values)
         if not self._asynchronous or last:
             try:
-                save(tensors, storage_writer=writer)
+                save(by_copy(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
                 self._failed(step, error, last)
             else:
                 self._committed(step)
             return
-        # The next forward pass may change buffers, before its update waits for the copy of all else.
-        tensors |= {name: tensors[name].clone() for name in buffer_names(self._state.parts) if name in tensors}
+        tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         self._copied.clear()
-        self._pending = (step, self._beside.submit(self._save_beside, tensors, writer))
+        self._pending = (step, self._beside.submit(self._save_beside, by_copy(tensors, self._world), writer))
+
+    def _exported(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` in the type of an export; as they are where that does not hold their values."""
+        dtype = getattr(torch, self._section.export_dtype)
+        exported = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        mine = [
+            name for name, one in exported.items() if one.is_floating_point() and overflows(local(tensors[name]), local(one))
+        ]
+        beyond = sorted({name for of_rank in self._world.gather(mine) for name in of_rank})
+        if not beyond:
+            return exported
+        log.error(
+            "%s has values beyond checkpoint.export_dtype = %r: the weights are saved as they are", beyond[0],
+            self._section.export_dtype,
+        )  # fmt: skip
+        return tensors
+
+    def require_alike(self) -> None:
+        """Hold buffers, and whatever else each rank has whole, against the other ranks'.
+
+        Raises:
+            UserError: one is not the same on all ranks; on every rank.
+        """
+        tensors = by_copy(model_tensors(self._state.parts) | self.observers_tensors(), self._world)
+        try:
+            require_alike(tensors, self._world)
+        except Unsaveable as error:
+            raise UserError.one(error.name, error.why, ONE_IS_KEPT) from None
+
+    def observers_tensors(self) -> dict[str, Tensor]:
+        """What observers keep.
+
+        Raises:
+            UserError: some of it cannot be saved; on every rank.
+        """
+        found: dict[str, Tensor] = {}
+        mistake = None
+        try:
+            found = observers_tensors(self._request.lifecycle)
+        except Unsaveable as error:
+            mistake = unsaveable(error)
+        self._world.raise_together(mistake)
+        return found
 
     def _optimizer_state(self) -> OptimizerState:
         """What this rank's optimizer keeps.
@@ -213,6 +263,7 @@ class Saving:
             "tokenizer": token_ids(self._job.text_tokenizer),
             "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
             "world_size": self._world.size,
+            "copies": self._world.plan.copies,
             "torch": torch.__version__,
             **self._job.identity(),
         }

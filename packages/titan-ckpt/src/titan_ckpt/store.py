@@ -27,9 +27,11 @@ class Store:
         self._folder = checkpoint_folder(request.job.dump_folder, self._section.folder)
         self._saving = Saving(request, self._section, self._folder)
         self._require_writable()
+        self._compared = False
 
     def restore(self) -> None:
         """See :func:`~titan_ckpt.restoring.restore`."""
+        self._saving.observers_tensors()  # what cannot be saved cannot be loaded either
         restored = restore(self._request, self._section, self._folder, self._saving.built)
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited
         if restored.step is None and self._request.job.config.value("training.stop_at_step") != 0:
@@ -38,6 +40,9 @@ class Store:
     def after_step(self, last: bool, asked: bool) -> None:
         """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
         self._saving.report_finished()
+        if not self._compared:  # the first step shows what differs; not hours later the first checkpoint
+            self._compared = True
+            self._saving.require_alike()
         step = self._request.state.step
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or asked or first or step % self._section.interval == 0):
@@ -68,6 +73,7 @@ class Store:
         except Unsaveable as error:
             mistake = unsaveable(error)
         self._request.world.raise_together(mistake)
+        self._saving.require_alike()
         try:
             schedule_state(self._request.state.lr_scheduler, self._request.world)
         except Unsaveable as error:

@@ -13,6 +13,13 @@ UNFINISHED = "unfinished"
 """A file that is in the folder while a checkpoint is written or removed. Data without a manifest and without this file is
 not what an interrupted save has left, and is never removed."""
 FORMAT = 2
+MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
+"""What the names of tensors begin with."""
+
+
+def of_copy(copy: int) -> str:
+    """What stands in front of the names of a copy's tensors, where copies of the weights train apart."""
+    return f"copy-{copy}." if copy else ""
 
 
 class BrokenCheckpoint(Exception):
@@ -67,6 +74,11 @@ class Manifest:
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(self.files.values())
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the weights there are, each trained apart from the others."""
+        return int(self.about.get("copies", 1))
 
     @property
     def model_only(self) -> bool:

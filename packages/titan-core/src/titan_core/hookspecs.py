@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from titan_core.components import (
         Checkpoint,
         Command,
@@ -175,6 +177,15 @@ def titan_save_state() -> Mapping[str, Any] | None:
     """A checkpoint is taken: what the observer needs to continue as if the run had not stopped, under a name of its own (by
     habit, its component's). Plain values, as JSON has them (a list, not a tuple), and the same on all ranks:
     rank 0's are kept, and the run may resume on others."""
+
+
+@hookspec
+def titan_state_tensors() -> Mapping[str, Tensor] | None:
+    """The tensors that the observer keeps and needs to continue as if the run had not stopped, under names of its own (by
+    habit ``COMPONENT.name``). A checkpoint saves them with the model's; a resumed run loads into the very tensors that this
+    returns, before :func:`titan_restore_state`. So they exist from the observer's construction on, and keep their names,
+    shapes and types; a metric logger, which is built after the restore, cannot keep any. What is divided among ranks is a
+    DTensor; any other tensor is the same on all ranks that train the same copy of the weights."""
 
 
 @hookspec

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pluggy
 
@@ -17,6 +17,8 @@ from titan_core.plain_json import survives_json
 from titan_core.plugin_guard import Origin
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from titan_core.job.job import Job
     from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
 
@@ -47,6 +49,7 @@ class Lifecycle:
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._gave_tensors = False  # to a checkpoint, which loads into those of this time
         self._restored: Mapping[str, Any] | None = None  # for observers that come later: metric loggers
         for observer in observers:
             self.register(observer)
@@ -66,10 +69,15 @@ class Lifecycle:
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
+            ValueError: it comes too late for the hooks that it has.
         """
         self._manager.register(observer)
         self._manager.check_pending()
         for caller in self._manager.get_hookcallers(observer) or ():
+            if caller.name == "titan_state_tensors" and self._gave_tensors:
+                raise ValueError(
+                    f"{observer!r} keeps tensors, and is built after a checkpoint is restored: a metric logger cannot"
+                )
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is observer:
                     function = _guarded(caller.name, implementation, failed, origin)
@@ -138,6 +146,24 @@ class Lifecycle:
             together |= state
         return together
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        """See :func:`titan_core.hookspecs.titan_state_tensors`; of all observers together.
+
+        Raises:
+            ValueError: two of them use one name, or one returns no table of tensors.
+        """
+        self._gave_tensors = True
+        together: dict[str, Tensor] = {}
+        for implementation in self._manager.hook.titan_state_tensors.get_hookimpls():
+            with same_generators():
+                tensors = implementation.function() or {}
+            if not _is_table_of_tensors(tensors):
+                raise ValueError(f"titan_state_tensors of {implementation.plugin!r} must return a table of tensors by name")
+            if clash := together.keys() & tensors.keys():
+                raise ValueError(f"two observers keep a tensor under the name {min(clash)!r}: each needs a name of its own")
+            together |= tensors
+        return together
+
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.hookspecs.titan_restore_state`."""
         self._restored = state
@@ -190,6 +216,13 @@ class Lifecycle:
         with same_generators():
             answers: list[Any] = hook(**arguments)
         return answers
+
+
+def _is_table_of_tensors(tensors: object) -> TypeGuard[Mapping[str, Tensor]]:
+    if not isinstance(tensors, Mapping):
+        return False
+    torch: Any = sys.modules.get("torch")  # without it there is no tensor
+    return all(isinstance(key, str) and torch and isinstance(one, torch.Tensor) for key, one in tensors.items())
 
 
 def _guarded(

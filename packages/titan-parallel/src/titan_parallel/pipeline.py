@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -165,4 +166,6 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
         module.set_submodule(name, Absent())
-    return ModelPart(module, layout, part.loss, part.batch_transforms)
+    # What counts the layers of the whole model, and what calls the modules that were copied, does not hold for a stage: a
+    # transform that sets these earlier is refused (:mod:`titan_core.model.part_guard`).
+    return replace(part, module=module, casts=dict(part.casts), flops={}, after_evaluation=())

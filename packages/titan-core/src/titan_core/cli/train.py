@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.cli.arguments import load, parse_whole, recipe_arguments, whole
 from titan_core.config.numbers import MOST_RANKS
+from titan_core.config.problems import shorten
 from titan_core.config.redaction import text_without_secrets
 from titan_core.errors import (
     EXIT_FAILURE,
@@ -23,9 +24,21 @@ from titan_core.errors import (
 from titan_core.job.assemble import assemble
 from titan_core.job.job import Job
 from titan_core.parent_process import end_with_parent
+from titan_core.train.run_directory import early_lock
 
 if TYPE_CHECKING:
     from titan_core.train.events import TrainEnd
+
+
+_LAUNCHERS: dict[str, str | int | None] = {
+    "node_rank": "0",
+    "rdzv_endpoint": None,
+    "rdzv_backend": "c10d",
+    "rdzv_id": "titan",
+    "rdzv_timeout": 600,
+    "max_restarts": 0,
+}
+"""Defaults of the options that only a launcher has a use for."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,22 +47,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch = parser.add_argument_group("several processes (torchrun underneath)")
     launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one a GPU')
     launch.add_argument("--nnodes", default="1", metavar="N[:M]", help="machines, or a range of them (elastic)")
-    launch.add_argument("--node-rank", default="0", metavar="K", help="number of this machine, without a rendezvous")
+    launch.add_argument("--node-rank", metavar="K", help="number of this machine, without a rendezvous")
     launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet")
     launch.add_argument(
-        "--rdzv-backend", default="c10d", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
+        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
     )
-    launch.add_argument("--rdzv-id", default="titan", metavar="ID", help="the job's name at the rendezvous")
+    launch.add_argument("--rdzv-id", metavar="ID", help="the job's name at the rendezvous")
     launch.add_argument(
-        "--rdzv-timeout",
-        type=whole(1, 86_400),
-        default=600,
-        metavar="SECONDS",
-        help="how long to wait for them (default: 600)",
+        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for them (default: 600)"
     )
-    launch.add_argument(
-        "--max-restarts", type=whole(0, 1000), default=0, metavar="N", help="restarts after a failure (default: 0)"
-    )
+    launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,7 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         # Checked once here, so that a mistake is reported once, before any process starts.
         job = assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
         job.require_hardware()
-        return launch(arguments, job)
+        given = {name: value for name, value in vars(arguments).items() if value is not None}
+        return launch(argparse.Namespace(**{**_LAUNCHERS, "nproc_per_node": None, **given}), job)
+    for name in _LAUNCHERS:
+        if (value := getattr(arguments, name)) is not None:
+            option = f"--{name.replace('_', '-')} {shorten(str(value))}"
+            raise UserError.one(
+                option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N"
+            )
     rank, world_size = _place_in_environment()
     job = assemble(config, registry, world_size)
     handler = logging.StreamHandler(sys.stderr)
@@ -71,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in {plugin.module.__name__.partition(".")[0] for plugin in registry.found.plugins}:
         logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-    return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
+    with early_lock(job.dump_folder):
+        return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
 
 def _train_alone(job: Job) -> int:

@@ -16,8 +16,10 @@ def require_nameable(path: str) -> str:
     """``path``, if a file system can have it; an address (``s3://bucket/run``) may have longer parts.
 
     Raises:
-        ValueError: it is too long.
+        ValueError: it is empty, or too long.
     """
+    if not path.strip():
+        raise ValueError("must not be empty")
     if len(path.encode(errors="replace")) > LONGEST_PATH:
         raise ValueError(f"must be at most {LONGEST_PATH} bytes long")
     if "://" not in path and any(len(name.encode(errors="replace")) > LONGEST_NAME for name in path.split("/")):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from titan_core.config.docs import field_docs
 from titan_core.config.numbers import LARGEST
@@ -80,13 +81,49 @@ def problems_of(
             fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
             if entry["type"] == "list_type":
                 fix = f'write a list, such as ["a", "b"]; {fix}'
-            problems.append(Problem(where(key, value), _reason(entry), fix))
+            field = owner.model_fields.get(path[-1]) if owner is not None else None
+            problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
     return problems
 
 
-def _reason(entry: Any) -> str:
-    message = str(entry["msg"]).removeprefix("Value error, ")
-    return message.replace("Input should be", "must be", 1)
+_RELATIONS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
+"""What pydantic calls bounds, and in words."""
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """The bounds of a numeric field in words, such as ``"greater than 0 and at most 2592000"``; empty without any."""
+    found = dict(_bounds((field.annotation, *field.metadata)))
+    return " and ".join(f"{words} {_number(found[name])}" for name, words in _RELATIONS.items() if name in found)
+
+
+def _bounds(annotations: Iterable[Any]) -> Iterator[tuple[str, float]]:
+    for one in annotations:
+        if isinstance(one, FieldInfo):
+            yield from _bounds(one.metadata)
+        elif get_origin(one) is not None:
+            yield from _bounds((*get_args(one), *getattr(one, "__metadata__", ())))
+        else:
+            yield from (
+                (name, getattr(one, name)) for name in _RELATIONS if isinstance(getattr(one, name, None), int | float)
+            )
+
+
+def _number(value: float) -> str:
+    """Without a row of zeros: 1e-30, and 2592000 as it is."""
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e16)
+    return str(int(value)) if whole else f"{value:g}"
+
+
+def _reason(entry: Any, bounds: str = "") -> str:
+    kind, context = entry["type"], entry.get("ctx", {})
+    for name, words in _RELATIONS.items():
+        if isinstance(context.get(name), int | float):
+            return f"must be {words} {_number(context[name])}"
+    message = str(entry["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    if bounds and kind in ("int_type", "float_type", "int_from_float"):
+        message = message.replace("a valid integer", "a whole number", 1).replace("a valid number", "a number", 1)
+        return f"{message}, {bounds}"
+    return message
 
 
 def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:

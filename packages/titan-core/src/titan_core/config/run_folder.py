@@ -20,12 +20,12 @@ class _InRun:
 
 
 def _below(folder: str) -> str:
-    path = PurePosixPath(require_nameable(folder))
+    path = PurePosixPath(folder)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the run's directory, such as debug/mine")
     if path.parts[0] == PREVIOUS:
         raise ValueError(f"must not be in {PREVIOUS!r}, where older runs' files are kept; take one such as debug/mine")
-    return folder
+    return require_nameable(folder)
 
 
 RunFolder = Annotated[str, AfterValidator(_below), _InRun()]

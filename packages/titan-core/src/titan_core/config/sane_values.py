@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from titan_core.config.numbers import LARGEST
 
@@ -15,21 +17,37 @@ LONGEST_TEXT = 65_536
 
 
 def require_sane(value: Any) -> None:
-    """Refuse numbers, texts and nesting that nothing can work with, anywhere in ``value``.
+    """Refuse numbers that are not finite, and texts and nesting that nothing can work with, anywhere in ``value``.
 
     Raises:
         ValueError: saying what is wrong, and where inside ``value``.
     """
-    flaw = next(_flaws(value, "", 0), None)
+    _raise_first(_flaws(value, "", 0, _not_finite))
+
+
+def require_64_bits(value: Any) -> None:
+    """Refuse numbers that do not fit 64 bits, anywhere in ``value``, which is sane otherwise. Apart from
+    :func:`require_sane`, so that a field can report its own, tighter bound first.
+
+    Raises:
+        ValueError: saying where inside ``value``.
+    """
+    _raise_first(_flaws(value, "", 0, _too_large))
+
+
+def _raise_first(flaws: Iterator[str]) -> None:
+    flaw = next(flaws, None)
     if flaw is not None:
         raise ValueError(flaw)
 
 
-def _flaws(value: Any, path: str, depth: int) -> Iterator[str]:
+def _flaws(value: Any, path: str, depth: int, of_number: Callable[[float], str]) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        value = dict(value)
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
-        flaw = _flaw_of_number(value)
+        flaw = of_number(value)
     elif isinstance(value, str):
         flaw = _flaw_of_text(value)
     elif isinstance(value, Mapping | list | tuple):
@@ -44,7 +62,7 @@ def _flaws(value: Any, path: str, depth: int) -> Iterator[str]:
         else:
             items = [(f"{path}[{number}]", one) for number, one in enumerate(value)]
         for inner, one in items:
-            yield from _flaws(one, inner, depth + 1)
+            yield from _flaws(one, inner, depth + 1, of_number)
         return
     else:
         return
@@ -52,9 +70,11 @@ def _flaws(value: Any, path: str, depth: int) -> Iterator[str]:
         yield f"{path} {flaw}" if path else flaw
 
 
-def _flaw_of_number(value: float) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "must be a finite number"
+def _not_finite(value: float) -> str:
+    return "must be a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
+
+
+def _too_large(value: float) -> str:
     return "" if abs(value) <= LARGEST else f"must be at most {LARGEST:.2g} in size"
 
 

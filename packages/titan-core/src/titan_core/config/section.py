@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from titan_core.config.sane_values import require_sane
+from titan_core.config.sane_values import require_64_bits, require_sane
 
 ALL_KEYS = ("*",)
 """For :attr:`Section.may_change`: every key of the section."""
@@ -17,7 +18,8 @@ class Section(BaseModel):
 
     A plugin subclasses it, sets ``section``, and names the class as a component's ``config``. Every key needs a default:
     a job that does not mention a section gets its defaults. Numbers are bounded by the types of
-    :mod:`titan_core.config.numbers`; whatever a field says, NaN, infinities and numbers beyond 64 bits are refused.
+    :mod:`titan_core.config.numbers`; whatever a field says, NaN, infinities and numbers beyond 64 bits are refused. An empty
+    text means ``None`` where that is a field's value too.
     """
 
     model_config = ConfigDict(
@@ -35,6 +37,29 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _sane(cls, value: Any) -> Any:
+    def _sane(cls, value: Any, info: ValidationInfo) -> Any:
         require_sane(value)
+        return none_if_empty(cls, info.field_name, value)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        require_64_bits(value)
         return value
+
+
+def none_if_empty(cls: type[BaseModel], field: str | None, value: Any) -> Any:
+    """``value``, or ``None`` for the empty text of a field of ``cls`` that is a text or ``None``: both mean "not set"."""
+    if value != "" or field is None:
+        return value
+    annotation = cls.model_fields[field].annotation
+    return None if {str, type(None)} <= _types(annotation) else value
+
+
+def _types(annotation: Any) -> set[Any]:
+    """The types that a union is made of, without what annotates them."""
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_types, get_args(annotation)))
+    return {annotation}

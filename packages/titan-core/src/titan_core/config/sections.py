@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from titan_core.config.numbers import (
     Documents,
@@ -27,7 +27,7 @@ from titan_core.config.numbers import (
 )
 from titan_core.config.paths import AnyPath
 from titan_core.config.run_folder import RunFolder
-from titan_core.config.section import ALL_KEYS, Section
+from titan_core.config.section import ALL_KEYS, Section, none_if_empty
 
 
 class JobSection(Section):
@@ -36,7 +36,7 @@ class JobSection(Section):
 
     description: str = ""
     """What this run is about, in your words; written into the run's directory."""
-    dump_folder: AnyPath = ""
+    dump_folder: AnyPath = Field(default="", validate_default=False)  # set where the recipe is known
     """The run's directory: resolved config, plugin versions, metrics. Default: outputs/<recipe>."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; "auto" is CUDA where there is one."""
@@ -137,6 +137,11 @@ class MixtureEntry(BaseModel):
     format: str | None = None
     """Instead of data.format."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _unset(cls, value: Any, info: ValidationInfo) -> Any:
+        return none_if_empty(cls, info.field_name, value)
+
 
 class DataSection(Section):
     section: ClassVar[str] = "data"
@@ -146,7 +151,7 @@ class DataSection(Section):
         "on_corrupt", "retries", "retry_seconds",
     )  # fmt: skip
 
-    text_field: str = "text"
+    text_field: str = Field(default="text", min_length=1)
     """The field of a record that holds its text."""
     format: str | None = None
     """A function of yours that makes a record's text, in the place of text_field: "package.module:function", from a mapping

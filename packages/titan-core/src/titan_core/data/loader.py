@@ -13,13 +13,13 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+from titan_core.config.changes import RefusedChange, refusal
 from titan_core.config.sections import DataSection
 from titan_core.data.batch import IGNORE, Batch
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup, StepRows
 from titan_core.data.source import DocumentSource, State
 from titan_core.data.stream_spec import StreamSpec
-from titan_core.errors import UserError
 from titan_core.job.job import Job
 from titan_core.tokenizers.tokenizer import TextTokenizer
 
@@ -112,6 +112,15 @@ class DataLoader:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
         return {"stream_of": self._stream, "shards": self._positions}
 
+    def refused_changes(self, state: State, allowed: Sequence[str] = ()) -> list[RefusedChange]:
+        """What keeps the positions of ``state``, which :meth:`state_dict` returned, from being positions in this stream.
+
+        Args:
+            allowed: patterns of what may differ (:meth:`~titan_core.data.stream_spec.StreamSpec.changes`).
+        """
+        refused, _ = self._spec.changes(state["stream_of"], self._stream, allowed)
+        return refused
+
     def load_state_dict(self, state: State, allowed: Sequence[str] = ()) -> None:
         """Resume from positions that :meth:`state_dict` returned, here or on other ranks, whose shards may be in it too.
 
@@ -122,9 +131,9 @@ class DataLoader:
             UserError: they are positions in another stream.
             ValueError: they are no positions.
         """
-        problems, accepted = self._spec.changes(state["stream_of"], self._stream, allowed)
-        if problems:
-            raise UserError(*problems)
+        refused, accepted = self._spec.changes(state["stream_of"], self._stream, allowed)
+        if refused:
+            raise refusal(refused, allowed)
         for change in accepted:
             log.warning("the data has changed since it was last read: %s", change)
         self.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from titan_core.config.changes import RefusedChange
 from titan_core.config.redaction import text_without_secrets
 from titan_core.data.content import fingerprint_of
 from titan_core.data.reading import ReadPolicy
@@ -70,7 +71,7 @@ class StreamSpec:
 
     def changes(
         self, before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
-    ) -> tuple[list[Problem], list[str]]:
+    ) -> tuple[list[RefusedChange], list[str]]:
         """What differs between two :meth:`identity`.
 
         Args:
@@ -80,7 +81,7 @@ class StreamSpec:
         Returns:
             What is not allowed, and what is.
         """
-        problems, accepted = [], []
+        refused, accepted = [], []
         for key, value in now.items():
             if (old := before.get(key)) == value:
                 continue
@@ -98,11 +99,9 @@ class StreamSpec:
             else:
                 where = f"{where} = {value!r}"
                 why = f"the saved position in the data was made with {old!r}, and means nothing here"
-            fix = "set it as it was, or start over"
-            problems.append(
-                Problem(where, why, fix if fixed else f'{fix}; or allow it: checkpoint.allow_changed = ["{name}"]')
-            )
-        return problems, accepted
+            problem = Problem(where, why, "set it as it was, or start over")
+            refused.append(RefusedChange(name, problem, allowable=not fixed))
+        return refused, accepted
 
     def open_sources(self) -> list[DocumentSource]:
         """Every dataset, opened.

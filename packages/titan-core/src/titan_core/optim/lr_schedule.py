@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from functools import partial
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from titan_core.config.sections import LRSchedulerSection
 
@@ -24,6 +25,20 @@ def build_wsd(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> 
     elif section.decay_ratio is not None and decay < round(steps * section.decay_ratio):
         log.warning("lr_scheduler: warmup and decay are longer than %d steps; decaying over %d", steps, decay)
     return LambdaLR(optimizer, partial(wsd_factor, section=section, steps=steps))
+
+
+def advance(scheduler: LRScheduler, updated: bool) -> None:
+    """Step ``scheduler``.
+
+    Args:
+        updated: whether the optimizer took its step. Where it did not, on purpose, torch would warn of the wrong order.
+    """
+    if updated:
+        scheduler.step()
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
+        scheduler.step()
 
 
 def wsd_factor(step: int, section: LRSchedulerSection, steps: int) -> float:

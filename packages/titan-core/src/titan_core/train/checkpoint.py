@@ -42,8 +42,8 @@ class CheckpointRequest:
     state: TrainState
     lifecycle: Lifecycle
     """What observers are to hear: ``settle`` with the step before a checkpoint of it is taken, which raises where its
-    numbers are bad; ``save_state`` for what they want to be kept in it, ``restore_state`` with that; and
-    ``checkpoint_saved`` once it is complete."""
+    numbers are bad; ``save_state`` for what they want to be kept in it, ``restore_state`` with that; ``state_tensors`` for
+    the tensors to save, and to load into before ``restore_state``; and ``checkpoint_saved`` once it is complete."""
     hold: Callable[[Path, str], None]
     """Holds a folder against other jobs until the run ends, or raises :class:`~titan_core.errors.UserError` with its second
     argument as the place. For rank 0: a job has one lock for each folder."""

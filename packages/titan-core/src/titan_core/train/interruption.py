@@ -15,6 +15,7 @@ from titan_core.train.outcome import reported_by_launcher
 from titan_core.train.shared_request import SharedRequest
 
 FIRST_INTERRUPT = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
+CLOSING = "titan: the run is over, and its files are being closed; Ctrl-C again ends at once"
 
 
 class Interruption:
@@ -28,6 +29,7 @@ class Interruption:
         self.interrupt = SharedRequest()
         """Why to stop: a person has interrupted the run."""
         self.save = SharedRequest()
+        self._over = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -49,6 +51,11 @@ class Interruption:
         if self._before and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_int)
 
+    @hookimpl
+    def titan_train_end(self) -> None:
+        """Nothing is left to stop; what remains is to close."""
+        self._over = True
+
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self.stop.ask()
         signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])
@@ -59,16 +66,16 @@ class Interruption:
         # Python would handle the next one only once a collective or a kernel returns, which it may never do.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
-            announce_interrupt()
+            announce_interrupt(CLOSING if self._over else FIRST_INTERRUPT)
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self.save.ask()
 
 
-def announce_interrupt() -> None:
+def announce_interrupt(line: str = FIRST_INTERRUPT) -> None:
     """Say what the first Ctrl-C does. Safe in a signal handler, where ``print`` and logging are not."""
     release_terminal()
-    os.write(2, f"{FIRST_INTERRUPT}\n".encode())
+    os.write(2, f"{line}\n".encode())
 
 
 def release_terminal() -> None:

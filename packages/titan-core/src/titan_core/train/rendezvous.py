@@ -35,7 +35,7 @@ class Rendezvous:
 
     backend: str
     endpoint: str
-    """Empty where there is one machine."""
+    """Empty where there is one machine, and none was given."""
     run_id: str
     machines: tuple[int, int]
     node_rank: int
@@ -60,9 +60,12 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
         UserError: they cannot work.
     """
     timeout = arguments.rdzv_timeout
-    if most == 1:
-        return Rendezvous("c10d", "", "", (1, 1), 0, timeout)
     endpoint = arguments.rdzv_endpoint
+    if most == 1 and endpoint is None:  # its ranks meet on a port of this machine's that is free
+        _node_rank(arguments.node_rank, most)
+        if arguments.rdzv_backend != "c10d":
+            raise UserError.one(f"--rdzv-backend {arguments.rdzv_backend}", "needs --rdzv-endpoint", "leave it out")
+        return Rendezvous("c10d", "", "", (1, 1), 0, timeout)
     if endpoint is None:
         why = "several machines need a place to meet"
         raise UserError.one("--nnodes", why, "give --rdzv-endpoint HOST:PORT, the same on each")
@@ -238,6 +241,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 def _node_rank(text: str, most: int) -> int:
     number = parse_whole(text, 0, most - 1)
     if number is None:
-        why = f"must be a whole number from 0 to {most - 1}, since --nnodes is {most}"
+        least = "0" if most == 1 else f"a whole number from 0 to {most - 1}"
+        why = f"must be {least}, since --nnodes is {most}"
         raise UserError.one(f"--node-rank {shorten(text)}", why, "give each machine a number of its own")
     return number

@@ -48,8 +48,24 @@ def run_lock(folder: str) -> Iterator[None]:
 
 
 @contextmanager
+def early_lock(folder: str) -> Iterator[None]:
+    """:func:`run_lock` before torch is imported and the data is opened, of a directory that exists, so that a second job is
+    refused at once. A directory that is not there has no writer, and mistakes in the data need not leave one behind.
+
+    Raises:
+        UserError: another job writes there.
+    """
+    locked = os.environ.get(LOCKED) == str(Path(folder).resolve())
+    if os.environ.get("RANK", "0") != "0" or locked or not Path(folder).is_dir():
+        yield
+        return
+    with lock_for_ranks(folder):
+        yield
+
+
+@contextmanager
 def lock_for_ranks(folder: str) -> Iterator[None]:
-    """The lock of a launcher: it outlives ranks that fail and are started again.
+    """The lock of a launcher, which outlives ranks that fail and are started again: :func:`run_lock` inside of it is free.
 
     Raises:
         UserError: another job writes there.

@@ -23,6 +23,7 @@ from titan_core.metrics.reporter import MetricsReporter
 from titan_core.model.build import build_parts
 from titan_core.model.part import ModelPart, TransformContext
 from titan_core.model.preserved import preserved_state
+from titan_core.optim.lr_schedule import advance
 from titan_core.optim.param_groups import param_groups
 from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
 from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEnd
@@ -257,7 +258,7 @@ class Trainer:
                 if training.max_norm > 0:
                     clip_gradients(gradients, grad_norm, training.max_norm)
                 state.optimizer.step()
-            state.lr_scheduler.step()
+            advance(state.lr_scheduler, updated=not skipped)
             state.optimizer.zero_grad()
         state.step += 1
         state.tokens_seen += totals.num_targets

@@ -60,6 +60,15 @@ class World:
         return index
 
     @property
+    def copy(self) -> int:
+        """Index of the copy of the weights that this rank trains; 0 unless copies train apart."""
+        index = 0
+        for dim in self.plan.dims:
+            if dim.copies:
+                index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
+        return index
+
+    @property
     def data_ranks(self) -> int:
         """How many see different sequences."""
         return self.plan.batch_degree

@@ -1,0 +1,138 @@
+"""What is to be loaded, and what not: a key that would do nothing is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.jobs import make_job, run_recipe
+from titan_ckpt.catalogue import entry
+from titan_ckpt.convert import _as
+from titan_ckpt.folder import Folder
+from titan_ckpt.manifest_checks import _require_known_names
+from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
+from titan_core.errors import UserError
+from titan_core.hookspecs import hookimpl
+
+ARGS = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
+TINY: dict[str, object] = {
+    "model.args": ARGS % "",
+    "training.seq_len": 16,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 2,
+    "training.steps": 2,
+    "checkpoint.enable": "true",
+    "checkpoint.interval": 1,
+    "job.device": "cpu",
+    "job.dump_folder": "run",
+}
+WEIGHTS = {"checkpoint.initial_load_path": "run/checkpoint/step-2", "job.dump_folder": "other", "training.steps": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, each with its checkpoint."""
+    folder, before = tmp_path_factory.mktemp("loading"), os.getcwd()
+    os.chdir(folder)
+    try:
+        run_recipe("llama3_debug", TINY)
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def saved(run: Path, in_tmp: Path) -> None:
+    shutil.copytree(run, in_tmp, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    "start", [{"checkpoint.load_step": 1}, WEIGHTS, {**WEIGHTS, "checkpoint.initial_load_model_only": "false"}], ids=str
+)
+def test_a_pattern_that_matches_nothing_is_refused(saved: None, start: dict[str, object]) -> None:
+    excluded = {**TINY, **start, "checkpoint.exclude_from_loading": '["model.outptu.*", "model.output.*"]'}
+    message = (
+        r'exclude_from_loading = "model.outptu.\*": matches nothing of run/checkpoint/step-.*names are such as .model\.'
+    )
+    with pytest.raises(UserError, match=message) as caught:
+        run_recipe("llama3_debug", excluded)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("load_step", "1"), ("initial_load_path", "run/checkpoint/step-1"), ("exclude_from_loading", '["model.output.*"]')],
+)
+def test_a_key_that_would_load_nothing_is_refused(in_tmp: Path, key: str, value: str) -> None:
+    off = {**TINY, "checkpoint.enable": "false", f"checkpoint.{key}": value}
+    with pytest.raises(UserError, match=f"{key} would load nothing without checkpoint.enable = true"):
+        make_job("llama3_debug", off)
+
+
+def test_what_to_exclude_needs_something_to_load(in_tmp: Path) -> None:
+    with pytest.raises(UserError, match="applies to load_step and initial_load_path, and neither is set"):
+        make_job("llama3_debug", {**TINY, "checkpoint.exclude_from_loading": '["optimizer.*"]'})
+
+
+def test_weights_of_a_model_that_computes_otherwise_are_refused(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+    other = {**TINY, **WEIGHTS, "model.args": ARGS % ", rope_theta = 20000.0"}
+    with pytest.raises(UserError, match=r"model.args.rope_theta = .*holds the weights of a model with 10000.*allow_changed"):
+        run_recipe("llama3_debug", other)
+    longer = {**TINY, **WEIGHTS, "model.args": ARGS % ", max_seq_len = 4096"}
+    assert run_recipe("llama3_debug", longer).losses
+    with caplog.at_level(logging.WARNING, logger="titan_ckpt"):
+        run_recipe(
+            "llama3_debug", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.rope_theta"]'}
+        )
+    assert "another model than that of the weights: model.args.rope_theta: 10000.0 -> 20000.0" in caplog.text
+
+
+def test_a_conversion_that_would_make_weights_infinite_is_refused() -> None:
+    tensor = torch.tensor([1.0, 7e4])
+    with pytest.raises(
+        UserError, match=r"w: it has values up to 7e\+04, and float16 ends at 6.55e\+04; take --dtype bfloat16"
+    ):
+        _as(tensor, torch.float16, "w")
+    assert torch.equal(_as(tensor, torch.bfloat16, "w"), tensor.bfloat16())
+    assert _as(torch.tensor([torch.inf]), torch.float16, "w").isinf().all()  # as it was
+
+
+class Grows:
+    """Makes a weight too large for float16."""
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.weight = next(iter(run.parts[0].module.parameters())).detach()
+
+    @hookimpl
+    def titan_step_end(self) -> None:
+        self.weight.view(-1)[0] = 1e5
+
+
+def test_an_export_that_would_make_weights_infinite_keeps_them(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "float16", "checkpoint.interval": 10}
+    run_recipe("llama3_debug", {**TINY, **export}, observers=[Grows()])
+    manifest = entry(Folder("run/checkpoint/step-2"), 2).manifest
+    assert manifest is not None and {one.dtype for one in manifest.tensors.values()} == {"float32"}
+    assert "has values beyond checkpoint.export_dtype = 'float16': the weights are saved as they are" in caplog.text
+
+
+def test_tensors_that_are_not_a_runs_are_refused() -> None:
+    tensor = StoredTensor("float32", (1,), (Chunk((0,), (1,), "data-00000.bin", 0, 4, ""),))
+    whole = {"model.w": tensor, "optimizer.w.exp_avg": tensor, "observers.mine": tensor}
+    copied = {f"copy-1.{name}": tensor for name in whole}
+    _require_known_names(whole, 1)
+    _require_known_names(whole | copied, 2)
+    _require_known_names({}, 2**31 - 1)  # at once
+    mixed = {**copied, "copy-1.model.w": replace(tensor, dtype="bfloat16")}
+    damages = [(whole | {"more.w": tensor}, 1), (whole | copied, 1), (whole, 2**31 - 1), (whole | mixed, 2)]
+    for tensors, copies in damages:
+        with pytest.raises(BrokenCheckpoint):
+            _require_known_names(tensors, copies)
