@@ -21,17 +21,17 @@ from pathlib import Path
 
 import tiktoken
 
+from titan_core.api.dataset import DatasetRequest
+from titan_core.api.job import Job
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.data.shards import ShardGroup
-from titan_core.data.source import DatasetRequest
 from titan_core.data.stdlib import open_stdlib
 from titan_core.data.tokenize import tokenize
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 from titan_core.tokenizers.tiktoken_tokenizer import build_llama3
 
 

@@ -21,18 +21,18 @@ from pathlib import Path
 
 import torch
 
+from titan_core.api.events import StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.tools.device import synchronize
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override, parse_overrides
 from titan_core.data.opened import OpenedData
-from titan_core.hookspecs import hookimpl
 from titan_core.job.assemble import assemble
-from titan_core.lifecycle import Lifecycle
-from titan_core.metrics.peak_flops import ideal_time_per_token
-from titan_core.metrics.reporter import flops_by_type
-from titan_core.registry import Registry
-from titan_core.train.device import synchronize
-from titan_core.train.events import StepReport
-from titan_core.train.run_directory import RunDirectory
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.plugins.registry import Registry
+from titan_core.runlog.peak_flops import ideal_time_per_token
+from titan_core.runlog.reporter import flops_by_type
+from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import World, join_world
 

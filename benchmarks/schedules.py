@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from titan_core.api.batch import Batch
+from titan_core.api.model_part import TransformContext
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
-from titan_core.data.batch import Batch
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
-from titan_core.model.part import TransformContext
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 from titan_core.train.world import join_world
 from titan_parallel.pipeline import make_step
 from titan_parallel.pipeline_plan import SCHEDULES

@@ -20,15 +20,15 @@ from collections.abc import Callable
 
 import torch
 
+from titan_core.api.batch import Batch
+from titan_core.api.model_part import TransformContext
+from titan_core.api.param_groups import param_groups
+from titan_core.api.sections import OptimizerSection
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override, parse_overrides
-from titan_core.config.sections import OptimizerSection
-from titan_core.data.batch import Batch
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
-from titan_core.model.part import TransformContext
-from titan_core.optim.param_groups import param_groups
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 from titan_core.train.world import join_world
 
 M_MMAP_THRESHOLD = -3

@@ -35,15 +35,15 @@ from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.restoring import restore
 from titan_ckpt.stored import NAME, chunk_digest
 from titan_ckpt.tensors import model_tensors
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.errors import UserError
+from titan_core.api.ref import Ref
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
-from titan_core.errors import UserError
 from titan_core.job.assemble import assemble
-from titan_core.ref import Ref
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 from titan_core.train import trainer
-from titan_core.train.checkpoint import CheckpointRequest
 
 SECONDS = 10.0
 STEP = 2
@@ -197,7 +197,7 @@ class _Store:
 
 
 def store(request: CheckpointRequest) -> _Store:
-    """A :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+    """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
     return _Store(request)
 
 

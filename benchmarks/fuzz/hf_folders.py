@@ -26,8 +26,8 @@ from torch import Tensor
 from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
 from titan_ckpt.cli import pick
 from titan_ckpt.convert import read_whole
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_core.tokenizers.hugging_face import build_hf
 
 SECONDS = 10.0

@@ -21,10 +21,10 @@ OPTIM = "tests/core/test_optim.py"
 VALUES = "tests/core/test_random_values.py"
 TRAINER = "tests/core/test_trainer.py"
 
-STEP, NORM, TRAIN = "core/train/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
+STEP, NORM, TRAIN = "core/api/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
 LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/train/world.py", "core/train/finite_guard.py"
-ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/optim/param_groups.py"
-ATTENTION, PART = "core/model/attention.py", "core/model/part.py"
+ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/param_groups.py"
+ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
 
 MUTANTS = (
     # -- clipping and the norm
@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant("microbatches-not-divided", STEP, "self._part.forward_loss(batch) / num_targets", "self._part.forward_loss(batch) / batch.num_targets()", (ORACLE,)),
     Mutant("loss-of-the-last-microbatch", STEP, "return torch.stack(losses).sum()", "return losses[-1]", (ORACLE,)),
     Mutant("evaluation-of-the-mean", STEP, "for batch in microbatches]).sum()", "for batch in microbatches]).mean()", (PARTS + "::test_microbatches_add_up_to_the_mean_over_the_global_batch",)),
-    Mutant("loss-in-low-precision", "core/train/loss.py", "logits.flatten(0, 1).float()", "logits.flatten(0, 1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
-    Mutant("loss-is-a-mean", "core/train/loss.py", 'reduction="sum"', 'reduction="mean"', (ORACLE,)),
+    Mutant("loss-in-low-precision", "core/api/loss.py", "logits.flatten(0, 1).float()", "logits.flatten(0, 1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
+    Mutant("loss-is-a-mean", "core/api/loss.py", 'reduction="sum"', 'reduction="mean"', (ORACLE,)),
     # -- seeds
     Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
     Mutant("a-seed-for-each-rank", "core/train/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
@@ -76,9 +76,9 @@ MUTANTS = (
     Mutant("a-request-of-one-alone-unheard", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, told)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(told, some > 0)", "request.agree(told, some > 1)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-mistake-elsewhere-unheard", LOOKAHEAD, "        if mistakes:\n", "        if mistake:\n", ("tests/parallel/test_equivalence.py::test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all",)),
-    Mutant("a-request-told-again", "core/train/shared_request.py", "            self.asked = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
-    Mutant("a-request-forgotten", "core/train/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
-    Mutant("other-plugin-versions-accepted", "core/job/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
+    Mutant("a-request-told-again", "core/api/shared_request.py", "            self.asked = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
+    Mutant("a-request-forgotten", "core/api/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
+    Mutant("other-plugin-versions-accepted", "core/api/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
     Mutant("other-configs-accepted", WORLD, "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused",)),
     Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_places_of_ranks_that_see_the_same",)),
     Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), tuple(offset)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
     Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),
     # -- observation
-    Mutant("observers-draw", "core/lifecycle.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
-    Mutant("observers-draw-torchs", "core/lifecycle.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw", "core/plugins/lifecycle.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw-torchs", "core/plugins/lifecycle.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
     # -- plans
     Mutant("microbatches-of-one-rank", "core/job/batch_plan.py", "size // (local * ranks), ranks", "size // local, ranks", (MODEL,)),
     Mutant("shards-not-of-whole-ranks", "core/job/batch_plan.py", "if shards % ranks or size % shards:", "if size % shards:", (MODEL,)),

@@ -15,7 +15,7 @@ READING = "tests/core/test_reading.py"
 SHUFFLING = "tests/core/test_shuffling.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
-SHUFFLED, BUFFERED, MIXTURE = "core/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
+SHUFFLED, BUFFERED, MIXTURE = "core/api/tools/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/stream_spec.py", '            "data.shuffle_buffer": self.shuffle_buffer,\n', "", (IDENTITY,)),
@@ -44,5 +44,5 @@ MUTANTS = (
     Mutant("corrupt-records-stop-nothing", "core/data/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
     Mutant("one-retry-too-many", "core/data/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
     Mutant("waits-do-not-grow", "core/data/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
-    Mutant("splits-lose-the-rest", "core/data/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
+    Mutant("splits-lose-the-rest", "core/api/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
 )  # fmt: skip

@@ -29,7 +29,7 @@ class Mutant:
     name: str
     """What goes wrong, in kebab case; unique."""
     place: str
-    """The file: ``"core/train/step.py"``, with the package's short name in the place of its path."""
+    """The file: ``"core/api/step.py"``, with the package's short name in the place of its path."""
     old: str
     """A text that occurs exactly once in the file."""
     new: str

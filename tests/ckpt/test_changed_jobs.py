@@ -15,11 +15,11 @@ from harness.jobs import make_job, run_recipe
 from titan_ckpt.comparing import require_same_training
 from titan_ckpt.folder import Folder
 from titan_ckpt.restoring import _another_optimizer
-from titan_core.config.changes import RefusedChange, config_changes, decisive_keys, refusal
-from titan_core.config.redaction import without_secrets
-from titan_core.errors import Problem, UserError
-from titan_core.patterns import matches
-from titan_core.registry import Registry
+from titan_core.api.config_changes import RefusedChange, config_changes, decisive_keys, refusal
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.tools.patterns import matches
+from titan_core.api.tools.secrets import without_secrets
+from titan_core.plugins.registry import Registry
 
 MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {

@@ -19,12 +19,12 @@ from benchmarks.fuzz.hf_folders import CONFIG, FILES, INDEX, TOKENIZER, make_fol
 from harness.jobs import run_recipe
 from titan_ckpt.convert import to_hf
 from titan_ckpt.foreign_checks import declared_tensors, require_equal_copies, require_weights
+from titan_core.api.components import Model
+from titan_core.api.errors import UserError
+from titan_core.api.ref import Ref
+from titan_core.api.weights import ForeignTensor
 from titan_core.cli.main import main
-from titan_core.components import Model
-from titan_core.errors import UserError
-from titan_core.ref import Ref
-from titan_core.registry import Registry
-from titan_core.weights import ForeignTensor
+from titan_core.plugins.registry import Registry
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.formats import hf_args, hf_tensors
 

@@ -19,9 +19,9 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
 from titan_ckpt import convert
 from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
+from titan_core.api.errors import UserError
+from titan_core.api.hookspecs import hookimpl
 from titan_core.cli.main import main
-from titan_core.errors import UserError
-from titan_core.hookspecs import hookimpl
 from titan_core.train import trainer
 from titan_models_llama.config import LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_tensors, meta_tensors

@@ -16,8 +16,8 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import Recorder, RunRecord, make_job
 from titan_ckpt.optimizer_state import group_values, state_of
 from titan_ckpt.plain_values import Unsaveable, decode, encode
-from titan_core.errors import UserError
-from titan_core.ref import Ref
+from titan_core.api.errors import UserError
+from titan_core.api.ref import Ref
 from titan_core.train import trainer
 
 ODD = "harness.odd_optimizers:"

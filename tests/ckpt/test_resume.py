@@ -12,7 +12,7 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from titan_core.hookspecs import hookimpl
+from titan_core.api.hookspecs import hookimpl
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",

@@ -15,8 +15,8 @@ from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY, noisy_installed
 from titan_ckpt import saving
 from titan_ckpt.staging import Staging
-from titan_core.hookspecs import hookimpl
-from titan_core.metrics.json_lines import read_lines
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.json_lines import read_lines
 
 SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint.interval": 2}
 

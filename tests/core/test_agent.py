@@ -15,7 +15,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.train import agent as agent_module
 from titan_core.train.agent import Failure, JobInterrupted, RankAgent, _failure
 from titan_core.train.interruption import FIRST_INTERRUPT, announce_interrupt

@@ -13,16 +13,16 @@ import torch
 
 from harness.distributions import write_distribution
 from harness.jobs import TINY, run_recipe
-from titan_core.hookspecs import hookimpl
+from titan_core.api.hookspecs import hookimpl
 
 TOY_CHECKPOINT = '''
 import torch
 from typing import ClassVar
-from titan_core.components import Checkpoint
-from titan_core.config.section import Section
-from titan_core.errors import UserError
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Checkpoint
+from titan_core.api.section import Section
+from titan_core.api.errors import UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 
 api = (1, 0)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from titan_core.api.dataset import DatasetRequest
+from titan_core.api.errors import UserError
 from titan_core.data.compressed import Damaged, decompress
 from titan_core.data.huggingface import open_local
 from titan_core.data.local_files import check_files
-from titan_core.data.source import DatasetRequest
 from titan_core.data.text_files import open_text
-from titan_core.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

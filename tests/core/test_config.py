@@ -9,15 +9,15 @@ from typing import ClassVar
 import pytest
 import tomli
 
+from titan_core.api.errors import UserError
+from titan_core.api.section import Section
+from titan_core.api.sections import CORE_SECTIONS, ModelSection, OptimizerSection, TrainingSection
 from titan_core.config.docs import field_docs
 from titan_core.config.load import load_config
 from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import describe_options, to_toml
 from titan_core.config.schema import json_schema
-from titan_core.config.section import Section
-from titan_core.config.sections import CORE_SECTIONS, ModelSection, OptimizerSection, TrainingSection
-from titan_core.errors import UserError
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 
 REGISTRY = Registry.from_installed()
 
@@ -148,7 +148,7 @@ def test_every_key_is_documented_in_help_and_schema() -> None:
 def test_recipes_fit_the_schema() -> None:
     import jsonschema
 
-    from titan_core.components import Recipe
+    from titan_core.api.components import Recipe
 
     for recipe in REGISTRY.all(Recipe):
         jsonschema.validate(tomli.loads(recipe.file.read_text()), json_schema(REGISTRY))

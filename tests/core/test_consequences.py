@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from titan_core.train.consequences import chain, follows_from_a_peer
+from titan_core.api.tools.consequences import chain, follows_from_a_peer
 from titan_debug.flight.stacks import stack_of_traceback
 
 

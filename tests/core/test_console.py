@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from harness.jobs import TINY, make_job
-from titan_core.hookspecs import hookimpl
-from titan_core.metrics.console import ConsoleLog
+from titan_core.api.hookspecs import hookimpl
+from titan_core.runlog.console import ConsoleLog
 from titan_core.train.trainer import train
 
 
@@ -36,7 +36,7 @@ class ConsoleRun:
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        from titan_core.metrics.logger import LoggerRequest
+        from titan_core.api.metric_log import LoggerRequest
 
         self.log = ConsoleLog(LoggerRequest(run, "CPU"), self.console)
 

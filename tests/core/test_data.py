@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, global_batch, loaders, loaders_of, merged, plan
-from titan_core.data.batch import IGNORE
+from titan_core.api.batch import IGNORE
+from titan_core.api.errors import UserError
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.loader import DataLoader
 from titan_core.data.reading import DocumentReader, ReadPolicy
 from titan_core.data.shards import ShardGroup
 from titan_core.data.tokens import TokenStream
-from titan_core.errors import UserError
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (1, 8), (2, 1), (2, 4), (4, 2), (8, 1)])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import make_job
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
 from titan_core.data.opened import OpenedData
-from titan_core.errors import UserError
 
 GOOD = [{"text": f"document {number}"} for number in range(20)]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.errors import UserError
 from titan_core.data.huggingface import StreamedDocuments, open_local
 from titan_core.data.local_files import check_files
-from titan_core.data.source import CorruptRecord, DatasetRequest
 from titan_core.data.stdlib import open_stdlib
 from titan_core.data.text_files import PIECE, open_text
-from titan_core.errors import UserError
 
 
 def request(name: str, path: Path | None, field: str = "text") -> DatasetRequest:

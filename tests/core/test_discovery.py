@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.components import Dataset, Model
-from titan_core.discovery import Discovery, discover
-from titan_core.errors import UserError
-from titan_core.registry import Registry
+from titan_core.api.components import Dataset, Model
+from titan_core.api.errors import UserError
+from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.registry import Registry
 
 GOOD = """
-from titan_core.components import Dataset
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Dataset
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 api = (1, 0)
 @hookimpl
 def titan_datasets():
     return [Dataset(name={name!r}, summary="made up", open=Ref("nowhere:at_all"))]
 """
 
-HEAD = "from titan_core.hookspecs import hookimpl\napi = (1, 0)\n"
+HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (1, 0)\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
@@ -90,7 +90,7 @@ def test_two_plugins_of_one_name_are_an_error_that_names_both(tmp_path: Path, mo
 def test_two_owners_of_one_key_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thief = GOOD.format(name="mine").replace(
         "api =",
-        "from typing import ClassVar\nfrom titan_core.config.section import Section\n"
+        "from typing import ClassVar\nfrom titan_core.api.section import Section\n"
         "class S(Section):\n    section: ClassVar[str] = 'training'\n"
         "    steps: int = 1\napi =",
     )

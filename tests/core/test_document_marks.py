@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.tokenizers.hugging_face import HuggingFaceTokenizer, build_hf
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from harness.one_of_many import OneOfMany
-from titan_core.train import late_reports
-from titan_core.train.events import Finding, StepReport
+from titan_core.api.events import Finding, StepReport
+from titan_core.api.tools import late_reports
+from titan_core.api.tools.late_reports import LateReports
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
-from titan_core.train.late_reports import LateReports
 
 
 def report(step: int, loss: float = 1.0, norm: float = 1.0) -> StepReport:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, run_recipe
-from titan_core import folder_lock
-from titan_core.child_runs import ChildRun
+from titan_core.api.errors import UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs import folder_lock
+from titan_core.api.runs.child_runs import ChildRun
+from titan_core.api.runs.folder_lock import FolderLock, Holder
 from titan_core.cli.main import main
-from titan_core.errors import UserError
-from titan_core.folder_lock import FolderLock, Holder
-from titan_core.hookspecs import hookimpl
-from titan_core.train.run_directory import early_lock, lock_for_ranks, run_lock
+from titan_core.runlog.run_directory import early_lock, lock_for_ranks, run_lock
 
 
 def lock(folder: Path) -> FolderLock:
@@ -39,7 +39,7 @@ def test_a_second_writer_is_refused_by_host_and_process_and_the_file_is_removed(
 HOLD = """
 import sys
 from pathlib import Path
-from titan_core.folder_lock import FolderLock
+from titan_core.api.runs.folder_lock import FolderLock
 with FolderLock(Path(sys.argv[1]), "x"):
     print("held", flush=True)
     sys.stdin.read()

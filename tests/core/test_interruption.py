@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.hookspecs import hookimpl
+from titan_core.api.hookspecs import hookimpl
 from titan_core.train.interruption import CLOSING, Interruption
 from titan_core.train.trainer import train
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from titan_core.errors import UserError
-from titan_core.initial_values import Constant
-from titan_core.layout import ModelLayout
+from titan_core.api.errors import UserError
+from titan_core.api.initial_values import Constant
+from titan_core.api.layout import ModelLayout
 from titan_core.model.layout_check import check_layout
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.layout import layout

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.jobs import TINY, Recorder, make_job
-from titan_core.hookspecs import hookimpl
-from titan_core.lifecycle import Lifecycle
+from titan_core.api.hookspecs import hookimpl
+from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.train.trainer import train
 
 

@@ -22,11 +22,11 @@ from harness.distributions import write_distribution
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
 from harness.wandb_file import history, records, run_of
-from titan_core.errors import UserError
-from titan_core.hookspecs import hookimpl
-from titan_core.metrics import json_lines
-from titan_core.metrics.json_lines import LineFile, read_lines
-from titan_core.metrics.jsonl import JsonLines
+from titan_core.api.errors import UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs import json_lines
+from titan_core.api.runs.json_lines import LineFile, read_lines
+from titan_core.runlog.jsonl import JsonLines
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 CHECKPOINTS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.interval": 2}
@@ -93,9 +93,9 @@ def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> 
 
 
 BROKEN = """
-from titan_core.components import MetricLogger
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import MetricLogger
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 
 api = (1, 0)
 
@@ -308,4 +308,4 @@ def test_a_folder_that_cannot_be_written_is_reported_on_every_rank(gloo: GlooPoo
     (tmp_path / "run/previous").write_text("in the way")
     with pytest.raises(RuntimeError) as caught:
         gloo.run(2, ranks_metrics, str(tmp_path))
-    assert str(caught.value).count("titan_core.errors.UserError: job.dump_folder = 'run': run/previous") == 2
+    assert str(caught.value).count("titan_core.api.errors.UserError: job.dump_folder = 'run': run/previous") == 2

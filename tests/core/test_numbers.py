@@ -14,13 +14,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.components import Model
-from titan_core.config.numbers import LARGEST
-from titan_core.config.problems import problems_of
+from titan_core.api.components import Model
+from titan_core.api.numbers import LARGEST
+from titan_core.api.section import Section
+from titan_core.api.sections import CommSection, JobSection, MetricsSection, OptimizerSection, TrainingSection
+from titan_core.api.tools.shown import problems_of
 from titan_core.config.schema import json_schema
-from titan_core.config.section import Section
-from titan_core.config.sections import CommSection, JobSection, MetricsSection, OptimizerSection, TrainingSection
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 
 REGISTRY = Registry.from_installed()
 ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))

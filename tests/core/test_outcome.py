@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from titan_core.api.errors import RunStopped, UserError
+from titan_core.api.job import Job
 from titan_core.cli import train as command
 from titan_core.cli.main import main
-from titan_core.errors import RunStopped, UserError
-from titan_core.job.job import Job
 from titan_core.train import trainer
 from titan_core.train.outcome import FOLDER, OutcomeRecorder, read_outcomes
 

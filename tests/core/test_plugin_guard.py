@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
+from titan_core.api.components import KINDS, Model
+from titan_core.api.errors import Problem, RunStopped, UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.layout import ModelDefinition
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
-from titan_core.component_checks import RULES, components_from
-from titan_core.components import KINDS, Model
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override, parse_overrides
-from titan_core.discovery import REGISTRATION_HOOKS, discover
-from titan_core.errors import Problem, RunStopped, UserError
-from titan_core.hookspecs import hookimpl
 from titan_core.job.assemble import assemble
-from titan_core.layout import ModelDefinition
-from titan_core.lifecycle import Lifecycle
-from titan_core.plugin_guard import Origin, PluginFailure, take_definition, take_problems
-from titan_core.registry import Registry
+from titan_core.plugins.component_checks import RULES, components_from
+from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
+from titan_core.plugins.guard import Origin, PluginFailure, take_definition, take_problems
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.plugins.registry import Registry
 
 INSTALLED = discover()
 ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
@@ -33,12 +33,12 @@ ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
 HEAD = """
 from typing import Any, ClassVar
 from pydantic import BaseModel, Field, field_validator
-from titan_core.components import *
-from titan_core.config.section import Section
-from titan_core.errors import Problem, UserError
-from titan_core.hookspecs import hookimpl
-from titan_core.phases import Phase
-from titan_core.ref import Ref
+from titan_core.api.components import *
+from titan_core.api.section import Section
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.job.phases import Phase
+from titan_core.api.ref import Ref
 api = (1, 0)
 def raises(*a): raise ZeroDivisionError("odd")
 def leaves(*a): import sys; sys.exit(4)

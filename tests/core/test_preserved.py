@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from harness.gloo_pool import GlooPool
-from titan_core.hookspecs import hookimpl
-from titan_core.lifecycle import Lifecycle
-from titan_core.model.part import ModelPart
+from titan_core.api.events import Finding, PendingUpdate
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.model_part import ModelPart
 from titan_core.model.preserved import preserved_module, preserved_state
-from titan_core.train.events import Finding, PendingUpdate
+from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.train.missing_gradients import MissingGradients
 
 
@@ -105,7 +105,7 @@ def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch
     def guards() -> None:
         raise AssertionError("the state of the generators was read")
 
-    monkeypatch.setattr("titan_core.lifecycle.same_generators", guards)
+    monkeypatch.setattr("titan_core.plugins.lifecycle.same_generators", guards)
     lifecycle = Lifecycle([DrawsAtFindings()])
     lifecycle.step_start(1)
     assert lifecycle.before_update(cast(PendingUpdate, None)) is False

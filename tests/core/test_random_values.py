@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from titan_core.initial_values import Constant, InitialValue, Normal, TruncatedNormal, Uniform
+from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal, Uniform
 from titan_core.model import random_values
 from titan_core.model.philox import philox_words
 from titan_core.model.random_values import fill

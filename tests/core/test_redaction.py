@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from titan_core.components import Model
-from titan_core.config.redaction import (
+from titan_core.api.components import Model
+from titan_core.api.tools.secrets import (
     LEFT_OUT,
     arguments_without_secrets,
     is_secret,
@@ -16,8 +16,8 @@ from titan_core.config.redaction import (
     without_secrets,
 )
 from titan_core.config.schema import json_schema
-from titan_core.discovery import discover
-from titan_core.registry import Registry
+from titan_core.plugins.discovery import discover
+from titan_core.plugins.registry import Registry
 
 
 @pytest.mark.parametrize(

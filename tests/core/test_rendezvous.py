@@ -14,8 +14,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_core.train import rendezvous
 from titan_core.train.launch import machines, processes
 from titan_core.train.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, write_run
+from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
 from titan_core.report.names import distinct_names
 from titan_core.report.page import page
 from titan_core.report.summary import summary

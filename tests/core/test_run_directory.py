@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.errors import UserError
-from titan_core.metrics.jsonl import JsonLines
-from titan_core.train.run_directory import RunDirectory
+from titan_core.api.errors import UserError
+from titan_core.runlog.jsonl import JsonLines
+from titan_core.runlog.run_directory import RunDirectory
 
 
 def test_a_fresh_start_never_mixes_with_an_older_run(in_tmp: Path) -> None:

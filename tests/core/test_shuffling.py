@@ -12,9 +12,9 @@ import pytest
 
 from harness.letters import Letters, letters
 from harness.loaders import LENGTHS
+from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
 from titan_core.data.mixture import Mixture
-from titan_core.data.shuffled import ShuffledDocuments
 
 
 def test_single_batches_are_mixed_well() -> None:

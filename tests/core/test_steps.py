@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from harness.jobs import TINY, run_recipe
+from titan_core.api.hookspecs import hookimpl
 from titan_core.data.loader import DataLoader
-from titan_core.hookspecs import hookimpl
 
 
 class LosesGradients:

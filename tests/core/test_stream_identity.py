@@ -10,9 +10,9 @@ import pytest
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
+from titan_core.api.errors import UserError
 from titan_core.data.loader import DataLoader
 from titan_core.data.stream_spec import DatasetSpec, StreamSpec
-from titan_core.errors import UserError
 
 
 def test_a_document_that_became_shorter_is_reported() -> None:

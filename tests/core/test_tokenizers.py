@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.tokenizers.fingerprint import fingerprint
 from titan_core.tokenizers.hugging_face import build_hf
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte, build_llama3

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from harness.one_of_many import CPU, OneOfMany
-from titan_core.config.sections import TrainingSection, ValidationSection
-from titan_core.data.batch import IGNORE, Batch
-from titan_core.errors import UserError
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.errors import UserError
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.sections import TrainingSection, ValidationSection
+from titan_core.api.step import GradientAccumulation
+from titan_core.api.tools.device import backend_for, choose_device
 from titan_core.train import stopwatch
-from titan_core.train.device import backend_for, choose_device
-from titan_core.train.loss import cross_entropy_sum
 from titan_core.train.seeds import prepare_numerics
-from titan_core.train.step import GradientAccumulation
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.validation import Validation
 from titan_core.train.world import World
@@ -46,7 +46,7 @@ class Line(nn.Module):
 
 
 def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
-    from titan_core.model.part import ModelPart
+    from titan_core.api.model_part import ModelPart
 
     module = Line()
     part = ModelPart(module, cast(Any, None), lambda outputs, targets: outputs.sum())

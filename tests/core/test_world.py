@@ -13,8 +13,8 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.one_of_many import OneOfMany
-from titan_core.errors import UserError
-from titan_core.job.job import Job
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
 from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.train.world import join_world, require_same_job
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.errors import UserError
-from titan_core.hookspecs import hookimpl
-from titan_core.train.consequences import follows_from_a_peer
-from titan_core.train.events import RunStart
+from titan_core.api.errors import UserError
+from titan_core.api.events import RunStart
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_debug.crash import rank_files
 from titan_debug.crash import report as crash_report
 from titan_debug.crash.environment import command_line, relevant_variables

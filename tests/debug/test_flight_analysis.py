@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from harness.made_dumps import ASLEEP, ITEM, dump, entry, of_mesh, raised, verdict
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.dump import Entry, write_dump
 from titan_debug.flight.read import read_dumps

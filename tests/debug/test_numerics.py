@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from titan_core.hookspecs import hookimpl
-from titan_core.metrics.json_lines import read_lines
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_debug.numerics.loss_spike import LossSpikeError, SpikeDetector
 

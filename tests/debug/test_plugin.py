@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.components import Command, Debugger
-from titan_core.registry import Registry
+from titan_core.api.components import Command, Debugger
+from titan_core.plugins.registry import Registry
 
 
 def test_it_offers_debuggers_and_commands() -> None:

@@ -19,9 +19,9 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.errors import UserError
-from titan_core.hookspecs import hookimpl
-from titan_core.train.events import RunStart, StepReport
+from titan_core.api.errors import UserError
+from titan_core.api.events import RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling.profiler import Profiler

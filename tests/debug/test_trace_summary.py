@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_debug.profiling.intervals import difference, intersection, length, union
 from titan_debug.profiling.trace_events import TraceEvents
 from titan_debug.profiling.trace_files import trace_files

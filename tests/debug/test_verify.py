@@ -11,8 +11,8 @@ import pytest
 
 from harness.distributions import write_distribution
 from harness.jobs import run_recipe
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 from titan_core.job.mesh_plan import STANDARD_DIMS
 from titan_debug.statistics.moments import Moments
 from titan_debug.statistics.read import StepStatistics, read_statistics
@@ -27,9 +27,9 @@ TINY = [
 
 # Changes what a feed-forward layer puts out, from step 2 on, wherever there is more than one process.
 WRONG = """
-from titan_core.components import Debugger
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Debugger
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 
 api = (1, 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 
 
 def test_it_is_found_and_registers_precisions() -> None:

@@ -17,8 +17,8 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
+from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.errors import UserError
 
 RECIPES: dict[str, dict[str, object]] = {
     "tensorwise": {"float8.enable": "true", "float8.emulate": "true"},
@@ -207,8 +207,8 @@ def test_hardware_is_asked_when_a_job_starts_and_not_before(section: str) -> Non
     ],
 )
 def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> None:
-    from titan_core.model.part import ModelPart
-    from titan_core.train.loss import cross_entropy_sum
+    from titan_core.api.loss import cross_entropy_sum
+    from titan_core.api.model_part import ModelPart
     from titan_float8.layers import linear_layers
 
     definition = make_job("llama3_debug").facts.model
@@ -231,7 +231,7 @@ def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Pat
 
 def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
     """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
-    from titan_core.metrics import peak_flops
+    from titan_core.runlog import peak_flops
 
     device = torch.device("cpu")
     peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}

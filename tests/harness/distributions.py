@@ -6,7 +6,7 @@ from pathlib import Path
 
 import importlib_metadata
 
-from titan_core.discovery import GROUP
+from titan_core.plugins.discovery import GROUP
 
 
 def write_distribution(

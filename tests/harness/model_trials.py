@@ -9,11 +9,11 @@ import torch
 
 from harness import small_gpt
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.job.job import Job
-from titan_core.layout import ModelLayout
+from titan_core.api.job import Job
+from titan_core.api.layout import ModelLayout
+from titan_core.api.model_part import TransformContext
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
-from titan_core.model.part import TransformContext
 
 ONE: dict[str, object] = {"training.global_batch_size": 2}
 DP: dict[str, object] = {}

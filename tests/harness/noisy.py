@@ -17,11 +17,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from harness.distributions import write_distribution
-from titan_core.components import Model
-from titan_core.hookspecs import hookimpl
-from titan_core.initial_values import Constant, Normal
-from titan_core.layout import ModelDefinition, ModelLayout
-from titan_core.ref import Ref
+from titan_core.api.components import Model
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.initial_values import Constant, Normal
+from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.ref import Ref
 
 api = (1, 0)
 

@@ -9,8 +9,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from titan_core.config.sections import LRSchedulerSection, OptimizerSection
-from titan_core.optim.param_groups import ParamGroup
+from titan_core.api.param_groups import ParamGroup
+from titan_core.api.sections import LRSchedulerSection, OptimizerSection
 
 
 class Odd(Optimizer):

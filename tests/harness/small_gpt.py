@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.jobs import make_job
-from titan_core.initial_values import Constant, Normal
-from titan_core.job.job import Job
-from titan_core.layout import ModelDefinition, ModelLayout
-from titan_core.model.attention import CausalAttention
+from titan_core.api.attention import CausalAttention
+from titan_core.api.initial_values import Constant, Normal
+from titan_core.api.job import Job
+from titan_core.api.layout import ModelDefinition, ModelLayout
 
 DIM, HEADS, KV_HEADS, VOCAB, LONGEST, BLOCKS = 24, 4, 2, 288, 64, 2
 HEAD_DIM = DIM // HEADS

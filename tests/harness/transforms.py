@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from titan_core.components import Transform
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.phases import Phase
-from titan_core.ref import Ref
-from titan_core.train.loss import cross_entropy_sum
+from titan_core.api.components import Transform
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.ref import Ref
+from titan_core.job.phases import Phase
 
 
 def smoothed(logits: Tensor, targets: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.fuzz import configs
 from benchmarks.fuzz.__main__ import run_parts
-from titan_core.errors import UserError
-from titan_core.registry import Registry
+from titan_core.api.errors import UserError
+from titan_core.plugins.registry import Registry
 
 
 @pytest.mark.parametrize(("part", "count"), [("configs", 400), ("checkpoints", 25), ("hf", 20)])

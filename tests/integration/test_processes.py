@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.distributions import write_distribution
-from titan_core.folder_lock import FolderLock
-from titan_core.metrics.json_lines import read_lines
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.runs.json_lines import read_lines
 
 SMALL = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",
@@ -108,7 +108,7 @@ TROUBLE = """
 import os
 import signal
 
-from titan_core.hookspecs import hookimpl
+from titan_core.api.hookspecs import hookimpl
 
 api = (1, 0)
 

@@ -43,7 +43,7 @@ def train_with(
     site: str, folder: str, recipe: str, overrides: dict[str, object], trace: Sequence[str] = ()
 ) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
     """Train in this process with what is installed in ``site``; also this rank's shards of ``trace`` after each step."""
-    from titan_core.hookspecs import hookimpl
+    from titan_core.api.hookspecs import hookimpl
 
     os.chdir(folder)
     traced: dict[str, list[torch.Tensor]] = {name: [] for name in trace}

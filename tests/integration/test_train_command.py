@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.data.source import DatasetRequest
+from titan_core.api.dataset import DatasetRequest
 from titan_core.data.stdlib import open_stdlib
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte
 

@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.model_part import ModelPart
 from titan_core.model.materialise import materialise
-from titan_core.model.part import ModelPart
-from titan_core.train.loss import cross_entropy_sum
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 from titan_models_llama.layout import layout
 from titan_models_llama.model import Llama

@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.jobs import make_job
-from titan_core.data.batch import Batch
-from titan_core.errors import UserError
+from titan_core.api.batch import Batch
+from titan_core.api.errors import UserError
+from titan_core.api.model_part import TransformContext
 from titan_core.model.build import build_parts
-from titan_core.model.part import TransformContext
 from titan_core.train.world import join_world
 
 TINY: dict[str, object] = {

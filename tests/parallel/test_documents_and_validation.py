@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
-from titan_core.data.batch import IGNORE, Batch
-from titan_core.errors import UserError
-from titan_core.model.attention import CausalAttention, flex
+from titan_core.api.attention import CausalAttention, flex
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.errors import UserError
+from titan_core.api.model_part import TransformContext, arguments_of
 from titan_core.model.build import build_parts
-from titan_core.model.part import TransformContext, arguments_of
 from titan_core.train.world import join_world
 
 Texts = list[str]

@@ -14,8 +14,8 @@ from harness.jobs import make_job
 from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import APART, BatchNorm, Between, Convolution, Mixed, PositionsApart, SkipConnections, WithShiftedNorm
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.initial_values import Normal
-from titan_core.layout import ModelLayout
+from titan_core.api.initial_values import Normal
+from titan_core.api.layout import ModelLayout
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from harness.jobs import make_job
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.known_packages import package_for
 from titan_parallel.config import ContextParallelKeys, FSDPKeys, PipelineKeys, TensorParallelKeys
 

@@ -40,10 +40,10 @@ from harness.odd_gpts import (
     shifted,
 )
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
-from titan_core.errors import UserError
-from titan_core.layout import ModelLayout
-from titan_core.model.part import ModelPart
-from titan_core.train.loss import cross_entropy_sum
+from titan_core.api.errors import UserError
+from titan_core.api.layout import ModelLayout
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.model_part import ModelPart
 from titan_parallel import tensor_parallel
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.fsdp_check import check as fsdp_check

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness import small_gpt
 from harness.model_trials import CP, require
 from harness.odd_gpts import Of, shifted
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.layout import layout as llama_layout
 from titan_models_llama.model import Llama

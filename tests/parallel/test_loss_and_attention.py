@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.gloo_pool import GlooPool
-from titan_core.data.batch import IGNORE, Batch
-from titan_core.train.loss import cross_entropy_sum
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.loss import cross_entropy_sum
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.gathered_attention import GatheredAttention
 from titan_parallel.loss_parallel import VocabularyParallelLoss

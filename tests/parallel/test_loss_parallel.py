@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.gloo_pool import GlooPool
-from titan_core.data.batch import IGNORE
+from titan_core.api.batch import IGNORE
 from titan_parallel.loss_parallel import VocabularyParallelLoss
 
 VOCABULARIES = (4, 5, 7, 8, 287)

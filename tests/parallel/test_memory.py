@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
+from titan_core.api.model_part import TransformContext
 from titan_core.model import build
 from titan_core.model.build import build_parts
-from titan_core.model.part import TransformContext
 from titan_core.train import trainer
 from titan_core.train.world import join_world
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.data.batch import Batch
-from titan_core.errors import UserError
-from titan_core.model.attention import seen
-from titan_core.model.part import ModelPart
+from titan_core.api.attention import seen
+from titan_core.api.batch import Batch
+from titan_core.api.errors import UserError
+from titan_core.api.model_part import ModelPart
 from titan_core.model.part_guard import PartGuard
 from titan_parallel import gathered_attention
 from titan_parallel.context_parallel import HeadAndTail

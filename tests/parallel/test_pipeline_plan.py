@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.jobs import make_job
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_parallel.pipeline_plan import PipelinePlan, even_cuts, plan_pipeline
 
 DEGREE = "parallelism.pipeline_parallel_degree"

@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.config.section import Section
+from titan_core.api.section import Section
 
 
 class Int8QATSection(Section):

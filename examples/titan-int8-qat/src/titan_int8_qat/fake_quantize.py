@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.patterns import matches
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.tools.patterns import matches
 from titan_int8_qat.config import Int8QATSection
 
 

@@ -1,6 +1,6 @@
-from titan_core.components import PrecisionTransform
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import PrecisionTransform
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 from titan_int8_qat.config import Int8QATSection
 
 api = (1, 0)

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.config.numbers import LearningRate, Ranks, Steps
-from titan_core.config.section import Section
+from titan_core.api.numbers import LearningRate, Ranks, Steps
+from titan_core.api.section import Section
 
 
 class LocalSGDSection(Section):

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.hookspecs import hookimpl
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.train.events import RunStart, StepReport
+from titan_core.api.events import RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.model_part import ModelPart, TransformContext
 from titan_local_sgd.config import LocalSGDSection
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.config.numbers import Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
 
 
 class TinyGPTArgs(BaseModel):

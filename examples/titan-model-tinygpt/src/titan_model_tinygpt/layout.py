@@ -1,7 +1,7 @@
 """What TinyGPT says of itself."""
 
-from titan_core.initial_values import Constant, Normal
-from titan_core.layout import ModelDefinition, ModelLayout
+from titan_core.api.initial_values import Constant, Normal
+from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_model_tinygpt.config import TinyGPTArgs
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.model.attention import CausalAttention
+from titan_core.api.attention import CausalAttention
 from titan_model_tinygpt.config import TinyGPTArgs
 
 

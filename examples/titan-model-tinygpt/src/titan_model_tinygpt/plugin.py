@@ -1,8 +1,8 @@
 """What titan-model-tinygpt contributes."""
 
-from titan_core.components import Model, Recipe, recipes_in
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 from titan_model_tinygpt.config import TinyGPTArgs
 
 api = (1, 0)

@@ -15,10 +15,10 @@ from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import verify_data
 from titan_ckpt.retention import remove
 from titan_ckpt.stored import NAME, BrokenCheckpoint, Manifest
-from titan_core.cli.arguments import json_argument, whole
-from titan_core.cli.output import print_json, print_table
-from titan_core.config.numbers import MOST_STEPS
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
+from titan_core.api.numbers import MOST_STEPS
+from titan_core.api.tools.arguments import json_argument, whole
+from titan_core.api.tools.output import print_json, print_table
 
 EXIT_BROKEN = 1
 

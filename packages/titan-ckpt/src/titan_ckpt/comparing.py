@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from titan_core.config.changes import ConfigChange, RefusedChange, config_changes, refusal
-from titan_core.config.problems import show
-from titan_core.errors import Problem
+from titan_core.api.config_changes import ConfigChange, RefusedChange, config_changes, refusal
+from titan_core.api.errors import Problem
+from titan_core.api.job import Job
+from titan_core.api.tools.patterns import matches
+from titan_core.api.tools.shown import show
 from titan_core.job.assemble import model_args
-from titan_core.job.job import Job
-from titan_core.patterns import matches
 
 log = logging.getLogger(__name__)
 

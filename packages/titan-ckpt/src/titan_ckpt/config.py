@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from titan_core.config.numbers import Count, Steps
-from titan_core.config.paths import AnyPath
-from titan_core.config.section import ALL_KEYS, Section
+from titan_core.api.numbers import Count, Steps
+from titan_core.api.paths import AnyPath
+from titan_core.api.section import ALL_KEYS, Section
 
 
 class CheckpointSection(Section):

@@ -34,11 +34,11 @@ from titan_ckpt.hf_export import (
 )
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
-from titan_core.components import Model
-from titan_core.errors import UserError
-from titan_core.folder_lock import FolderLock
-from titan_core.registry import Registry
-from titan_core.weights import ForeignTensor, WeightFormat
+from titan_core.api.components import Model
+from titan_core.api.errors import UserError
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.weights import ForeignTensor, WeightFormat
+from titan_core.plugins.registry import Registry
 
 FILE_BYTES = 5 * 10**9
 """Size that a file of an export stays below, where a single tensor lets it."""

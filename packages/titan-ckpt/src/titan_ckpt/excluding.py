@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from titan_core.errors import Problem, UserError
-from titan_core.job.job import Job
-from titan_core.patterns import matches
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.tools.patterns import matches
 
 KEY = "checkpoint.exclude_from_loading"
 

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from titan_ckpt.dtypes import FLOATS, converts_exactly
 from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, ForeignFiles, our_rows
-from titan_core.errors import UserError
-from titan_core.patterns import matches
-from titan_core.plain_json import read_object
-from titan_core.weights import ForeignTensor, WeightFormat
+from titan_core.api.errors import UserError
+from titan_core.api.tools.patterns import matches
+from titan_core.api.tools.plain_json import read_object
+from titan_core.api.weights import ForeignTensor, WeightFormat
 
 CONFIG_OF = {"hf": "config.json", "meta": "params.json"}
 _QUANTISED = ("quantization_config", "compression_config", "quantization")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from titan_ckpt.dtypes import dtype_name
-from titan_core.errors import UserError
-from titan_core.plain_json import read_object
-from titan_core.weights import ForeignTensor
+from titan_core.api.errors import UserError
+from titan_core.api.tools.plain_json import read_object
+from titan_core.api.weights import ForeignTensor
 
 log = logging.getLogger(__name__)
 

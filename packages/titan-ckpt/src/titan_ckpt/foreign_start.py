@@ -24,11 +24,11 @@ from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, kind_of, open_files
 from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.stored import MODEL
 from titan_ckpt.tensors import model_tensors
-from titan_core.errors import UserError
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.errors import UserError
+from titan_core.api.tools.patterns import matches
+from titan_core.api.tools.plain_json import read_object
 from titan_core.job.assemble import model_args
-from titan_core.patterns import matches
-from titan_core.plain_json import read_object
-from titan_core.train.checkpoint import CheckpointRequest
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from titan_ckpt.foreign_checks import read_args
-from titan_core.errors import UserError
-from titan_core.weights import WeightFormat
+from titan_core.api.errors import UserError
+from titan_core.api.weights import WeightFormat
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model")
 _BESIDE = (

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.plain_values import decode, require_alike
 from titan_ckpt.stored import OPTIMIZER, StoredTensor, tensors_in
-from titan_core.model.part import ModelPart
-from titan_core.patterns import matches
+from titan_core.api.model_part import ModelPart
+from titan_core.api.tools.patterns import matches
 
 _OF_SCHEDULE = ("lr",)
 """What a schedule sets in a group at each step: no part of what the config built."""

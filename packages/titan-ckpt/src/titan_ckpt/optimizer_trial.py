@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_core.config.sections import OptimizerSection
-from titan_core.optim.param_groups import ParamGroup
-from titan_core.train.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.param_groups import ParamGroup
+from titan_core.api.sections import OptimizerSection
 
 
 def try_optimizer(request: CheckpointRequest) -> None:

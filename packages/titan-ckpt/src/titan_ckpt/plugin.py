@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.components import Checkpoint, Command
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Checkpoint, Command
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 
 api = (1, 0)
 

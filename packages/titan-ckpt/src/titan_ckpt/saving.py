@@ -26,9 +26,9 @@ from titan_ckpt.staging import Staging
 from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, observers_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
-from titan_core.config.changes import decisive_keys
-from titan_core.errors import UserError
-from titan_core.train.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.config_changes import decisive_keys
+from titan_core.api.errors import UserError
 
 log = logging.getLogger(__name__)
 

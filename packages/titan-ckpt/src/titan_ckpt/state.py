@@ -12,8 +12,8 @@ from titan_ckpt import rng
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
 from titan_ckpt.plain_values import Unsaveable, damaged, require_alike
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
-from titan_core.plain_json import survives_json
-from titan_core.train.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.tools.plain_json import survives_json
 
 
 def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.restoring import restore
 from titan_ckpt.saving import Saving, unsaveable
 from titan_ckpt.schedule_state import schedule_state
-from titan_core.errors import UserError
-from titan_core.train.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.errors import UserError
 
 
 def build(request: CheckpointRequest) -> Store:
@@ -19,7 +19,7 @@ def build(request: CheckpointRequest) -> Store:
 
 
 class Store:
-    """A :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+    """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
 
     def __init__(self, request: CheckpointRequest) -> None:
         self._request = request
@@ -38,7 +38,7 @@ class Store:
             self._require_saveable()
 
     def after_step(self, last: bool, asked: bool) -> None:
-        """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
         self._saving.report_finished()
         if not self._compared:  # the first step shows what differs; not hours later the first checkpoint
             self._compared = True
@@ -54,11 +54,11 @@ class Store:
         self._saving.save(last)
 
     def before_update(self) -> None:
-        """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
         self._saving.wait_for_copy()
 
     def close(self) -> None:
-        """See :class:`~titan_core.train.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
         self._saving.close()
 
     def _require_saveable(self) -> None:

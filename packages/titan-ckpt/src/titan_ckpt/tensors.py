@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.stored import MODEL, OBSERVERS, of_copy
-from titan_core.lifecycle import Lifecycle
-from titan_core.model.part import ModelPart
+from titan_core.api.model_part import ModelPart
+from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.train.world import World
 
 

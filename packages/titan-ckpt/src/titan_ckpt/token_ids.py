@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from titan_core.tokenizers.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer
 
 
 def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from titan_core.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
-from titan_core.config.sections import MetricsSection, TrainingSection
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_core.api.sections import MetricsSection, TrainingSection
 
 api = (1, 0)
 
@@ -122,13 +122,13 @@ def titan_metric_loggers() -> list[MetricLogger]:
         MetricLogger(
             name="console",
             summary="lines and a progress bar",
-            build=Ref("titan_core.metrics.console:build_console"),
+            build=Ref("titan_core.runlog.console:build_console"),
             active=lambda facts: True,
         ),
         MetricLogger(
             name="jsonl",
             summary="metrics.jsonl in the run's directory",
-            build=Ref("titan_core.metrics.jsonl:build_jsonl"),
+            build=Ref("titan_core.runlog.jsonl:build_jsonl"),
             active=lambda facts: True,
         ),
         MetricLogger(
@@ -164,7 +164,7 @@ def titan_debuggers() -> list[Debugger]:
 
 @hookimpl
 def titan_commands() -> list[Command]:
-    recipe: Ref = Ref("titan_core.cli.arguments:recipe_arguments")  # type: ignore[type-arg]
+    recipe: Ref = Ref("titan_core.api.tools.arguments:recipe_arguments")  # type: ignore[type-arg]
     return [
         Command(
             name="train",
@@ -209,13 +209,13 @@ def titan_commands() -> list[Command]:
         Command(
             name="plugins",
             summary="list installed plugins, and those that are broken",
-            arguments=Ref("titan_core.cli.arguments:json_argument"),
+            arguments=Ref("titan_core.api.tools.arguments:json_argument"),
             run=Ref("titan_core.cli.plugins:run"),
         ),
         Command(
             name="recipes",
             summary="list recipes",
-            arguments=Ref("titan_core.cli.arguments:json_argument"),
+            arguments=Ref("titan_core.api.tools.arguments:json_argument"),
             run=Ref("titan_core.cli.recipes:run"),
         ),
         Command(

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.config.numbers import Count, Factor, FewSteps, Ranks, Seconds, Steps
-from titan_core.config.run_folder import RunFolder
-from titan_core.config.section import ALL_KEYS, Section
+from titan_core.api.numbers import Count, Factor, FewSteps, Ranks, Seconds, Steps
+from titan_core.api.run_folder import RunFolder
+from titan_core.api.section import ALL_KEYS, Section
 
 LEAST_WATCHED_SECONDS = 1.0
 """The watchdog's timer dumps the stacks of threads that may be running, which is safe only once they are stuck: one that

@@ -16,9 +16,9 @@ from torchao.float8 import (
     precompute_float8_dynamic_scale_for_fsdp,
 )
 
-from titan_core.hookspecs import hookimpl
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.train.events import RunStart, StepReport
+from titan_core.api.events import RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.model_part import ModelPart, TransformContext
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes

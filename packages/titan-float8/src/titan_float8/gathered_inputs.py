@@ -14,8 +14,8 @@ from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
 
-from titan_core.model.part import ModelPart
-from titan_core.patterns import matches
+from titan_core.api.model_part import ModelPart
+from titan_core.api.tools.patterns import matches
 
 
 def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig) -> None:

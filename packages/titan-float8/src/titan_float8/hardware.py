@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from titan_core.config.sections import JobSection
-from titan_core.errors import Problem
-from titan_core.job.job import JobFacts
-from titan_core.train.device import choose_device, device_name
+from titan_core.api.errors import Problem
+from titan_core.api.job import JobFacts
+from titan_core.api.sections import JobSection
+from titan_core.api.tools.device import choose_device, device_name
 from titan_float8.config import Float8Section, MXSection
 
 FLOAT8 = (8, 9)

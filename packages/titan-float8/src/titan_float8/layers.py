@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
-from titan_core.errors import UserError
-from titan_core.model.part import Absent, ModelPart
-from titan_core.patterns import matches
+from titan_core.api.errors import UserError
+from titan_core.api.model_part import Absent, ModelPart
+from titan_core.api.tools.patterns import matches
 
 
 def linear_layers(

@@ -14,7 +14,7 @@ from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Col
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-from titan_core.model.part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart, TransformContext
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from titan_core.components import PrecisionTransform
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
+from titan_core.api.components import PrecisionTransform
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
 from titan_float8.config import Float8Section, MXSection
 
 api = (1, 0)

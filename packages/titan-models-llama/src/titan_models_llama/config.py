@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.config.numbers import Epsilon, Factor, Heads, Layers, Tokens, Vocabulary, Wavelength, Width
+from titan_core.api.numbers import Epsilon, Factor, Heads, Layers, Tokens, Vocabulary, Wavelength, Width
 
 
 class RopeScaling(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from titan_core.weights import ForeignTensor
+from titan_core.api.weights import ForeignTensor
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 
 _LAYER = {

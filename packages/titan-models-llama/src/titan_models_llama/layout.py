@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from titan_core.initial_values import Constant, InitialValue, Normal, TruncatedNormal
-from titan_core.layout import ModelDefinition, ModelLayout
+from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal
+from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_models_llama.config import LlamaArgs
 
 if TYPE_CHECKING:

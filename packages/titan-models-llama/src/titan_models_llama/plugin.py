@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from titan_core.components import Model, Recipe, recipes_in
-from titan_core.hookspecs import hookimpl
-from titan_core.ref import Ref
-from titan_core.weights import WeightFormat
+from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_core.api.weights import WeightFormat
 from titan_models_llama.config import FLAVORS
 
 api = (1, 0)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from titan_core.model.part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart, TransformContext
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from titan_core.model.part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart, TransformContext
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan_core.config.sections import DataSection
-from titan_core.data.batch import Batch, with_positions
-from titan_core.errors import UserError
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.patterns import matches
+from titan_core.api.batch import Batch, with_positions
+from titan_core.api.errors import UserError
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.sections import DataSection
+from titan_core.api.tools.patterns import matches
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.gathered_attention import GatheredAttention
 

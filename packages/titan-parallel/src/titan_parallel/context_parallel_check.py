@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.config.sections import TrainingSection
-from titan_core.errors import Problem
-from titan_core.job.job import JobFacts
+from titan_core.api.errors import Problem
+from titan_core.api.job import JobFacts
+from titan_core.api.sections import TrainingSection
 from titan_parallel.config import TensorParallelKeys
 
 DEGREE = "parallelism.context_parallel_degree"

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from titan_core.config.sections import TrainingSection
-from titan_core.model.part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.sections import TrainingSection
 from titan_parallel.config import FSDPKeys
 from titan_parallel.data_mesh import data_mesh
 

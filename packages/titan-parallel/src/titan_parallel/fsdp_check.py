@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.errors import Problem
-from titan_core.job.job import JobFacts
-from titan_core.layout import ModelLayout
+from titan_core.api.errors import Problem
+from titan_core.api.job import JobFacts
+from titan_core.api.layout import ModelLayout
 
 
 def check(facts: JobFacts) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from titan_core.model.attention import seen
+from titan_core.api.attention import seen
 
 
 class GatheredAttention:

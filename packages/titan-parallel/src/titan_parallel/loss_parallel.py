@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_core.data.batch import IGNORE
+from titan_core.api.batch import IGNORE
 
 
 class VocabularyParallelLoss:
-    """As :func:`titan_core.train.loss.cross_entropy_sum`, of this rank's columns of the logits."""
+    """As :func:`titan_core.api.loss.cross_entropy_sum`, of this rank's columns of the logits."""
 
     def __init__(self, group: dist.ProcessGroup, vocab_size: int) -> None:
         self._group = group

@@ -21,10 +21,10 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )  # fmt: skip
 
-from titan_core.data.batch import Batch, with_positions
-from titan_core.lifecycle import same_generators
-from titan_core.model.part import Absent, ModelPart, TransformContext, arguments_of
-from titan_core.train.step import StepRunner, shape_inference
+from titan_core.api.batch import Batch, with_positions
+from titan_core.api.model_part import Absent, ModelPart, TransformContext, arguments_of
+from titan_core.api.step import StepRunner, shape_inference
+from titan_core.plugins.lifecycle import same_generators
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 
@@ -61,7 +61,7 @@ class PipelineStep:
         self._schedule = self._make_schedule(stages, plan, context.facts.section(PipelineKeys))
 
     def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
-        """See :class:`~titan_core.train.step.StepRunner`."""
+        """See :class:`~titan_core.api.step.StepRunner`."""
         inputs, arguments = self._inputs(microbatches)
         self._num_targets = num_targets
         losses: list[Tensor] = []
@@ -70,7 +70,7 @@ class PipelineStep:
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
-        """See :class:`~titan_core.train.step.StepRunner`."""
+        """See :class:`~titan_core.api.step.StepRunner`."""
         inputs, arguments = self._inputs(microbatches)
         self._num_targets = 1
         losses: list[Tensor] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.config.sections import TrainingSection
-from titan_core.errors import Problem, UserError
-from titan_core.job.job import JobFacts
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import JobFacts
+from titan_core.api.sections import TrainingSection
 from titan_parallel.config import CompileSection, PipelineKeys
 from titan_parallel.numbers import divisors
 from titan_parallel.pipeline_csv import ScheduleTable

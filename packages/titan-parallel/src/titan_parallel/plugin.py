@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from titan_core.components import Transform
-from titan_core.config.sections import TrainingSection
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.phases import Phase
-from titan_core.ref import Ref
+from titan_core.api.components import Transform
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
+from titan_core.api.ref import Ref
+from titan_core.api.sections import TrainingSection
+from titan_core.job.phases import Phase
 from titan_parallel.config import (
     ActivationCheckpointSection,
     CompileSection,

@@ -22,12 +22,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )  # fmt: skip
 
-from titan_core.data.batch import with_positions
-from titan_core.errors import Problem, UserError
-from titan_core.layout import ModelLayout
-from titan_core.model.part import ModelPart, TransformContext
-from titan_core.patterns import matches
-from titan_core.train.loss import cross_entropy_sum
+from titan_core.api.batch import with_positions
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.layout import ModelLayout
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.tools.patterns import matches
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.loss_parallel import VocabularyParallelLoss
 from titan_parallel.styles import GatherInput, ReplicateWeights, SplitOutput, WaitForOutput

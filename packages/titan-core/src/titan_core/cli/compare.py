@@ -8,19 +8,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import few, process_count, recipe_arguments, step_count
-from titan_core.cli.output import print_table
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.sections import JobSection, TrainingSection
+from titan_core.api.tools.arguments import few, process_count, recipe_arguments, step_count
+from titan_core.api.tools.output import print_table
 from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
 from titan_core.compare.variants import Variant, folders_of, variants_of
 from titan_core.config.load import load_config
 from titan_core.config.overrides import Override
-from titan_core.config.sections import JobSection, TrainingSection
-from titan_core.errors import Problem, UserError
-from titan_core.folder_lock import FolderLock
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
-from titan_core.metrics.run_log import RunLog
 from titan_core.report.names import distinct_names
 from titan_core.report.page import write_report
 from titan_core.report.table import Table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from titan_core.cli.arguments import json_argument, load, recipe_arguments, world_size_argument
-from titan_core.cli.output import print_json
+from titan_core.api.tools.arguments import json_argument, load, recipe_arguments, world_size_argument
+from titan_core.api.tools.output import print_json
 from titan_core.config.render import to_toml
 from titan_core.config.schema import json_schema
 from titan_core.job.assemble import assemble

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.cli.arguments import few, json_argument, load, recipe_arguments
-from titan_core.cli.output import print_json, print_table
+from titan_core.api.job import Job
+from titan_core.api.tokenizer import DescribesMarks, TextTokenizer
+from titan_core.api.tools.arguments import few, json_argument, load, recipe_arguments
+from titan_core.api.tools.output import print_json, print_table
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
-from titan_core.tokenizers.tokenizer import DescribesMarks, TextTokenizer
 
 _EDGE = 12
 """Ids and characters that are shown of each end of a long piece."""

@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from titan_core.cli.arguments import few, load, process_count, recipe_arguments
-from titan_core.errors import UserError
-from titan_core.folder_lock import FolderLock
+from titan_core.api.errors import UserError
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.tools.arguments import few, load, process_count, recipe_arguments
 from titan_core.job.assemble import assemble
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from titan_core.cli.arguments import json_argument, load, recipe_arguments, world_size_argument
-from titan_core.cli.output import print_json, print_table
+from titan_core.api.job import Job
+from titan_core.api.tools.arguments import json_argument, load, recipe_arguments, world_size_argument
+from titan_core.api.tools.output import print_json, print_table
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from titan_core.components import Command
+from titan_core.api.components import Command
+from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
+from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.shown import shorten
 from titan_core.config.overrides import parse_overrides
-from titan_core.config.problems import shorten
-from titan_core.config.redaction import text_without_secrets
 from titan_core.config.render import describe_options
-from titan_core.discovery import CORE
-from titan_core.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
 from titan_core.known_packages import package_for
-from titan_core.registry import Registry
+from titan_core.plugins.discovery import CORE
+from titan_core.plugins.registry import Registry
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from titan_core.cli.output import print_json, print_table
-from titan_core.registry import Registry
+from titan_core.api.tools.output import print_json, print_table
+from titan_core.plugins.registry import Registry
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.runs.run_log import RunLog
 
 DEFAULT_FILE = "report.html"
 

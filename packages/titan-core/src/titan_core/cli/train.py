@@ -9,11 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from titan_core.cli.arguments import load, parse_whole, recipe_arguments, whole
-from titan_core.config.numbers import MOST_RANKS
-from titan_core.config.problems import shorten
-from titan_core.config.redaction import text_without_secrets
-from titan_core.errors import (
+from titan_core.api.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_PREEMPTED,
@@ -21,13 +17,17 @@ from titan_core.errors import (
     RunStopped,
     UserError,
 )
+from titan_core.api.job import Job
+from titan_core.api.numbers import MOST_RANKS
+from titan_core.api.tools.arguments import load, parse_whole, recipe_arguments, whole
+from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.shown import shorten
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
 from titan_core.parent_process import end_with_parent
-from titan_core.train.run_directory import early_lock
+from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
-    from titan_core.train.events import TrainEnd
+    from titan_core.api.events import TrainEnd
 
 
 _LAUNCHERS: dict[str, str | int | None] = {

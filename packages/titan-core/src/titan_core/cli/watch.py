@@ -6,9 +6,9 @@ import argparse
 import time
 from pathlib import Path
 
-from titan_core.cli.arguments import seconds
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.tools.arguments import seconds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

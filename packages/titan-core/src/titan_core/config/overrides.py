@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from titan_core.config.toml import BadToml, parse_toml
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
+from titan_core.api.tools.toml import BadToml, parse_toml
 
 COMMAND_LINE = "command line"
 

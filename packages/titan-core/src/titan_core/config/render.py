@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from titan_core.config.config import Config
+from titan_core.api.config import Config
+from titan_core.api.section import Section
+from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.shown import show
 from titan_core.config.docs import field_docs
-from titan_core.config.problems import show
-from titan_core.config.redaction import without_secrets
-from titan_core.config.section import Section
 
 
 def to_toml(config: Config) -> str:

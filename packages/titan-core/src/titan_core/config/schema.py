@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from titan_core.components import Model
+from titan_core.api.components import Model
 from titan_core.config.docs import field_docs
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy
 
-from titan_core.data.source import CorruptRecord, Document, DocumentShard, DocumentSource, State
+from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, DocumentSource, State
 
 
 class BufferedShuffle:
-    """A :class:`~titan_core.data.source.DocumentShard` over another."""
+    """A :class:`~titan_core.api.dataset.DocumentShard` over another."""
 
     def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...]) -> None:
         """``size``: documents in a block; ``key``: what decides the order, beside the block's number."""
@@ -58,13 +58,13 @@ class BufferedShuffle:
         return [block[index] for index in order]
 
     def state_dict(self) -> State:
-        """See :class:`~titan_core.data.source.DocumentShard`."""
+        """See :class:`~titan_core.api.dataset.DocumentShard`."""
         if self._at_end():
             return {"block": self._block + 1, "begin": self._shard.state_dict(), "given": 0}
         return {"block": self._block, "begin": self._begin, "given": self._given}
 
     def load_state_dict(self, state: State) -> None:
-        """See :class:`~titan_core.data.source.DocumentShard`. Nothing is read yet: reading may fail."""
+        """See :class:`~titan_core.api.dataset.DocumentShard`. Nothing is read yet: reading may fail."""
         self._block, self._begin = int(state["block"]), state["begin"]
         self._shard.load_state_dict(self._begin)
         self._documents, self._given = None, int(state["given"])

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import zstandard
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 """Endings, and the formats' names."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from titan_core.api.dataset import CorruptRecord, DatasetRequest
 from titan_core.data.records import text_of
-from titan_core.data.source import CorruptRecord, DatasetRequest
 
 _CHUNK = 1 << 24
 

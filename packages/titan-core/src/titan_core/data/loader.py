@@ -13,15 +13,15 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from titan_core.config.changes import RefusedChange, refusal
-from titan_core.config.sections import DataSection
-from titan_core.data.batch import IGNORE, Batch
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.config_changes import RefusedChange, refusal
+from titan_core.api.dataset import DocumentSource, State
+from titan_core.api.job import Job
+from titan_core.api.sections import DataSection
+from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup, StepRows
-from titan_core.data.source import DocumentSource, State
 from titan_core.data.stream_spec import StreamSpec
-from titan_core.job.job import Job
-from titan_core.tokenizers.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from titan_core.api.dataset import ALL_SPLITS, DatasetRequest
+from titan_core.api.errors import Problem, UserError
 from titan_core.data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_core.data.records import check_format
-from titan_core.data.source import ALL_SPLITS, DatasetRequest
 from titan_core.data.splits import files_of_split, without_caches
-from titan_core.errors import Problem, UserError
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.data.source import DocumentSource
-from titan_core.job.job import Job
-from titan_core.tokenizers.tokenizer import DescribesMarks
+from titan_core.api.dataset import DocumentSource
+from titan_core.api.job import Job
+from titan_core.api.tokenizer import DescribesMarks
 
 log = logging.getLogger(__name__)
 

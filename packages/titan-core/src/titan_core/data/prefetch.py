@@ -11,12 +11,12 @@ from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
+from titan_core.api.dataset import DocumentSource, State
+from titan_core.api.errors import UserError
+from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.shards import ShardGroup, StepRows
-from titan_core.data.source import DocumentSource, State
 from titan_core.data.stream_spec import StreamSpec
 from titan_core.data.worker_process import ENDED, end_now, worker_processes
-from titan_core.errors import UserError
-from titan_core.tokenizers.tokenizer import TextTokenizer
 
 Positions = dict[str, State]
 

@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-from titan_core.data.source import CorruptRecord, Document, DocumentShard
-from titan_core.errors import UserError
+from titan_core.api.dataset import CorruptRecord, Document, DocumentShard
+from titan_core.api.errors import UserError
 
 log = logging.getLogger(__name__)
 

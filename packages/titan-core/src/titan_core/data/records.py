@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from titan_core.data.source import CorruptRecord, DatasetRequest
-from titan_core.errors import Problem, UserError
-from titan_core.ref import Ref
+from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.ref import Ref
 
 
 def text_of(record: Any, request: DatasetRequest, place: str) -> str:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from titan_core.data.source import ALL_SPLITS, DatasetRequest
-from titan_core.errors import UserError
-from titan_core.plain_json import read_object
+from titan_core.api.dataset import ALL_SPLITS, DatasetRequest
+from titan_core.api.errors import UserError
+from titan_core.api.tools.plain_json import read_object
 
 log = logging.getLogger(__name__)
 

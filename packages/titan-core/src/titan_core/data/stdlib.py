@@ -8,8 +8,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from titan_core.data.source import DatasetRequest, DocumentSource
-from titan_core.errors import Problem
+from titan_core.api.dataset import DatasetRequest, DocumentSource
+from titan_core.api.errors import Problem
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
 
@@ -37,7 +37,7 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 def open_stdlib(request: DatasetRequest) -> DocumentSource:
     """The corpus of the Python that runs this."""
-    from titan_core.data.shuffled import ShuffledDocuments  # numpy, which the check below can do without
+    from titan_core.api.tools.shuffled import ShuffledDocuments  # numpy, which the check below can do without
 
     library = StandardLibrary(_root())
     return ShuffledDocuments(library, request.seed, library.files)

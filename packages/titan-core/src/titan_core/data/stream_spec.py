@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from titan_core.config.changes import RefusedChange
-from titan_core.config.redaction import text_without_secrets
-from titan_core.data.content import fingerprint_of
+from titan_core.api.config_changes import RefusedChange
+from titan_core.api.dataset import DatasetRequest, DocumentSource, OnEnd
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.ref import Ref
+from titan_core.api.tools.content import fingerprint_of
+from titan_core.api.tools.patterns import matches
+from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.data.reading import ReadPolicy
-from titan_core.data.source import DatasetRequest, DocumentSource, OnEnd
-from titan_core.errors import Problem, UserError
 from titan_core.job.batch_plan import BatchPlan
-from titan_core.patterns import matches
-from titan_core.ref import Ref
 from titan_core.tokenizers.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from titan_core.tokenizers.tokenizer import TextTokenizer
+    from titan_core.api.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_core.data.compressed import decompressed
 from titan_core.data.local_files import ENDINGS, find_files
-from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentSource
 
 PIECE = 32 * 1024
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.data.shuffled import ShuffledDocuments
-from titan_core.data.source import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_core.data.token_ids import token_ids
-from titan_core.errors import Problem, UserError
 
 FORMAT = 1
 INDEX = "tokenized.json"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State
+from titan_core.api.errors import UserError
+from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.reading import DocumentReader
-from titan_core.data.source import Document, DocumentShard, DocumentSource, OnEnd, State
 from titan_core.data.token_ids import token_ids
-from titan_core.errors import UserError
-from titan_core.tokenizers.tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 

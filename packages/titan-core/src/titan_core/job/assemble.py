@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.components import (
+from titan_core.api.components import (
     Checkpoint,
     Component,
     Debugger,
@@ -19,25 +19,25 @@ from titan_core.components import (
     Tokenizer,
     Transform,
 )  # fmt: skip
-from titan_core.config.config import Config
-from titan_core.config.problems import problems_of
-from titan_core.config.sections import (
+from titan_core.api.config import Config
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job, JobFacts
+from titan_core.api.layout import ModelDefinition
+from titan_core.api.sections import (
     DataSection,
     ModelSection,
     OptimizerSection,
     TrainingSection,
 )  # fmt: skip
-from titan_core.errors import Problem, UserError
+from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.shown import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
-from titan_core.job.job import Job, JobFacts
 from titan_core.job.mesh_plan import plan_mesh
+from titan_core.job.phases import in_order
 from titan_core.known_packages import package_for
-from titan_core.layout import ModelDefinition
-from titan_core.phases import in_order
-from titan_core.plugin_guard import PluginFailure
-from titan_core.registry import Registry
-from titan_core.tokenizers.tokenizer import TextTokenizer
+from titan_core.plugins.guard import PluginFailure
+from titan_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=Component)
 R = TypeVar("R")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from titan_core.config.config import Config
-from titan_core.config.sections import DataSection, TrainingSection
-from titan_core.errors import UserError
+from titan_core.api.config import Config
+from titan_core.api.errors import UserError
+from titan_core.api.sections import DataSection, TrainingSection
 
 MOST_TOKENS_AHEAD = 2**31
 """Tokens that one rank may read ahead: 16 GiB of ids."""

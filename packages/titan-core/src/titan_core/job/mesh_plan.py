@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from titan_core.errors import Problem, UserError
+from titan_core.api.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from titan_core.config.config import Config
+    from titan_core.api.config import Config
 
 
 @dataclass(frozen=True)

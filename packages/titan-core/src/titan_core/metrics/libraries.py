@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from titan_core.errors import Problem
-from titan_core.job.job import JobFacts
+from titan_core.api.errors import Problem
+from titan_core.api.job import JobFacts
 
 
 def check_tensorboard(facts: JobFacts) -> Iterator[Problem]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.sections import MetricsSection
 from titan_core.config.render import to_toml
-from titan_core.config.sections import MetricsSection
-from titan_core.metrics.logger import LoggerRequest, Record
 
 
 class TensorBoardLog:

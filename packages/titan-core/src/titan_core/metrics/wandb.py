@@ -8,12 +8,12 @@ from typing import Any
 
 import wandb
 
-from titan_core.config.redaction import without_secrets
-from titan_core.config.sections import MetricsSection
-from titan_core.hookspecs import hookimpl
-from titan_core.metrics.logger import LoggerRequest, Record
-from titan_core.train.events import TrainEnd
-from titan_core.train.run_directory import LOGS
+from titan_core.api.events import TrainEnd
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.sections import MetricsSection
+from titan_core.api.tools.secrets import without_secrets
+from titan_core.runlog.run_directory import LOGS
 
 RUN_ID = "wandb_run_id"
 

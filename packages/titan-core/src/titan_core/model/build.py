@@ -9,18 +9,18 @@ from typing import cast
 import torch
 from torch import nn
 
-from titan_core.components import Transform
-from titan_core.config.config import Config
-from titan_core.config.sections import OptimizerSection, TrainingSection
-from titan_core.errors import UserError
-from titan_core.job.job import Job
+from titan_core.api.components import Transform
+from titan_core.api.config import Config
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.sections import OptimizerSection, TrainingSection
+from titan_core.api.tools.patterns import matches
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.materialise import materialise
-from titan_core.model.part import ModelPart, TransformContext
 from titan_core.model.part_guard import PartGuard
-from titan_core.patterns import matches
-from titan_core.train.loss import cross_entropy_sum
 
 
 def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:

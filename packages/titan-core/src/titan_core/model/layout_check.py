@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from titan_core.errors import Problem, UserError
-from titan_core.layout import ModelLayout
-from titan_core.patterns import matches
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.layout import ModelLayout
+from titan_core.api.tools.patterns import matches
 
 
 def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:

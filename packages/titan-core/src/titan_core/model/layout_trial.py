@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.config.sections import DataSection
-from titan_core.errors import Problem, UserError
-from titan_core.job.job import Job
-from titan_core.model.part import TransformContext
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.model_part import TransformContext
+from titan_core.api.sections import DataSection
+from titan_core.api.tools.patterns import matches
 from titan_core.model.trial import CannotTry, ModelTrial
-from titan_core.patterns import matches
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.model.part import ModelPart
+from titan_core.api.model_part import ModelPart
+from titan_core.api.tools.patterns import matches
 from titan_core.model.random_values import fill
-from titan_core.patterns import matches
 
 
 def materialise(part: ModelPart, device: torch.device, seed: int) -> None:

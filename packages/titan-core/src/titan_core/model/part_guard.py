@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from titan_core.errors import Problem, UserError
-from titan_core.model.part import ModelPart
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.model_part import ModelPart
 
 _REMEDY = "switch one of the two off, or let the later one build on what it finds"
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.lifecycle import same_generators
-from titan_core.model.part import ModelPart
+from titan_core.api.model_part import ModelPart
+from titan_core.plugins.lifecycle import same_generators
 
 
 @contextmanager

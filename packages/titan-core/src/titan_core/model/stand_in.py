@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from titan_core.layout import ModelLayout
-from titan_core.patterns import matches
+from titan_core.api.layout import ModelLayout
+from titan_core.api.tools.patterns import matches
 
 LARGE = 1 << 20
 """Elements from which on a weight overlaps itself."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from titan_core.errors import Problem
-from titan_core.layout import ModelLayout
+from titan_core.api.errors import Problem
+from titan_core.api.layout import ModelLayout
 from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 

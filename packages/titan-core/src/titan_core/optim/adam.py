@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from titan_core.config.sections import OptimizerSection
-from titan_core.optim.param_groups import ParamGroup
+from titan_core.api.param_groups import ParamGroup
+from titan_core.api.sections import OptimizerSection
 
 
 def build_adamw(groups: Sequence[ParamGroup], section: OptimizerSection) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from titan_core.config.sections import LRSchedulerSection
+from titan_core.api.sections import LRSchedulerSection
 
 log = logging.getLogger(__name__)
 

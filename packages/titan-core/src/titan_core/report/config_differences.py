@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.config.problems import show
-from titan_core.config.redaction import without_secrets
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.shown import show
 from titan_core.report.numbers import UNKNOWN
 from titan_core.report.table import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 
 
 @contextmanager

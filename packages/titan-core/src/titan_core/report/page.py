@@ -10,9 +10,9 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from titan_core.config.redaction import without_secrets
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.tools.secrets import without_secrets
 from titan_core.report import html_parts as parts
 from titan_core.report.charts import line_charts
 from titan_core.report.config_differences import config_differences, version_differences

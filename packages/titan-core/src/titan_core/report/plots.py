@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.report.charts import Chart, Curve, line_charts
 from titan_core.report.names import distinct_names
 from titan_core.report.needs import extra_needed

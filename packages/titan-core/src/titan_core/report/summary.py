@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from titan_core.metrics.mfu import format_mfu, is_estimated
-from titan_core.metrics.run_log import RunLog
-from titan_core.report.attempts import attempts_of, state_now, tell
+from titan_core.api.runs.attempts import attempts_of, state_now, tell
+from titan_core.api.runs.run_log import RunLog
 from titan_core.report.numbers import UNKNOWN, duration, figure
 from titan_core.report.table import Table
 from titan_core.report.thinning import finite
+from titan_core.runlog.mfu import format_mfu, is_estimated
 
 _HEADERS = (
     "run", "model", "steps", "last loss", "best validation", "last validation",

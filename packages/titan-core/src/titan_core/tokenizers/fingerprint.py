@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from titan_core.tokenizers.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer
 
 _PROBE = """The quick brown fox can't jump over 1234567890 lazy dogs; naïve café, Übergröße — don't!
 \tdef f(x: int = 0) -> None:\n        return x ** 2  # comment\r\n\r\n

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.tokenizers.document_marks import TOKENIZER, document_marks
 from titan_core.tokenizers.surrogates import without_surrogates
 

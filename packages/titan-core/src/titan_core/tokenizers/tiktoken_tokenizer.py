@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import tiktoken
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_core.tokenizers.surrogates import without_surrogates
 
 if TYPE_CHECKING:

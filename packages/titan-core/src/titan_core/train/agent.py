@@ -19,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
-from titan_core.errors import EXIT_PREEMPTED, UserError
-from titan_core.rank_names import ranks
+from titan_core.api.errors import EXIT_PREEMPTED, UserError
+from titan_core.api.tools.rank_names import ranks
 from titan_core.train.interruption import announce_interrupt, release_terminal
 from titan_core.train.outcome import Outcome, read_outcomes, report_lines
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from titan_core.config.sections import TrainingSection
-from titan_core.errors import RunStopped
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport
-from titan_core.train.late_reports import LateReports
+from titan_core.api.errors import RunStopped
+from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
+from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.late_reports import LateReports
 from titan_core.train.world import World
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-from titan_core.hookspecs import hookimpl
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.shared_request import SharedRequest
 from titan_core.train.outcome import reported_by_launcher
-from titan_core.train.shared_request import SharedRequest
 
 FIRST_INTERRUPT = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 CLOSING = "titan: the run is over, and its files are being closed; Ctrl-C again ends at once"

@@ -13,14 +13,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titan_core.cli.arguments import parse_whole
-from titan_core.config.numbers import MOST_PROCESSES, MOST_RANKS
-from titan_core.config.problems import shorten
-from titan_core.config.redaction import arguments_without_secrets
-from titan_core.errors import EXIT_INTERRUPTED, UserError
-from titan_core.job.job import Job
-from titan_core.lifecycle import Lifecycle
+from titan_core.api.errors import EXIT_INTERRUPTED, UserError
+from titan_core.api.job import Job
+from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
+from titan_core.api.tools.arguments import parse_whole
+from titan_core.api.tools.secrets import arguments_without_secrets
+from titan_core.api.tools.shown import shorten
 from titan_core.parent_process import environment_of_child
+from titan_core.plugins.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -62,8 +62,8 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
     Raises:
         UserError: the machines do not meet, or another job writes to the run's directory.
     """
+    from titan_core.runlog.run_directory import lock_for_ranks
     from titan_core.train.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
-    from titan_core.train.run_directory import lock_for_ranks
 
     per_node = _processes_per_node(arguments.nproc_per_node)
     least, most = machines(arguments.nnodes)

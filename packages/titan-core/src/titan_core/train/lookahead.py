@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from titan_core.api.errors import UserError
+from titan_core.api.shared_request import SharedRequests
 from titan_core.data.loader import DataLoader, StepData
-from titan_core.errors import UserError
-from titan_core.train.shared_request import SharedRequests
 from titan_core.train.world import World
 
 

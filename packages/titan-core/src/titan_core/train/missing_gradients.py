@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from titan_core.lifecycle import Lifecycle, same_generators
-from titan_core.train.events import Finding
+from titan_core.api.events import Finding
+from titan_core.plugins.lifecycle import Lifecycle, same_generators
 from titan_core.train.world import World
 
 log = logging.getLogger(__name__)

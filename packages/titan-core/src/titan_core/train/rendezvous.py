@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from titan_core.cli.arguments import parse_whole
-from titan_core.config.problems import shorten
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
+from titan_core.api.tools.arguments import parse_whole
+from titan_core.api.tools.shown import shorten
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler

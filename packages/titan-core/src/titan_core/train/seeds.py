@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from titan_core.config.sections import TrainingSection
+from titan_core.api.sections import TrainingSection
 from titan_core.train.world import World
 
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from titan_core.config.sections import CommSection
-from titan_core.hookspecs import hookimpl
-from titan_core.train.events import RunStart, StepReport
+from titan_core.api.events import RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.sections import CommSection
 from titan_core.train.world import BACKGROUND
 
 SETTABLE = {"gloo", "nccl"}

@@ -10,31 +10,31 @@ from functools import partial
 
 import torch
 
-from titan_core.components import Checkpoint
-from titan_core.config.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
-from titan_core.data.batch import Batch
+from titan_core.api.batch import Batch
+from titan_core.api.checkpoint import CheckpointRequest, CheckpointStore, TrainState
+from titan_core.api.components import Checkpoint
+from titan_core.api.errors import UserError
+from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
+from titan_core.api.job import Job
+from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.param_groups import param_groups
+from titan_core.api.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.api.shared_request import SharedRequests
+from titan_core.api.step import GradientAccumulation, StepRunner
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
-from titan_core.errors import UserError
-from titan_core.job.job import Job
-from titan_core.lifecycle import Lifecycle
-from titan_core.metrics.event_log import EventLog
-from titan_core.metrics.reporter import MetricsReporter
 from titan_core.model.build import build_parts
-from titan_core.model.part import ModelPart, TransformContext
 from titan_core.model.preserved import preserved_state
 from titan_core.optim.lr_schedule import advance
-from titan_core.optim.param_groups import param_groups
-from titan_core.train.checkpoint import CheckpointRequest, CheckpointStore, TrainState
-from titan_core.train.events import PendingUpdate, RunStart, StepReport, TrainEnd
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.runlog.event_log import EventLog
+from titan_core.runlog.reporter import MetricsReporter
+from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
-from titan_core.train.run_directory import RunDirectory, run_lock
 from titan_core.train.seeds import prepare_numerics
-from titan_core.train.shared_request import SharedRequests
-from titan_core.train.step import GradientAccumulation, StepRunner
 from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
@@ -47,7 +47,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
     """Train ``job`` on this rank until its last step, the end of its data, or an error.
 
     Args:
-        observers: further objects with lifecycle hooks (:mod:`titan_core.hookspecs`).
+        observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
 
     Raises:
         UserError: a mistake in the config that only the data or the other ranks could show.

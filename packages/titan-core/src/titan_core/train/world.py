@@ -16,11 +16,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore  # torch.distributed has it, but does not export it to type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from titan_core.config.sections import CommSection, JobSection
-from titan_core.errors import Problem, UserError
-from titan_core.job.job import Job
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.sections import CommSection, JobSection
+from titan_core.api.tools.device import backend_for, choose_device
 from titan_core.job.mesh_plan import MeshPlan
-from titan_core.train.device import backend_for, choose_device
 
 T = TypeVar("T")
 

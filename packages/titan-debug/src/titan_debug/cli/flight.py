@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from titan_core.cli.arguments import json_argument
-from titan_core.cli.output import print_json, print_table
+from titan_core.api.tools.arguments import json_argument
+from titan_core.api.tools.output import print_json, print_table
 from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
-from titan_core.report.attempts import processes_are_gone
+from titan_core.api.errors import UserError
+from titan_core.api.runs.attempts import processes_are_gone
+from titan_core.api.runs.run_log import RunLog
 from titan_debug.request import ask
 
 POLL_SECONDS = 0.2

@@ -8,11 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from titan_core.cli.arguments import json_argument, seconds, whole
-from titan_core.cli.output import print_json, print_table
-from titan_core.config.numbers import MOST_STEPS
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
+from titan_core.api.errors import UserError
+from titan_core.api.numbers import MOST_STEPS
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.tools.arguments import json_argument, seconds, whole
+from titan_core.api.tools.output import print_json, print_table
 from titan_debug.cli.running import ask_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.moments import Moments

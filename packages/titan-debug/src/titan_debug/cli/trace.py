@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.cli.arguments import few, json_argument
-from titan_core.cli.output import print_json, print_table
+from titan_core.api.tools.arguments import few, json_argument
+from titan_core.api.tools.output import print_json, print_table
 
 if TYPE_CHECKING:
     from titan_debug.profiling.trace_summary import OperatorTime, TraceSummary

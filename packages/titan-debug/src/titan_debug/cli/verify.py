@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_core.child_runs import ChildRun, without_checkpoints
-from titan_core.cli.arguments import json_argument, real, recipe_arguments, step_count
-from titan_core.cli.output import print_json, print_table
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.runs.run_log import RunLog
+from titan_core.api.sections import JobSection, TrainingSection
+from titan_core.api.tools.arguments import json_argument, real, recipe_arguments, step_count
+from titan_core.api.tools.output import print_json, print_table
 from titan_core.config.overrides import Override
-from titan_core.config.sections import JobSection, TrainingSection
-from titan_core.errors import UserError
-from titan_core.folder_lock import FolderLock
-from titan_core.job.job import Job
-from titan_core.metrics.run_log import RunLog
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.read import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from titan_core.config.redaction import LEFT_OUT, arguments_without_secrets, is_secret, text_without_secrets
+from titan_core.api.tools.secrets import LEFT_OUT, arguments_without_secrets, is_secret, text_without_secrets
 
 _RELEVANT = re.compile(
     r"^(TORCH|NCCL|CUDA|OMP_|MKL_|KMP_|TITAN|GLOO|SLURM_|PYTORCH|PYTHON|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_)"

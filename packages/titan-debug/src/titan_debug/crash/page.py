@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from titan_core.rank_names import ranks
+from titan_core.api.tools.rank_names import ranks
 
 
 @dataclass(frozen=True)

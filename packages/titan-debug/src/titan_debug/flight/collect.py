@@ -8,8 +8,8 @@ import socket
 import time
 from dataclasses import replace
 
-from titan_core.config.redaction import text_without_secrets
-from titan_core.train.consequences import chain, follows_from_a_peer
+from titan_core.api.tools.consequences import chain, follows_from_a_peer
+from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.train.world import World
 from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
 from titan_debug.flight.recorded import process_groups, recorded_entries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.errors import UserError
+from titan_core.api.errors import UserError
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.read import dump_folder, read_dumps
 

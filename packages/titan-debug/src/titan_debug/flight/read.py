@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from titan_core.errors import UserError
-from titan_core.metrics.run_log import RunLog
-from titan_core.train.run_directory import CONFIG, EVENTS
+from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
+from titan_core.runlog.run_directory import CONFIG, EVENTS
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks

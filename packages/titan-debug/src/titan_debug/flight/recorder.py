@@ -8,12 +8,12 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from titan_core.config.redaction import text_without_secrets
-from titan_core.config.sections import CommSection, JobSection
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.train.consequences import follows_from_a_peer
-from titan_core.train.events import Finding, RunStart, StepReport, TrainEnd
+from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
+from titan_core.api.sections import CommSection, JobSection
+from titan_core.api.tools.consequences import follows_from_a_peer
+from titan_core.api.tools.secrets import text_without_secrets
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.collect import collect, with_failure

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from titan_core.errors import RunStopped
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.train.events import Finding, PendingUpdate, RunStart, StepReport
-from titan_core.train.late_reports import LateReports
+from titan_core.api.errors import RunStopped
+from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
+from titan_core.api.tools.late_reports import LateReports
 from titan_debug.config import NumericsSection
 
 log = logging.getLogger(__name__)

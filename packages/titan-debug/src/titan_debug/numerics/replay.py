@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.layout import ModelLayout
-from titan_core.model.part import ModelPart
-from titan_core.train.events import PendingUpdate
-from titan_core.train.step import is_shape_inference
+from titan_core.api.events import PendingUpdate
+from titan_core.api.layout import ModelLayout
+from titan_core.api.model_part import ModelPart
+from titan_core.api.step import is_shape_inference
 
 Look = Callable[[str, nn.Module, list[Tensor]], None]
 """(fully qualified name, module, the floating-point tensors of its output, as this rank has them)."""

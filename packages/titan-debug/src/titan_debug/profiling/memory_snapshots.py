@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.train.events import Finding, RunStart, StepReport
+from titan_core.api.events import Finding, RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.whole_file import whole_file
 

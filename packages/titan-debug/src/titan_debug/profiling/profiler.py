@@ -15,9 +15,9 @@ from typing import Any
 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import Job, JobFacts
-from titan_core.train.events import Finding, RunStart, StepReport
+from titan_core.api.events import Finding, RunStart, StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job, JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.check import require_ranks
 from titan_debug.whole_file import whole_file

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from titan_core.hookspecs import hookimpl
-from titan_core.job.job import JobFacts
-from titan_core.metrics.json_lines import LineFile
-from titan_core.train.events import Finding, PendingUpdate, RunStart
-from titan_core.train.shared_request import SharedRequest
+from titan_core.api.events import Finding, PendingUpdate, RunStart
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFacts
+from titan_core.api.runs.json_lines import LineFile
+from titan_core.api.shared_request import SharedRequest
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import named_gradients, place_in_model, replay
 from titan_debug.request import Requests

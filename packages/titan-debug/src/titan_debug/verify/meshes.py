@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from titan_core.cli.arguments import parse_whole
-from titan_core.components import Transform
+from titan_core.api.components import Transform
+from titan_core.api.errors import UserError, nearest
+from titan_core.api.job import Job
+from titan_core.api.numbers import MOST_PROCESSES
+from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.arguments import parse_whole
+from titan_core.api.tools.shown import shorten
 from titan_core.config.load import load_config
-from titan_core.config.numbers import MOST_PROCESSES
 from titan_core.config.overrides import Override
-from titan_core.config.problems import shorten
-from titan_core.config.sections import TrainingSection
-from titan_core.errors import UserError, nearest
 from titan_core.job.assemble import assemble
-from titan_core.job.job import Job
 from titan_core.job.mesh_plan import MeshDim, dims_in_order
-from titan_core.registry import Registry
+from titan_core.plugins.registry import Registry
 
 ONE_DEVICE = "one device"
 

@@ -1,0 +1,230 @@
+"""What plugins register: small frozen descriptions with lazy references to the code that builds the thing.
+
+A component names itself, says in a line what it is, which config section it reads, and where its code is. Nothing here
+imports torch, and neither may a ``plugin.py``; the code behind a :class:`~titan_core.api.ref.Ref` may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+from titan_core.api.ref import Ref
+from titan_core.api.section import Section
+from titan_core.job.mesh_plan import MeshDim
+from titan_core.job.phases import Phase
+
+if TYPE_CHECKING:
+    import argparse
+    from importlib.resources.abc import Traversable
+
+    from torch import nn
+    from torch.optim import Optimizer as TorchOptimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from titan_core.api.checkpoint import CheckpointRequest, CheckpointStore
+    from titan_core.api.dataset import DatasetRequest, DocumentSource
+    from titan_core.api.errors import Problem
+    from titan_core.api.job import JobFacts
+    from titan_core.api.layout import ModelDefinition
+    from titan_core.api.metric_log import LoggerRequest, MetricLog
+    from titan_core.api.model_part import ModelPart, TransformContext
+    from titan_core.api.param_groups import ParamGroup
+    from titan_core.api.sections import LRSchedulerSection, OptimizerSection
+    from titan_core.api.step import StepRunner
+    from titan_core.api.tokenizer import TextTokenizer
+    from titan_core.api.weights import WeightFormat
+    from titan_core.model.trial import ModelTrial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """What all components have."""
+
+    kind: ClassVar[str]
+    """The stage's name for a reader: 'model', 'parallelism', ..."""
+
+    name: str
+    """How a config selects it; unique among the components of its kind."""
+    summary: str
+    """One line for ``titan plugins``."""
+    config: type[Section] | None = None
+    """The config section that it reads. Components of one plugin may share a section."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Component):
+    """A model family."""
+
+    kind = "model"
+    flavors: Mapping[str, BaseModel]
+    """Flavor name -> the arguments of that size, all of one pydantic class; ``[model.args]`` overrides single fields."""
+    define: Ref[Callable[[Any], ModelDefinition]]
+    """Arguments -> definition. Must not import torch."""
+    formats: tuple[WeightFormat, ...] = ()
+    """Other formats that its weights may come from and go to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform(Component):
+    """Something that is done to a model before it trains: a parallelism, a precision, recomputation, compilation."""
+
+    kind = "parallelism"
+    phase: Phase
+    apply: Ref[Callable[[ModelPart, TransformContext], ModelPart | Sequence[ModelPart]]]
+    """Part of a model -> that part, transformed. In phase PIPELINE it may return several parts (or fewer modules). In
+    phase DATA it must leave each gradient as the *sum* over the ranks that hold different tokens: the loss is already
+    divided by the target tokens of the global batch."""
+    active: Callable[[JobFacts], bool]
+    """Whether the job asks for it. Pure, free of torch."""
+    serves: tuple[str, ...] = ()
+    """Core config keys (``"parallelism.data_parallel_shard_degree"``) that this transform makes real. A key set away
+    from its default that no active transform serves is an error."""
+    mesh_dims: tuple[MeshDim, ...] = ()
+    """Mesh dimensions of its own, beyond the standard ones."""
+    reduces: tuple[str, ...] = ()
+    """Names of the mesh dimensions over which it sums gradients. A dimension that divides the batch or the sequence, without
+    ``copies``, needs an active transform that sums gradients over it: without one, its ranks' weights would diverge."""
+    before: tuple[str, ...] = ()
+    """Transforms of the same phase that must come later."""
+    after: tuple[str, ...] = ()
+    """Transforms of the same phase that must come earlier."""
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+    check_model: Ref[Callable[[nn.Module, ModelTrial, TransformContext], Iterable[Problem]]] | None = None
+    """(model, trial, context) -> what in the model makes it impossible. Called when active, with the whole model on the meta
+    device before any transform, and with a :class:`~titan_core.model.trial.ModelTrial`: a small copy of it that runs."""
+    hardware: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
+    step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
+    """How a step runs forward and backward, where the transform changes that (pipeline schedules)."""
+    observe: Ref[Callable[[Sequence[ModelPart], TransformContext], object]] | None = None
+    """Makes an object with lifecycle hooks, for what must be done around steps (an exchange of weights every so often)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionTransform(Transform):
+    """A transform of phase PRECISION: it changes the numbers that a model computes with."""
+
+    kind = "precision"
+    phase: Phase = Phase.PRECISION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Component):
+    """A way of saving and restoring a run."""
+
+    kind = "checkpoint"
+    build: Ref[Callable[[CheckpointRequest], CheckpointStore]]
+    active: Callable[[JobFacts], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debugger(Component):
+    """An observer of a run: an object with lifecycle hooks, made when the job asks for it."""
+
+    kind = "debug"
+    build: Ref[Callable[[JobFacts], object]]
+    active: Callable[[JobFacts], bool]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Component):
+    """A source of documents, selected by ``training.dataset``."""
+
+    kind = "dataset"
+    open: Ref[Callable[[DatasetRequest], DocumentSource]]
+    check: Ref[Callable[[DatasetRequest], Iterable[Problem]]] | None = None
+    """Cheap look at whether it can be opened (file there, not empty, field present). Free of torch."""
+    splits: bool = False
+    """Whether it reads the split that its request names; a job that names one for another dataset is refused."""
+    holds_tokens: bool = False
+    """Whether its documents are token ids, which mean something with one tokenizer alone: its request then has the
+    fingerprint and the vocabulary's size of the job's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Component):
+    """Text to token ids, selected by ``model.tokenizer``."""
+
+    kind = "tokenizer"
+    build: Ref[Callable[[str | None], TextTokenizer]]
+    """``model.tokenizer_path`` -> tokenizer. Free of torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Component):
+    """An optimizer, selected by ``optimizer.name``."""
+
+    kind = "optimizer"
+    build: Ref[Callable[[Sequence[ParamGroup], OptimizerSection], TorchOptimizer]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRSchedule(Component):
+    """A learning rate schedule, selected by ``lr_scheduler.name``."""
+
+    kind = "lr schedule"
+    build: Ref[Callable[[TorchOptimizer, LRSchedulerSection, int], LRScheduler]]
+    """(optimizer, section, total optimizer steps) -> scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLogger(Component):
+    """A place that metrics go to."""
+
+    kind = "metric logger"
+    build: Ref[Callable[[LoggerRequest], MetricLog]]
+    active: Callable[[JobFacts], bool]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Component):
+    """A complete config that ships with a plugin."""
+
+    kind = "recipe"
+    package: str
+    path: str
+
+    @property
+    def file(self) -> Traversable:
+        """The TOML file."""
+        return resources.files(self.package).joinpath(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Component):
+    """A subcommand of ``titan``; a name of two words (``"config show"``) makes a group."""
+
+    kind = "command"
+    arguments: Ref[Callable[[argparse.ArgumentParser], None]] | None = None
+    """Adds the command's own arguments to its parser."""
+    run: Ref[Callable[[argparse.Namespace], int]]
+    """Runs it; returns the exit status. Must not import torch unless it trains."""
+    overrides: bool = False
+    """Whether it takes a recipe and ``--section.key value`` overrides."""
+
+
+KINDS: tuple[type[Component], ...] = (
+    Model, Transform, PrecisionTransform, Checkpoint, Debugger,
+    Dataset, Tokenizer, Optimizer, LRSchedule, MetricLogger, Recipe, Command,
+)  # fmt: skip
+
+
+def recipes_in(package: str, folder: str = "recipes") -> list[Recipe]:
+    """Every ``*.toml`` in ``folder`` of ``package`` as a recipe; the file's first comment line is its summary."""
+    recipes = []
+    for file in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            first_line = file.read_text(encoding="utf-8").partition("\n")[0]
+            name = file.name.removesuffix(".toml")
+            recipes.append(Recipe(name=name, summary=first_line.lstrip("# "), package=package, path=f"{folder}/{file.name}"))
+    return recipes

@@ -1,0 +1,100 @@
+"""What a dataset is to the core: documents, in logical shards whose positions can be saved. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+State = dict[str, Any]
+"""A position: plain values, as JSON can say them."""
+
+Document: TypeAlias = "str | NDArray[Any]"
+"""A text, or its token ids where a dataset is tokenised already."""
+
+ALL_SPLITS = "all"
+
+OnEnd = Literal["repeat", "stop", "once"]
+"""At a dataset's end: read it again; give nothing for a window that cannot be filled; or give that window short, and
+nothing after it."""
+
+
+class CorruptRecord(Exception):
+    """A record that holds no document. The next one can be read: ``data.on_corrupt`` decides what happens.
+
+    Args:
+        place: the file and the line, row or byte.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, place: str, why: str, fix: str = "fix it") -> None:
+        super().__init__(place, why, fix)
+        self.place, self.why, self.fix = place, why, fix
+
+
+@dataclass(frozen=True)
+class DatasetRequest:
+    """What a config asks of a dataset."""
+
+    name: str
+    """The component's name (one implementation may register several)."""
+    path: str | None
+    text_field: str
+    seed: int
+    where: str
+    """Where ``path`` came from, for errors."""
+    split_key: str = "training.dataset_split"
+    """The key that sets ``split``, for errors."""
+    format: str | None = None
+    """``"package.module:function"``, from a record (a mapping) to its text, in the place of ``text_field``."""
+    split: str | None = None
+    """The split that was requested, of a dataset that has several; :data:`ALL_SPLITS` is all of them. ``None``:
+    :attr:`default_split`, refused where that is not clear."""
+    default_split: Literal["train", "validation"] = "train"
+    """What the dataset is for, and so which of several splits is read without a request."""
+    skip_corrupt: bool = False
+    """Whether a corrupt record is no reason to refuse the dataset."""
+    tokenizer: str = ""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.tokenizers.fingerprint.fingerprint`), for datasets of tokens
+    alone."""
+    vocab_size: int | None = None
+    """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
+
+
+class DocumentShard(Protocol):
+    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` the next document is
+    that after it; after another error it must be brought to a position again before it is read from."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def __next__(self) -> Document: ...
+
+    def state_dict(self) -> State:
+        """The position: what :meth:`load_state_dict` needs for the next document to be the one that is next now."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Go to a position that :meth:`state_dict` gave."""
+        ...
+
+
+class DocumentSource(Protocol):
+    """An opened dataset.
+
+    It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
+    (:func:`titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data was changed. A source
+    without one is known by its path alone.
+    """
+
+    @property
+    def num_documents(self) -> int | None:
+        """How many documents an epoch has; ``None`` where that is not known (a stream)."""
+        ...
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """Logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch divide its documents: each
+        document is in exactly one. A function of its arguments alone, so that ranks need not speak to each other."""
+        ...

@@ -1,0 +1,118 @@
+"""An assembled job: everything that was decided before anything is built. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from titan_core.api.components import (
+    Checkpoint,
+    Debugger,
+    LRSchedule,
+    MetricLogger,
+    Model,
+    Optimizer,
+    Tokenizer,
+    Transform,
+)  # fmt: skip
+from titan_core.api.config import Config
+from titan_core.api.errors import UserError
+from titan_core.api.layout import ModelDefinition
+from titan_core.api.section import Section
+from titan_core.api.sections import JobSection
+from titan_core.api.tools.secrets import without_secrets
+from titan_core.data.stream_spec import StreamSpec
+from titan_core.job.batch_plan import BatchPlan
+from titan_core.job.mesh_plan import MeshPlan
+from titan_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from titan_core.api.tokenizer import TextTokenizer
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a component may ask about a job while it is assembled: its own section, and the job's sizes."""
+
+    config: Config
+    mesh: MeshPlan
+    batch: BatchPlan
+    model: ModelDefinition
+
+    def section(self, cls: type[S]) -> S:
+        """The config section of class ``cls``."""
+        return self.config.section(cls)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A valid job, ready for :func:`titan_core.train.trainer.train`."""
+
+    facts: JobFacts
+    registry: Registry
+    model: Model
+    transforms: tuple[Transform, ...]
+    """In the order of their application."""
+    data: StreamSpec
+    validation: StreamSpec | None
+    """Read once from its beginning, each time."""
+    tokenizer: Tokenizer
+    text_tokenizer: TextTokenizer
+    optimizer: Optimizer
+    lr_schedule: LRSchedule
+    checkpoint: Checkpoint | None
+    loggers: tuple[MetricLogger, ...]
+    debuggers: tuple[Debugger, ...]
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return self.facts.config
+
+    @property
+    def dump_folder(self) -> str:
+        """The run's directory."""
+        return self.config.section(JobSection).dump_folder
+
+    @property
+    def name(self) -> str:
+        """The model with its flavor."""
+        return f"{self.model.name} {self.config.value('model.flavor')}"
+
+    def plugin_versions(self) -> list[dict[str, str]]:
+        """Every plugin that took part in assembling the job."""
+        return [
+            {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+            for plugin in self.registry.found.plugins
+        ]
+
+    def identity(self) -> dict[str, Any]:
+        """What all ranks must have in common: the resolved config, and each plugin with its version. Without secrets: it is
+        written into checkpoints, and shown where ranks differ."""
+        return self._identity(without_secrets(self.config.as_dict()))
+
+    def _identity(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "config": config,
+            "plugins": {f"{one['distribution']}:{one['name']}": one["version"] for one in self.plugin_versions()},
+        }
+
+    def require_hardware(self) -> None:
+        """Whether this machine can do what the job's transforms want of it.
+
+        Raises:
+            UserError: what it lacks.
+        """
+        asked = (transform.hardware for transform in self.transforms if transform.hardware is not None)
+        problems = [problem for hardware in asked for problem in hardware.load()(self.facts)]
+        if problems:
+            raise UserError(*problems)
+
+    def digest(self) -> str:
+        """SHA-256 of what :meth:`identity` holds, secrets included."""
+        identity = self._identity(self.config.as_dict())
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

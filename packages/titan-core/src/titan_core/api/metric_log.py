@@ -1,0 +1,34 @@
+"""What a metric logger is to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from titan_core.api.events import RunStart
+
+Record = Mapping[str, float | int | None]
+"""``step`` and figures by name, of one logged step or of one validation (which has ``validation_loss`` and no ``loss``);
+``None`` where a figure is not known or not finite."""
+
+
+@dataclass(frozen=True)
+class LoggerRequest:
+    """What a logger is built with. Loggers exist on rank 0 alone."""
+
+    run: RunStart
+    device: str
+    """The device's name."""
+
+
+class MetricLog(Protocol):
+    """A place that metrics go to. It may have lifecycle hooks too, from the first step on."""
+
+    def log(self, record: Record) -> None:
+        """Take the figures of a step."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        ...

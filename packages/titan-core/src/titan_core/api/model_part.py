@@ -1,0 +1,109 @@
+"""A rank's part of a model, and what a transform is given beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_core.api.job import JobFacts
+from titan_core.api.layout import ModelLayout
+
+if TYPE_CHECKING:
+    from titan_core.api.batch import Batch
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits ``[batch, seq, vocab]``, targets ``[batch, seq]``) -> loss, summed over all targets."""
+
+
+class Absent(nn.Module):
+    """Stands where a module was that other ranks have: gives back its first argument. What is left keeps its names."""
+
+    def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
+        """``hidden``, as it came."""
+        return hidden
+
+
+@dataclass
+class ModelPart:
+    """The whole model, or what a pipeline cut left of it on this rank. Transforms change it, or return another."""
+
+    module: nn.Module
+    layout: ModelLayout
+    loss: LossFunction
+
+    batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
+    """What happens to each microbatch before the model sees it, in order."""
+    parameters_on: torch.device | None = None
+    """Where parameters live while they are not computed with; ``None``: on the device that computes."""
+    flops: dict[torch.dtype, float] = field(default_factory=dict)
+    """Floating-point operations of forward and backward for a token, of products that are not made in the type that the job
+    computes in; by the type that they are made in. Of the whole layers, however ranks divide them later."""
+    casts: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    """By a region's name, how its layers want their common input: applied before that is gathered from ranks that have some
+    positions each."""
+    after_evaluation: tuple[Callable[[], None], ...] = ()
+    """What must be done after forward passes that no backward pass follows."""
+    wrapped_losses: tuple[LossFunction, ...] = ()
+    """The losses that :attr:`loss` calls in the end, where it was wrapped."""
+
+    def wrap_loss(self, wrapper: Callable[[LossFunction], LossFunction]) -> None:
+        """Let ``wrapper(loss)`` be the loss. A transform that assigns :attr:`loss` instead replaces it, which is refused
+        where an earlier transform had set it."""
+        self.wrapped_losses += (self.loss,)
+        self.loss = wrapper(self.loss)
+
+    def add_flops(self, dtype: torch.dtype, per_token: float) -> None:
+        """Products of ``per_token`` operations are made in ``dtype``."""
+        self.flops[dtype] = self.flops.get(dtype, 0.0) + per_token
+
+    def transformed(self, batch: Batch) -> Batch:
+        """``batch`` as this part's model takes it."""
+        for transform in self.batch_transforms:
+            batch = transform(batch)
+        return batch
+
+    def forward_loss(self, batch: Batch) -> Tensor:
+        """Loss of one microbatch, summed over its targets."""
+        batch = self.transformed(batch)
+        return self.loss(self.module(batch.tokens, **arguments_of(batch)), batch.targets)
+
+    def retie(self) -> None:
+        """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
+        for name, source in self.layout.tied.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.module.get_submodule(owner), leaf, self.module.get_parameter(source))
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The repeated blocks that this part has, by fully qualified name, in order."""
+        container = self.module.get_submodule(self.layout.blocks)
+        return self.present(f"{self.layout.blocks}.{name}" for name, _ in container.named_children())
+
+    def present(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Those of the modules called ``names`` that this part has, in order."""
+        found = {name: self.module.get_submodule(name) for name in names}
+        return {name: module for name, module in found.items() if not isinstance(module, Absent)}
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module that this part has, by fully qualified name."""
+        return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, Absent))
+
+
+def arguments_of(batch: Batch) -> dict[str, Tensor]:
+    """What a model is called with beside its tokens."""
+    arguments = {"positions": batch.positions, "documents": batch.documents}
+    return {name: tensor for name, tensor in arguments.items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class TransformContext:
+    """What a transform may use beside the part of the model that it changes."""
+
+    facts: JobFacts
+    mesh: DeviceMesh
+    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
+    device: torch.device

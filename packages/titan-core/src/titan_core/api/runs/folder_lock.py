@@ -1,0 +1,215 @@
+"""One writer a folder. Free of torch.
+
+``flock`` decides on one machine, and between machines where the file system carries it: the kernel releases it however its
+process ends. Where a network file system does not carry it, the heartbeat decides: the holder touches the lock file every
+few seconds, and a file that nobody touches any more is taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from titan_core.api.errors import UserError
+from titan_core.api.runs.pid_namespace import pid_namespace
+
+log = logging.getLogger(__name__)
+
+NAME = ".lock"
+BEAT_SECONDS = 10.0
+"""How often the holder touches the file."""
+STALE_SECONDS = 35.0
+"""A holder on another machine that has not touched the file for this long is gone."""
+POLL_SECONDS = 1.0
+"""How often a process that waits for a file to become stale looks at it."""
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock."""
+
+    host: str
+    pid: int
+    pid_namespace: str | None
+    machine: str
+    """The same for all containers of a machine, until it is started again."""
+    started: float
+    """When it took the lock, in seconds since the epoch."""
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """As of now."""
+        return cls(socket.gethostname(), os.getpid(), pid_namespace(), _machine(), time.time())
+
+    def __str__(self) -> str:
+        since = datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(sep=" ", timespec="seconds")
+        return f"process {self.pid} on host {self.host} (since {since})"
+
+
+class FolderLock:
+    """A context manager that holds ``folder``, which it makes, against other processes and other threads.
+
+    It costs a file that is touched by a thread of its own, and nothing else. A process that is killed leaves the file behind
+    but not the lock.
+    """
+
+    def __init__(self, folder: Path, where: str) -> None:
+        """
+        Args:
+            where: what names the folder, for the error: ``"job.dump_folder = 'outputs/my'"``.
+        """
+        self._path, self._where = folder / NAME, where
+        self._descriptor = -1
+        self._released = threading.Event()
+
+    @classmethod
+    def beside(cls, folder: Path, where: str) -> FolderLock:
+        """Of a folder that is to be empty at first: the file lies beside it."""
+        lock = cls(folder.parent, where)
+        lock._path = folder.with_name(f".{folder.name}{NAME}")
+        return lock
+
+    def __enter__(self) -> FolderLock:
+        """Take the lock.
+
+        Raises:
+            UserError: another process has it, or the folder cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._take()
+        except OSError as error:
+            why = f"cannot be written: {error.strerror or error}"
+            raise UserError.one(self._where, why, "choose another folder") from None
+        self._released.clear()
+        threading.Thread(target=self._beat, name="folder lock", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release it."""
+        self._released.set()
+        descriptor, self._descriptor = self._descriptor, -1
+        if self._is_at_path(descriptor):
+            self._path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+    def _take(self) -> int:
+        while True:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                locked = _flock(descriptor)
+                if locked is False:
+                    raise self._refusal(_read(descriptor))
+                if self._is_at_path(descriptor):
+                    holder = _read(descriptor)
+                    if holder is not None:
+                        self._require_gone(holder, locked)
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # its holder has just removed the file: look again
+
+    def _require_gone(self, holder: Holder, locked: bool | None) -> None:
+        """Raise unless the process that the file names is gone. On this machine a lock that could be taken says so."""
+        if holder.machine == _machine():
+            same = holder.pid_namespace is not None and holder.pid_namespace == pid_namespace()
+            if locked or (same and not _is_alive(holder.pid)):
+                return
+        first = os.stat(self._path).st_mtime_ns
+        told = False
+        while (age := self._now() - os.stat(self._path).st_mtime) <= STALE_SECONDS:
+            if not told:
+                log.warning(
+                    "%s was left by %s; waiting %.0f s to see whether it still runs", self._path, holder, STALE_SECONDS
+                )
+                told = True
+            time.sleep(min(POLL_SECONDS, max(0.0, STALE_SECONDS - age) + 0.01))
+            os.close(os.open(self._path, os.O_RDONLY))  # NFS looks for news when a file is opened
+            if os.stat(self._path).st_mtime_ns != first:
+                raise self._refusal(holder)
+
+    def _now(self) -> float:
+        """The time on the file system's clock, which other machines' times of files are of too."""
+        probe = self._path.with_name(f"{NAME}.{socket.gethostname()}.{os.getpid()}")
+        try:
+            probe.touch()
+            os.utime(probe)
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _refusal(self, holder: Holder | None) -> UserError:
+        other = str(holder) if holder is not None else "another process"
+        return UserError.one(
+            self._where, f"{other} is writing there", "wait for it to end, end it, or choose another folder"
+        )
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        own = os.fstat(descriptor)
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
+
+    def _beat(self) -> None:
+        descriptor, lost = self._descriptor, False
+        while not self._released.wait(BEAT_SECONDS):
+            # A disk that fails for a while is no reason to stop beating.
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+                if not lost and not self._is_at_path(descriptor):
+                    lost = True
+                    log.error("%s was replaced: another job may be writing there too", self._path)
+
+
+def _flock(descriptor: int) -> bool | None:
+    """Whether the lock could be taken; ``None`` where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
+    return True
+
+
+def _read(descriptor: int) -> Holder | None:
+    """Who the file names; ``None`` where that was never completely written."""
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,138 @@
+"""Files of one JSON object a line, which a process that is killed at any instant leaves readable."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from titan_core.api.errors import UserError
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING_BYTES = 16 * 2**20
+"""Of lines that wait for a disk with room; older ones are dropped, and counted."""
+_BLOCK = 64 * 1024
+
+
+class LineFile:
+    """Appends JSON objects to a file, a line each. Each line is with the operating system once it is written, and the file
+    never holds a torn line but the last.
+
+    What cannot be written (a full disk, a network file system that is away) is kept, reported once, and tried again with the
+    next line; nothing is raised, since a log is not worth a run. Any thread may append.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._failing = False
+        self._lost = 0
+        self._lock = threading.Lock()
+
+    def append(self, record: Mapping[str, Any]) -> bool:
+        """Append ``record``, after those that wait; whether all of them are in the file now."""
+        line = (json.dumps(record) + "\n").encode()
+        with self._lock:
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            while self._waiting_bytes > MOST_WAITING_BYTES:
+                self._waiting_bytes -= len(self._waiting.popleft())
+                self._lost += 1
+            self._write_waiting()
+            return not self._waiting
+
+    def close(self) -> None:
+        """Try for the last time, and close the file."""
+        with self._lock:
+            if self._waiting:
+                self._write_waiting()
+            if self._waiting or self._lost:
+                log.error("%s lacks %d lines, which could not be written", self._path, len(self._waiting) + self._lost)
+            self._waiting.clear()
+            self._let_go()
+
+    def _write_waiting(self) -> None:
+        try:
+            if self._descriptor is None:
+                self._descriptor = _open_to_append(self._path)
+            while self._waiting:
+                line = self._waiting[0]
+                if _write(self._descriptor, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._waiting_bytes -= len(self._waiting.popleft())
+        except OSError as error:
+            self._let_go()  # what there is of a line is cut off when the file is opened again
+            if not self._failing:
+                log.warning("%s cannot be written: %s; lines are kept and tried again", self._path, error.strerror or error)
+            self._failing = True
+            return
+        if self._failing:
+            lost = f"{self._lost} lines are lost" if self._lost else "no line is lost"
+            log.warning("%s is written again; %s", self._path, lost)
+            self._failing, self._lost = False, 0
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a failure to write was reported
+                os.close(descriptor)
+
+
+def _open_to_append(path: Path) -> int:
+    """Open ``path``, and cut off what a killed process or a full disk left of its last line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = end = os.fstat(descriptor).st_size
+        while end > 0:
+            begin = max(0, end - _BLOCK)
+            newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        if end < size:
+            os.ftruncate(descriptor, end)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+_write = os.write
+"""Replaced by tests, which have no disk to fill."""
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of ``file``; none where there is no file. What a killed process left of its last line is left out.
+
+    Raises:
+        UserError: another line is damaged.
+    """
+    if not file.exists():
+        return []
+    records = []
+    with file.open("rb") as lines:  # a torn line may end within a character
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise UserError.one(f"{file}:{number}", "this line is no JSON object", "remove it, or restore the file")
+            # Each line would bring keys of its own, which take more memory than the values.
+            records.append({sys.intern(key): value for key, value in record.items()})
+    return records

@@ -1,0 +1,95 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+from titan_core.api.config import Config
+from titan_core.api.numbers import LONGEST_SECONDS, MOST_PROCESSES, MOST_RANKS, MOST_STEPS
+from titan_core.api.tools.shown import shorten
+from titan_core.config.load import load_config
+from titan_core.plugins.registry import Registry
+
+DEFAULT_RECIPE = "llama3_debug"
+
+
+def recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """``[RECIPE|FILE]``."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="RECIPE|FILE",
+        help=f"a recipe's name (see `titan recipes`) or a TOML file (default: {DEFAULT_RECIPE})",
+    )
+
+
+def world_size_argument(parser: argparse.ArgumentParser) -> None:
+    """``--world-size N``."""
+    parser.add_argument(
+        "--world-size",
+        type=rank_count,
+        metavar="N",
+        help="number of processes (default: the smallest that the config allows)",
+    )
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The type of an argument that takes whole numbers from ``least`` to ``most``."""
+
+    def whole_number(text: str) -> int:
+        value = parse_whole(text, least, most)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number from {least} to {most}")
+        return value
+
+    return whole_number
+
+
+def parse_whole(text: str, least: int, most: int) -> int | None:
+    """``text`` as a whole number from ``least`` to ``most``; ``None`` if it is none."""
+    # Only as many digits as can count: Python takes long for very long numbers, and other scripts have digits too.
+    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
+        return None
+    return int(text) if least <= int(text) <= most else None
+
+
+step_count = whole(1, MOST_STEPS)
+"""A number of optimizer steps."""
+rank_count = whole(1, MOST_RANKS)
+"""A number of processes over all machines."""
+process_count = whole(1, MOST_PROCESSES)
+"""A number of processes on one machine."""
+few = whole(1, 10_000)
+"""A number of things that are shown, written or done one after another."""
+
+
+def real(what: str, least: float, most: float) -> Callable[[str], float]:
+    """The type of an argument that takes numbers from ``least`` to ``most``; ``what`` names it in an error."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not {what} from {least:.12g} to {most:.12g}")
+        return value
+
+    return number
+
+
+seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
+"""How long to wait, or between two looks."""
+
+
+def json_argument(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def load(arguments: argparse.Namespace) -> tuple[Config, Registry]:
+    """The config that the command line names, and the plugins that it leaves on."""
+    return load_config(arguments.recipe, arguments.overrides, arguments.registry)

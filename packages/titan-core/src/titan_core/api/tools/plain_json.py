@@ -1,0 +1,39 @@
+"""JSON at the edges: a file that must hold an object, and values that JSON can keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from titan_core.api.errors import UserError
+
+
+def read_object(file: Path, fix: str) -> dict[str, Any]:
+    """The JSON object in ``file``.
+
+    Args:
+        fix: what to do about a damaged file.
+
+    Raises:
+        UserError: the file cannot be read, is not JSON, or holds something other than an object.
+    """
+    try:
+        contents = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError.one(str(file), "no such file", fix) from None
+    except OSError as error:
+        raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError.one(str(file), f"not JSON: {error}", fix) from None
+    if not isinstance(contents, dict):
+        raise UserError.one(str(file), f"a JSON {type(contents).__name__}, not an object", fix)
+    return contents
+
+
+def survives_json(value: object) -> bool:
+    """Whether ``value`` comes back from JSON unchanged."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False

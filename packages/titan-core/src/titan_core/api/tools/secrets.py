@@ -1,0 +1,145 @@
+"""Leaving secrets out of what is written or shown: run directories, checkpoints, errors, pages that are passed on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+LEFT_OUT = "(left out)"
+"""Stands where a secret was."""
+
+_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+"""Between the words of a name: ``API_KEY``, ``api-key``, ``apiKey``."""
+_ANYWHERE = re.compile(r"passw|passphrase|secret|credential|bearer|authoriz|apikey|accesskey|privatekey")
+"""Means a secret wherever it is in a name."""
+_WORDS = frozenset({"auth", "oauth", "oauth2", "authentication", "jwt", "jwts", "pwd", "cookie", "cookies"})
+_OF_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "wandb", "github"})
+"""What keys and tokens that open something are called by, in the plural too."""
+_PLAIN_KEYS = frozenset({"num", "n", "max", "min", "public", "sort", "primary", "text", "json", "column", "state"})
+"""Before ``key``: a count, or the name of something that is looked up."""
+_PLAIN_TOKENS = frozenset({"per", "num", "n", "max", "min", "bos", "eos", "pad", "unk", "mask", "cls", "sep", "special"})
+"""Before ``token``: one of text."""
+_OF_TEXT = frozenset({"id", "ids", "type", "types", "count", "counts", "budget", "dim", "size", "embedding", "embeddings"})
+"""After ``token``: one of text."""
+
+_USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
+_TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
+_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(LEFT_OUT)}|[^&\s\"'<>#])+")
+"""Values may have been left out already: doing it twice changes nothing."""
+_SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
+"""Of a signed address, which is all that one needs to read what it leads to."""
+_HEADER = re.compile(
+    r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether what is called ``name`` (a key, a section, a dotted key, an environment variable) is to be left out.
+
+    Words count, not letters: ``hf_token`` is a secret, ``tokenizer`` and ``max_tokens`` are none. A mere ``key`` is none
+    either: too much is called so.
+    """
+    return any(_is_secret(part) for part in name.split("."))
+
+
+def _is_secret(name: str) -> bool:
+    if _ANYWHERE.search(name.lower()):
+        return True
+    words = [word.lower() for word in _BREAK.split(name) if word]
+    before = ["", *words]
+    after = [*words[1:], ""]
+    return any(map(_means_a_secret, before, words, after))
+
+
+def _means_a_secret(before: str, word: str, after: str) -> bool:
+    if word in ("key", "keys"):
+        return before in _OF_SECRETS or (before != "" and after == "" and before not in _PLAIN_KEYS)
+    if word == "tokens":
+        return before in _OF_SECRETS
+    if word.endswith("token"):
+        return before not in _PLAIN_TOKENS and after not in _OF_TEXT
+    return word in _WORDS
+
+
+_MARK = re.escape(LEFT_OUT)
+_LACKING = re.compile(
+    rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
+)
+
+
+def lacks_secret(value: Any) -> bool:
+    """Whether a secret was left out anywhere in ``value``, by the functions of this module."""
+    if isinstance(value, Mapping):
+        return any(map(lacks_secret, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(lacks_secret, value))
+    return isinstance(value, str) and _LACKING.search(value) is not None
+
+
+def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` without the values of secret keys, those of everything below a secret section, and passwords within other
+    texts. Keys stay, and so do values that reveal nothing: ``None``, truth values, and what is empty."""
+    return _table(config, hide=False)
+
+
+def _table(table: Mapping[str, Any], hide: bool) -> dict[str, Any]:
+    return {key: _value(value, hide or is_secret(str(key))) for key, value in table.items()}
+
+
+def _value(value: Any, hide: bool) -> Any:
+    if isinstance(value, Mapping):
+        return _table(value, hide)
+    if value is None or isinstance(value, bool) or value in ("", [], ()):
+        return value
+    if hide:
+        return LEFT_OUT
+    if isinstance(value, list | tuple):
+        return [_value(one, hide) for one in value]
+    return text_without_secrets(value) if isinstance(value, str) else value
+
+
+def text_without_secrets(text: str) -> str:
+    """``text`` without the passwords and tokens that addresses and HTTP headers in it have (``https://user:password@host``)."""
+    if "://" in text:
+        text = _USER_AND_PASSWORD.sub(rf"\1{LEFT_OUT}@", text)
+        text = _TOKEN_AS_USER.sub(rf"\1{LEFT_OUT}@", text)
+        text = _QUERY.sub(_of_query, text)
+    return _HEADER.sub(rf"\1{LEFT_OUT}", text)
+
+
+def _of_query(found: re.Match[str]) -> str:
+    return found[1] + LEFT_OUT if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
+
+
+def arguments_without_secrets(arguments: list[str]) -> list[str]:
+    """The arguments of a command, without the values of secret options (``--wandb.api_key VALUE``, ``--a.password=VALUE``),
+    values that hold a secret (an inline table, an address), and secrets in further texts."""
+    shown: list[str] = []
+    hide = False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        option = flag.startswith("-")
+        if equals and is_secret(flag):
+            shown.append(f"{flag}={LEFT_OUT}")
+        elif option and equals:
+            shown.append(f"{flag}={_argument(value)}")
+        elif hide and not argument.startswith("--"):
+            shown.append(LEFT_OUT)
+        else:
+            shown.append(argument if option else _argument(argument))
+        hide = option and not equals and is_secret(flag)
+    return shown
+
+
+def _argument(text: str) -> str:
+    """One value: whole, without passwords, or left out if it is a table or an array that holds a secret."""
+    if text.startswith(("{", "[")):
+        from titan_core.api.tools.toml import BadToml, parse_toml
+
+        try:
+            value = parse_toml(f"value = {text}")
+        except BadToml:
+            return text_without_secrets(text)
+        return text if without_secrets(value) == value else LEFT_OUT
+    return text_without_secrets(text)

@@ -1,0 +1,79 @@
+"""A source over documents that can be fetched by index, in a new order each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy
+from numpy import int64
+from numpy.typing import NDArray
+
+from titan_core.api.dataset import Document, DocumentShard, State
+from titan_core.api.tools.content import fingerprint_files
+
+
+class RandomAccess(Protocol):
+    """Documents that can be fetched by index, as :class:`ShuffledDocuments` wants them."""
+
+    def __len__(self) -> int: ...
+
+    def text(self, index: int) -> Document:
+        """The document number ``index``."""
+        ...
+
+
+class ShuffledDocuments:
+    """A source over documents that can be fetched by index: each epoch in an order of its own, made from the seed."""
+
+    def __init__(self, documents: RandomAccess, seed: int, files: Sequence[Path] = ()) -> None:
+        """``files``: where the documents are, if they are in files."""
+        self._documents = documents
+        self._seed = seed
+        self._files = files
+        self._order: tuple[int, NDArray[int64]] | None = None
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents an epoch has."""
+        return len(self._documents)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any] | None:
+        """See :class:`~titan_core.api.dataset.DocumentSource`."""
+        return fingerprint_files(self._files) if self._files else None
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """Every ``count``-th document of the epoch's order, from ``index`` on."""
+        return _IndexedShard(self._documents, self._epoch_order(epoch)[index::count])
+
+    def _epoch_order(self, epoch: int) -> NDArray[int64]:
+        """The order of an epoch; kept, since all logical shards of a rank want the same."""
+        if self._order is None or self._order[0] != epoch:
+            generator = numpy.random.Generator(numpy.random.Philox(key=[self._seed, epoch]))
+            self._order = (epoch, generator.permutation(len(self._documents)))
+        return self._order[1]
+
+
+class _IndexedShard:
+    def __init__(self, documents: RandomAccess, indices: NDArray[int64]) -> None:
+        self._documents = documents
+        self._indices = indices
+        self._next = 0
+
+    def __iter__(self) -> _IndexedShard:
+        return self
+
+    def __next__(self) -> Document:
+        if self._next >= len(self._indices):
+            raise StopIteration
+        self._next += 1  # also past a corrupt one
+        return self._documents.text(int(self._indices[self._next - 1]))
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])

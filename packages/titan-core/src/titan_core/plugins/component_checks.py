@@ -1,0 +1,186 @@
+"""Holding what a plugin registers against the contract, when it is discovered: a component of the wrong shape makes its
+plugin broken, with a reason, instead of failing somewhere in a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from titan_core.api.components import Command, Component, MetricLogger
+from titan_core.api.ref import Ref
+from titan_core.api.section import Section
+from titan_core.api.weights import WeightFormat
+from titan_core.job.mesh_plan import MeshDim
+from titan_core.job.phases import Phase
+from titan_core.plugins.guard import TAKES, Origin, shown
+
+MOST_COMPONENTS = 10_000
+"""Of one hook, which may be an endless generator."""
+LONGEST_NAME = 100
+_SECTION = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+class PluginError(Exception):
+    """Why a plugin cannot be used. Becomes :attr:`titan_core.plugins.discovery.BrokenPlugin.reason`."""
+
+
+def components_from(hook: str, kind: type[Component], result: object) -> list[Component]:
+    """What the registration hook ``hook`` returned, as a list of components of ``kind``.
+
+    Raises:
+        PluginError: it is none.
+        Exception: what a generator raises.
+    """
+    example = f"return a list of {kind.__name__}s"
+    if isinstance(result, Component):
+        raise PluginError(f"hook {hook} returned one {type(result).__name__}; {example}")
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        raise PluginError(f"hook {hook} returned {shown(result)}; {example}")
+    found = list(islice(result, MOST_COMPONENTS + 1))
+    if len(found) > MOST_COMPONENTS:
+        raise PluginError(f"hook {hook} returned more than {MOST_COMPONENTS} components; {example}")
+    for component in found:
+        if not isinstance(component, kind):
+            raise PluginError(f"hook {hook} returned {shown(component)}, which is not a {kind.__name__}")
+        if flaw := flaw_of(component):
+            raise PluginError(f"hook {hook} returned {_called(component)} {flaw}")
+    return found
+
+
+def flaw_of(component: Component) -> str:
+    """What is wrong with ``component``, as ``"whose name is empty"``; empty where nothing is."""
+    for field in fields(component):
+        value = getattr(component, field.name)
+        optional = str(field.type).endswith("| None")
+        rule = next((rule for start, rule in RULES.items() if str(field.type).startswith(start)), None)
+        assert rule is not None, f"no rule for {type(component).__name__}.{field.name}: {field.type}"
+        flaw = "" if value is None and optional else rule(value)
+        if flaw:
+            return f"whose {field.name} {flaw}"
+    if flaw := _flaw_of_name(component):
+        return f"whose name {flaw}"
+    return ""
+
+
+def with_origin(component: Component, origin: Origin) -> Component:
+    """``component`` with every function guarded, so that what it raises names its plugin."""
+    origin = replace(origin, component=f"{component.kind} {component.name!r}")
+    guarded: dict[str, Any] = {}
+    for field in fields(component):
+        value = getattr(component, field.name)
+        if field.name == "run" and isinstance(component, Command) and not origin.removable:
+            continue  # the core's own commands train jobs, and report what those raise themselves
+        if field.name == "build" and isinstance(component, MetricLogger):
+            continue  # a logger that fails is switched off, and the run continues
+        if isinstance(value, Ref):
+            guarded[field.name] = replace(value, origin=origin, purpose=field.name)
+        elif field.name == "active":
+            guarded[field.name] = origin.guard(field.name, value, TAKES[field.name])
+    return replace(component, **guarded)
+
+
+def _flaw_of_name(component: Component) -> str:
+    name = component.name
+    if not name.strip():
+        return "is empty"
+    if name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+        return f"{shown(name)} is not one line of at most {LONGEST_NAME} printable characters"
+    if isinstance(component, Command) and (len(name.split(" ")) > 2 or name.startswith("-")):
+        return f"{name!r} is not one word or two"
+    return ""
+
+
+def _text(value: object) -> str:
+    return "" if isinstance(value, str) else f"is {shown(value)}, not a str"
+
+
+def _flag(value: object) -> str:
+    return "" if isinstance(value, bool) else f"is {shown(value)}, not a bool"
+
+
+def _reference(value: object) -> str:
+    if isinstance(value, Ref):
+        return ""
+    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which imports it only when a job needs it'
+
+
+def _function(value: object) -> str:
+    if isinstance(value, Ref):
+        return "is a Ref, and must be a plain function: it is called while a job is assembled"
+    return "" if callable(value) else f"is {shown(value)}, not a function"
+
+
+def _all_of(kind: type) -> Callable[[object], str]:
+    def rule(value: object) -> str:
+        if not isinstance(value, tuple | list):
+            return f"is {shown(value)}, not a tuple of {kind.__name__}"
+        wrong = [one for one in value if not isinstance(one, kind)]
+        return f"holds {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
+
+    return rule
+
+
+def _phase(value: object) -> str:
+    return "" if isinstance(value, Phase) else f"is {shown(value)}, not a Phase such as Phase.DATA"
+
+
+def _flavors(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"is {shown(value)}, not a mapping from a flavor's name to its arguments"
+    if not value:
+        return "is empty: a model needs at least one flavor"
+    for name, args in value.items():
+        if not isinstance(name, str) or not name.strip():
+            return f"has a flavor called {shown(name)}"
+        if isinstance(args, type):
+            return f"has the class {args.__name__} for {name!r}: it must be an instance"
+        if not isinstance(args, BaseModel):
+            return f"has {shown(args)} for {name!r}: it must be a pydantic model"
+    classes = {type(args).__name__ for args in value.values()}
+    return f"are of several classes: {', '.join(sorted(classes))}" if len(classes) > 1 else ""
+
+
+def _section(value: object) -> str:
+    """A section class must be complete: a job validates every section, whether or not its recipe mentions it."""
+    if not (isinstance(value, type) and issubclass(value, Section)):
+        return f"is {shown(value)}, no subclass of Section"
+    name = getattr(value, "section", None)
+    if not isinstance(name, str) or not _SECTION.fullmatch(name):
+        return f'{value.__name__} needs a section name: section: ClassVar[str] = "my_section", not {shown(name)}'
+    for key, field in value.model_fields.items():
+        if field.is_required():
+            return f"{value.__name__} has a key without a default: {key}"
+    try:
+        value()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return f"{value.__name__} has a default that it refuses: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's class raises; it becomes the plugin's reason
+        why = " ".join(str(error).partition("\n\nFor further information")[0].split())
+        return f"{value.__name__} cannot be built: {type(error).__name__}: {why}"
+    return ""
+
+
+def _called(component: Component) -> str:
+    name = component.name if isinstance(component.name, str) else ""
+    return f"{type(component).__name__} {name[:LONGEST_NAME]!r}"
+
+
+RULES: Final[dict[str, Callable[[object], str]]] = {
+    "str": _text,
+    "bool": _flag,
+    "type[Section]": _section,
+    "Ref[": _reference,
+    "Callable[": _function,
+    "Phase": _phase,
+    "tuple[str": _all_of(str),
+    "tuple[MeshDim": _all_of(MeshDim),
+    "tuple[WeightFormat": _all_of(WeightFormat),
+    "Mapping[str, BaseModel]": _flavors,
+}
+"""By how a field of a component is annotated: says what is wrong with its value."""

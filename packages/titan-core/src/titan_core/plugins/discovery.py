@@ -1,0 +1,189 @@
+"""Finding plugins: every entry point of group ``titan.plugins``, each loaded by itself, so that one that is broken
+takes nothing else down."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import importlib_metadata
+import pluggy
+
+from titan_core import API_VERSION
+from titan_core.api import hookspecs
+from titan_core.api.components import (
+    Checkpoint,
+    Command,
+    Component,
+    Dataset,
+    Debugger,
+    LRSchedule,
+    MetricLogger,
+    Model,
+    Optimizer,
+    PrecisionTransform,
+    Recipe,
+    Tokenizer,
+    Transform,
+)  # fmt: skip
+from titan_core.plugins.component_checks import PluginError, components_from, with_origin
+from titan_core.plugins.guard import Origin
+
+GROUP = "titan.plugins"
+CORE = "core"
+"""The core's own plugin, which cannot be switched off."""
+DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
+
+REGISTRATION_HOOKS: dict[str, type[Component]] = {
+    "titan_models": Model,
+    "titan_parallelisms": Transform,
+    "titan_precisions": PrecisionTransform,
+    "titan_checkpoints": Checkpoint,
+    "titan_debuggers": Debugger,
+    "titan_datasets": Dataset,
+    "titan_tokenizers": Tokenizer,
+    "titan_optimizers": Optimizer,
+    "titan_lr_schedules": LRSchedule,
+    "titan_metric_loggers": MetricLogger,
+    "titan_recipes": Recipe,
+    "titan_commands": Command,
+}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that works."""
+
+    name: str
+    """Its entry point's name."""
+    distribution: str
+    version: str
+    module: ModuleType
+    components: tuple[Component, ...]
+
+    @property
+    def origin(self) -> Origin:
+        """Whose code a call into this plugin is."""
+        return Origin(self.name, self.distribution, self.version, removable=self.name != CORE)
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """A plugin that cannot be used, and why."""
+
+    name: str
+    distribution: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DisabledPlugin:
+    """A plugin that is installed and switched off."""
+
+    name: str
+    distribution: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found."""
+
+    plugins: tuple[Plugin, ...]
+    broken: tuple[BrokenPlugin, ...]
+    disabled: tuple[DisabledPlugin, ...] = ()
+
+
+def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
+    """Load every installed plugin (or those of ``entry_points``), less those that ``TITAN_DISABLE_PLUGINS`` names."""
+    if entry_points is None:
+        entry_points = importlib_metadata.entry_points(group=GROUP)
+    switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    plugins: list[Plugin] = []
+    broken: list[BrokenPlugin] = []
+    disabled: list[DisabledPlugin] = []
+    seen: set[tuple[str, str, str]] = set()
+    # The core goes first, so that its commands head the help; the others follow by name, whatever the file system says.
+    for entry_point in sorted(entry_points, key=lambda point: (point.name != CORE, point.name, point.value)):
+        distribution, version = _distribution_of(entry_point)
+        if (entry_point.name, entry_point.value, distribution) in seen:
+            continue  # one distribution that is found twice on sys.path (an editable install seen from its folder)
+        seen.add((entry_point.name, entry_point.value, distribution))
+        if entry_point.name in switched_off and entry_point.name != CORE:
+            disabled.append(DisabledPlugin(entry_point.name, distribution, version))
+            continue
+        try:
+            module = _import(entry_point)
+            plugin = Plugin(entry_point.name, distribution, version, module, components_of(module))
+            plugins.append(replace(plugin, components=tuple(with_origin(one, plugin.origin) for one in plugin.components)))
+        except PluginError as error:
+            broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
+    return Discovery(tuple(plugins), tuple(broken), tuple(disabled))
+
+
+def _distribution_of(entry_point: importlib_metadata.EntryPoint) -> tuple[str, str]:
+    """Name and version. Read once: each access to either parses the distribution's whole metadata again."""
+    try:
+        metadata = entry_point.dist.metadata if entry_point.dist is not None else None
+    except importlib_metadata.MetadataNotFound:
+        metadata = None
+    return (metadata["Name"], metadata["Version"]) if metadata is not None else ("?", "?")
+
+
+def _import(entry_point: importlib_metadata.EntryPoint) -> ModuleType:
+    try:
+        module = entry_point.load()
+    except (Exception, SystemExit) as error:
+        # Anything may be raised by a stranger's import; it is kept as the plugin's reason and shown.
+        raise PluginError(f"importing {entry_point.value!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, ModuleType):
+        raise PluginError(f"its entry point {entry_point.value!r} is not a module")
+    return module
+
+
+def components_of(module: ModuleType) -> tuple[Component, ...]:
+    """Hold a plugin module against the contract and collect what it registers.
+
+    Raises:
+        PluginError: another contract version, a misspelt or wrongly-signed hook, or a hook that fails.
+    """
+    _check_api(module)
+    for name, value in vars(module).items():
+        if name.startswith("titan_") and inspect.isfunction(value) and not hasattr(value, f"{hookspecs.PROJECT}_impl"):
+            raise PluginError(f"function {name} is not marked with @hookimpl, so it would never be called")
+    # A manager of its own: errors are this plugin's alone, and so are the components that come back.
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(module)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(" ".join(str(error).split())) from error
+    components: list[Component] = []
+    for hook, kind in REGISTRATION_HOOKS.items():
+        # Called without pluggy, which would drop a None. A module has at most one implementation of a hook.
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            if implementation.wrapper or implementation.hookwrapper:
+                raise PluginError(f"hook {hook} is a wrapper; there is nothing to wrap when a plugin registers")
+            try:
+                components += components_from(hook, kind, implementation.function())
+            except PluginError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginError(f"hook {hook} raised {type(error).__name__}: {error}") from error
+    return tuple(components)
+
+
+def _check_api(module: ModuleType) -> None:
+    major, minor = API_VERSION
+    api = getattr(module, "api", None)
+    if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)):
+        raise PluginError(f"it states no contract version: plugin.py needs a line like 'api = ({major}, {minor})'")
+    if api[0] != major or api[1] > minor:
+        raise PluginError(
+            f"it was written for contract version {api[0]}.{api[1]}, and this titan-core offers {major}.{minor}"
+        )

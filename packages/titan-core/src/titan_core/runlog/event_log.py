@@ -1,0 +1,91 @@
+"""``events.jsonl``: what happened to a run, over all its attempts. Unlike metrics, nothing in it is ever taken back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from titan_core.api.events import Finding, RunStart, TrainEnd
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.json_lines import LineFile
+from titan_core.api.runs.pid_namespace import pid_namespace
+from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.runlog.run_directory import EVENTS
+from titan_core.train.world import World
+
+
+class EventLog:
+    """Writes on rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``, where kind is
+
+    * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host``, ``pid`` and
+      ``pid_namespace``, :func:`~titan_core.api.runs.pid_namespace.pid_namespace`);
+    * ``checkpoint``: ``path``;
+    * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
+    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and where it failed ``error``, in a
+      line.
+
+    An attempt without ``end`` is running, or was killed.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self._world = world
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
+        self._processes = world.gather(own)
+        self._file = LineFile(folder / EVENTS) if world.rank == 0 else None
+        self._error = ""
+
+    @hookimpl(tryfirst=True)
+    def titan_train_start(self, run: RunStart) -> None:
+        """The attempt begins."""
+        mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
+        self._write(
+            "start",
+            run.step,
+            steps=run.steps,
+            world_size=self._world.size,
+            mesh=mesh,
+            processes=self._processes,
+        )
+
+    @hookimpl
+    def titan_checkpoint_saved(self, step: int, path: str) -> None:
+        """It is complete."""
+        self._write("checkpoint", step, path=text_without_secrets(path))
+
+    @hookimpl
+    def titan_finding(self, finding: Finding) -> None:
+        """Of rank 0."""
+        self._write("finding", finding.step, kind=finding.kind, message=text_without_secrets(finding.message))
+
+    @hookimpl
+    def titan_exception(self, error: BaseException) -> None:
+        """Remember it for the end."""
+        self._error = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    @hookimpl
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """The attempt is over."""
+        more = {"error": self._error} if self._error else {}
+        self._write(
+            "end",
+            end.step,
+            completed=end.completed,
+            failed=end.failed,
+            preempted=end.preempted,
+            interrupted=end.interrupted,
+            reason=end.reason,
+            **more,
+        )
+
+    def _write(self, event: str, step: int, **more: object) -> None:
+        file = self._file
+        if file is not None:
+            file.append({"event": event, "time": time.time(), "step": step, **more})
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None  # an observer's thread may still have a finding
+        if file is not None:
+            file.close()

@@ -1,0 +1,29 @@
+"""``metrics.jsonl``: one object a logged step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.runs.json_lines import LineFile
+from titan_core.runlog.run_directory import METRICS
+
+
+class JsonLines:
+    """Appends, so that a resumed run continues in the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = LineFile(path)
+
+    def log(self, record: Record) -> None:
+        """Append a line."""
+        self._file.append(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def build_jsonl(request: LoggerRequest) -> JsonLines:
+    """The file in the run's directory."""
+    return JsonLines(Path(request.run.dump_folder) / METRICS)

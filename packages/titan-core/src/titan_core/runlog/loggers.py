@@ -1,0 +1,85 @@
+"""The metric loggers of a run. One that fails is switched off with a warning, unless its disk is full or away, which passes;
+training continues."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from titan_core.api.components import MetricLogger
+from titan_core.api.events import Finding, RunStart
+from titan_core.api.metric_log import LoggerRequest, MetricLog, Record
+from titan_core.plugins.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+"""What a disk or a network file system may recover from."""
+
+
+class Loggers:
+    """Those that are built and have not failed for good."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._running: dict[str, MetricLog] = {}
+        self._missed: Counter[str] = Counter()  # failures of loggers that have recovered from none of them yet
+        self._run: RunStart | None = None
+        self._step = 0
+
+    def build(self, components: Iterable[MetricLogger], request: LoggerRequest) -> None:
+        """Build a logger of each, which hears of the run from now on."""
+        self._run, self._step = request.run, request.run.step
+        for component in components:
+            name = component.name
+            try:
+                logger = component.build.load()(request)
+            except Exception as error:  # noqa: BLE001 - a logger is not worth a run; it is reported
+                self._switch_off(name, error)
+                continue
+            self._running[name] = logger
+            self._lifecycle.register(logger, failed=partial(self._failed, name))
+
+    def log(self, record: Record) -> None:
+        """Give ``record`` to each."""
+        self._step = int(record["step"] or 0)
+        for name in self._each(lambda logger: logger.log(record)):
+            if missed := self._missed.pop(name, 0):
+                log.warning("metric logger %r works again; %d calls of it failed", name, missed)
+
+    def close(self) -> None:
+        """Close each."""
+        self._each(lambda logger: logger.close())
+
+    def _each(self, call: Callable[[MetricLog], None]) -> list[str]:
+        """Those for which it worked."""
+        worked = []
+        for name, logger in list(self._running.items()):
+            try:
+                call(logger)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failed(name, error)
+            else:
+                worked.append(name)
+        return worked
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if not isinstance(error, OSError) or error.errno not in TRANSIENT:
+            self._switch_off(name, error)
+            return
+        if not self._missed[name]:
+            log.warning("metric logger %r failed, and is tried again at the next step: %s", name, error.strerror)
+        self._missed[name] += 1
+
+    def _switch_off(self, name: str, error: Exception) -> None:
+        logger = self._running.pop(name, None)
+        if logger is not None:
+            self._lifecycle.unregister(logger)
+        message = f"metric logger {name!r} failed and is switched off: {type(error).__name__}: {error}"
+        log.warning("%s; training continues without it", message)
+        log.debug("where it failed", exc_info=error)
+        if self._run is not None:
+            self._run.tell(Finding("logger", message, self._step))

@@ -1,0 +1,184 @@
+"""From step reports to figures that loggers take."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from titan_core.api.checkpoint import TrainState
+from titan_core.api.events import RunStart, StepReport, TrainEnd, ValidationReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job
+from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.model_part import ModelPart
+from titan_core.api.sections import MetricsSection, TrainingSection
+from titan_core.api.tools.device import device_name, memory, synchronize
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.runlog.loggers import Loggers
+from titan_core.runlog.peak_flops import ideal_time_per_token
+from titan_core.train.stopwatch import Stopwatch
+from titan_core.train.world import World
+
+log = logging.getLogger(__name__)
+
+
+class MetricsReporter:
+    """Measures between logged steps, as an observer of the run like any other. All ranks take part, since the slowest loader
+    and the fullest memory may be anywhere; rank 0 has the loggers."""
+
+    def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch) -> None:
+        self._job = job
+        self._world = world
+        self._state = state
+        self._stopwatch = stopwatch
+        self._frequency = job.config.section(MetricsSection).log_freq
+        self._loggers = Loggers(lifecycle)
+        self._unlogged: StepReport | None = None
+        self._warned = False  # that MFU cannot be right
+        self._other_flops = flops_by_type(state.parts, world)
+        lifecycle.register(self)
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Build the loggers and start the clock."""
+        batch = self._job.facts.batch
+        self._steps = run.steps
+        if self._world.rank == 0:
+            self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
+            dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
+            self._ideal = ideal_time_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
+            self._loggers.build(self._job.loggers, LoggerRequest(run, device_name(self._world.device)))
+        self._begin_window(run.step)
+
+    @hookimpl(trylast=True)
+    def titan_step_end(self, report: StepReport) -> None:
+        """Log every ``metrics.log_freq`` steps, the first and the last."""
+        self._data_seconds += report.data_seconds
+        self._targets += report.num_targets
+        self._skipped += report.skipped
+        if report.step % self._frequency and report.step not in (1, self._steps):
+            self._unlogged = report
+            return
+        self._log(report)
+
+    @hookimpl
+    def titan_validation_end(self, report: ValidationReport) -> None:
+        """Log it as a record of its own; its time is not training's."""
+        self._loggers.log(
+            {
+                "step": report.step,
+                "validation_loss": _finite(report.loss),
+                "validation_tokens": report.num_targets,
+                "validation_seconds": report.seconds,
+                "time": time.time(),
+            }
+        )
+        self._started += report.seconds
+
+    @hookimpl(tryfirst=True)
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """Log the last step too where the data ended it."""
+        if self._unlogged is not None and not end.failed:
+            self._log(self._unlogged)
+
+    def close(self) -> None:
+        """Close every logger."""
+        self._loggers.close()
+
+    def _log(self, report: StepReport) -> None:
+        self._unlogged = None
+        of_ranks = self._over_ranks(report.step - self._window_step)
+        if self._world.rank == 0:
+            self._loggers.log({**self._record(report), **of_ranks, "time": time.time()})
+        self._begin_window(report.step)
+
+    def _begin_window(self, step: int) -> None:
+        self._window_step = step
+        self._targets = self._skipped = 0
+        self._data_seconds = 0.0
+        self._stopwatch.take()
+        self._started = time.perf_counter()
+
+    def _record(self, report: StepReport) -> Record:
+        loss, loss_max, grad_norm = report.loss.item(), report.rank_losses.max().item(), report.grad_norm.item()
+        synchronize(self._world.device)
+        seconds = time.perf_counter() - self._started
+        steps = report.step - self._window_step
+        tokens_per_second = self._targets / seconds
+        phases = self._stopwatch.take()
+        return {
+            "step": report.step,
+            "loss": _finite(loss),
+            "loss_max": _finite(loss_max),
+            "grad_norm": _finite(grad_norm),
+            "lr": report.lr,
+            "tokens_per_second": tokens_per_second,
+            "tokens_per_second_per_device": tokens_per_second / self._world.size,
+            "tflops": tokens_per_second * self._flops_per_token / self._world.size / 1e12,
+            "mfu": self._mfu(tokens_per_second),
+            "mfu_estimated": self._ideal.estimated,
+            "step_seconds": seconds / steps,
+            "forward_backward_seconds": phases.get("forward_backward", 0.0) / steps,
+            "optimizer_seconds": phases.get("optimizer", 0.0) / steps,
+            "checkpoint_seconds": phases.get("checkpoint", 0.0) / steps,
+            "tokens_seen": self._state.tokens_seen,
+            "epoch": report.epoch,
+            "corrupt_records": report.corrupt,
+            "empty_documents": report.empty,
+            "skipped_steps": self._skipped,
+            **self._tokens_by_dataset(),
+        }
+
+    def _mfu(self, tokens_per_second: float) -> float:
+        mfu = tokens_per_second * self._ideal.seconds / self._world.size
+        if mfu > 1.0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "MFU is %.0f %%, so the %s peak of this device is too low: %s",
+                100 * mfu,
+                "estimated" if self._ideal.estimated else "published",
+                "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
+            )
+        return mfu
+
+    def _over_ranks(self, steps: int) -> Record:
+        """The largest of any rank: how long it waited for its data (a step), and its memory."""
+        now = memory(self._world.device)
+        retries = -1 if now.retries is None else now.retries
+        reserved = -1.0 if now.reserved_gib is None else now.reserved_gib
+        mine = [self._data_seconds / steps, now.active_gib, reserved, now.peak_gib, retries]
+        data, active, reserved, peak, retries = self._world.max(torch.tensor(mine, dtype=torch.float64)).tolist()
+        return {
+            "data_seconds": data,
+            "memory_active_gib": active,
+            "memory_reserved_gib": None if reserved < 0 else reserved,
+            "memory_peak_gib": peak,
+            "memory_retries": None if retries < 0 else int(retries),
+        }
+
+    def _tokens_by_dataset(self) -> dict[str, int]:
+        """Of a mixture, how many target tokens each dataset has given so far."""
+        tokens = self._state.tokens_by_dataset
+        return {f"tokens_seen/{name}": count for name, count in tokens.items()} if len(tokens) > 1 else {}
+
+
+def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
+    """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
+    mine: Counter[torch.dtype] = Counter()
+    if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
+        for part in parts:
+            mine.update(part.flops)
+    total: Counter[torch.dtype] = Counter()
+    for of_rank in world.gather(mine):
+        total.update(of_rank)
+    return dict(total)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
