@@ -30,8 +30,8 @@ from titan_ckpt.saving import Saving
 from titan_ckpt.tensors import model_tensors
 from titan_core.api.batch import Batch
 from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.config import Override
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import tiktoken
 
+from titan_core.api.config import Override
 from titan_core.api.dataset import DatasetRequest
 from titan_core.api.job import Job
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.data.shards import ShardGroup

@@ -20,17 +20,18 @@ from dataclasses import replace
 
 import torch
 
+from titan_core.api.config import Override
 from titan_core.api.events import PendingUpdate, StepReport
 from titan_core.api.job import Job
+from titan_core.api.world import World
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
-from titan_core.train.world import World, join_world
+from titan_core.train.world import join_world
 
 
 def make_job(plugins: str) -> Job:

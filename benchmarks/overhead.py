@@ -20,15 +20,16 @@ import torch
 from torch.nn import functional as F
 
 from titan_core.api.batch import Batch
+from titan_core.api.config import Override
+from titan_core.api.world import World
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
-from titan_core.train.world import World, join_world
+from titan_core.train.world import join_world
 
 
 def hand_written(trainer: Trainer) -> Callable[[], None]:

@@ -21,11 +21,13 @@ from pathlib import Path
 
 import torch
 
+from titan_core.api.config import Override
 from titan_core.api.events import StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.device import synchronize
+from titan_core.api.world import World
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override, parse_overrides
+from titan_core.config.overrides import parse_overrides
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
@@ -34,7 +36,7 @@ from titan_core.runlog.peak_flops import ideal_time_per_token
 from titan_core.runlog.reporter import flops_by_type
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
-from titan_core.train.world import World, join_world
+from titan_core.train.world import join_world
 
 COMPILE = {"compile.enable": "true"}
 FLOAT8 = {**COMPILE, "float8.enable": "true"}

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
+from titan_core.api.config import Override
 from titan_core.api.model_part import TransformContext
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
 from titan_core.plugins.registry import Registry

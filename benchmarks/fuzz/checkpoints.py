@@ -36,11 +36,11 @@ from titan_ckpt.restoring import restore
 from titan_ckpt.stored import NAME, chunk_digest
 from titan_ckpt.tensors import model_tensors
 from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
 from titan_core.train import trainer

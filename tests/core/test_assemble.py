@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.components import Transform
+from titan_core.api.components import Phase, Transform
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
+from titan_core.api.mesh import MeshDim, dims_in_order
 from titan_core.api.ref import Ref
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.job.assemble import assemble
-from titan_core.job.mesh_plan import MeshDim, dims_in_order, plan_mesh
-from titan_core.job.phases import Phase, in_order
+from titan_core.job.mesh_plan import plan_mesh
+from titan_core.job.transform_order import in_order
 from titan_core.plugins.registry import Registry
 
 REGISTRY = Registry.from_installed()

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, global_batch, loaders, loaders_of, merged, plan
 from titan_core.api.batch import IGNORE
+from titan_core.api.dataset import ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.loader import DataLoader
-from titan_core.data.reading import DocumentReader, ReadPolicy
+from titan_core.data.reading import DocumentReader
 from titan_core.data.shards import ShardGroup
+from titan_core.data.streams import open_sources
 from titan_core.data.tokens import TokenStream
 
 
@@ -105,7 +107,7 @@ def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: 
 def test_a_mixture_loses_nothing_and_keeps_its_shares(weights: list[int], shards: int, seq_len: int) -> None:
     datasets = [letters(LENGTHS, f"dataset {number}", weight=weight) for number, weight in enumerate(weights)]
     spec = stream(*datasets, plan=plan(1, shards=shards, seq_len=seq_len))
-    group = ShardGroup(spec, spec.open_sources(), BYTE, range(shards))
+    group = ShardGroup(spec, open_sources(spec), BYTE, range(shards))
     steps = 30
     taken: dict[tuple[int, int], list[int]] = {}
     counts = [0] * len(weights)
@@ -119,9 +121,7 @@ def test_a_mixture_loses_nothing_and_keeps_its_shares(weights: list[int], shards
         assert abs(counts[dataset] - 8 * steps * weight / sum(weights)) < 6
     # Each logical shard reads of each dataset what it would read of it alone.
     for (shard, dataset), tokens in taken.items():
-        alone = TokenStream(
-            spec.open_sources()[dataset], BYTE, shard, shards, "repeat", "", DocumentReader(ReadPolicy(), "")
-        )
+        alone = TokenStream(open_sources(spec)[dataset], BYTE, shard, shards, "repeat", "", DocumentReader(ReadPolicy(), ""))
         whole = alone.take(len(tokens))
         assert whole is not None
         assert [int(token) for piece in whole.pieces for token in piece] == tokens
@@ -150,7 +150,7 @@ def test_read_once_every_token_is_a_target_once_however_ranks_end() -> None:
                 assert ((batch.targets != IGNORE).sum(1) > 0).any() or step.num_targets() == 0
                 seen += batch.targets[batch.targets != IGNORE].tolist()
     close(many)
-    documents = spec.open_sources()[0]
+    documents = open_sources(spec)[0]
     expected: list[int] = []
     for index in range(8):
         tokens = [token for text in documents.shard(index, 8, 0) for token in BYTE.encode_document(text).tolist()]

@@ -10,9 +10,9 @@ import torch
 from harness.one_of_many import ISLANDS, OneOfMany
 from titan_core.api.errors import UserError
 from titan_core.api.shared_request import SharedRequest, SharedRequests
+from titan_core.api.world import World
 from titan_core.data.loader import StepData
 from titan_core.train.lookahead import Lookahead
-from titan_core.train.world import World
 
 
 class Loader:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from harness.jobs import make_job
 from titan_core.api.attention import CausalAttention, seen
 from titan_core.api.batch import IGNORE, Batch, with_positions
+from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.errors import UserError
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import Absent, ModelPart, arguments_of
 from titan_core.api.param_groups import param_groups
 from titan_core.api.sections import OptimizerSection
-from titan_core.job.batch_plan import BatchPlan
 from titan_core.model.philox import philox
 from titan_core.model.random_values import fill
 from titan_core.optim.adam import build_adam, build_adamw

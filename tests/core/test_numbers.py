@@ -18,7 +18,7 @@ from titan_core.api.components import Model
 from titan_core.api.numbers import LARGEST
 from titan_core.api.section import Section
 from titan_core.api.sections import CommSection, JobSection, MetricsSection, OptimizerSection, TrainingSection
-from titan_core.api.tools.shown import problems_of
+from titan_core.config.problems import problems_of
 from titan_core.config.schema import json_schema
 from titan_core.plugins.registry import Registry
 

@@ -15,14 +15,14 @@ from torch.distributed.fsdp import fully_shard
 
 from harness.gloo_pool import GlooPool
 from titan_core.api.errors import UserError
+from titan_core.api.mesh import MeshPlan
 from titan_core.api.param_groups import ParamGroup, param_groups
 from titan_core.api.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
-from titan_core.job.mesh_plan import MeshPlan
+from titan_core.api.world import World
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.plugin import titan_optimizers
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
-from titan_core.train.world import World
 
 
 def factors(steps: int, **section: Any) -> list[float]:

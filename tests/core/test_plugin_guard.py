@@ -13,17 +13,18 @@ import pytest
 
 from harness.distributions import entry_points_in, write_distribution
 from titan_core.api.components import KINDS, Model
-from titan_core.api.errors import Problem, RunStopped, UserError
+from titan_core.api.config import Override
+from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.layout import ModelDefinition
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override, parse_overrides
+from titan_core.config.overrides import parse_overrides
 from titan_core.job.assemble import assemble
 from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
-from titan_core.plugins.guard import Origin, PluginFailure, take_definition, take_problems
+from titan_core.plugins.guard import Origin, take_definition, take_problems
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
 
@@ -37,7 +38,7 @@ from titan_core.api.components import *
 from titan_core.api.section import Section
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.hookspecs import hookimpl
-from titan_core.job.phases import Phase
+from titan_core.api.components import Phase
 from titan_core.api.ref import Ref
 api = (1, 0)
 def raises(*a): raise ZeroDivisionError("odd")

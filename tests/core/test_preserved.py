@@ -105,7 +105,7 @@ def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch
     def guards() -> None:
         raise AssertionError("the state of the generators was read")
 
-    monkeypatch.setattr("titan_core.plugins.lifecycle.same_generators", guards)
+    monkeypatch.setattr("titan_core.api.tools.random_state.same_generators", guards)
     lifecycle = Lifecycle([DrawsAtFindings()])
     lifecycle.step_start(1)
     assert lifecycle.before_update(cast(PendingUpdate, None)) is False

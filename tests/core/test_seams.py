@@ -12,18 +12,17 @@ from torch import nn
 
 from harness import transforms
 from harness.small_gpt import LAYOUT
-from titan_core.api.components import Transform
+from titan_core.api.components import Phase, Transform
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.mesh import MeshDim
 from titan_core.api.model_part import ModelPart
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.job.assemble import assemble
-from titan_core.job.mesh_plan import MeshDim
-from titan_core.job.phases import Phase
 from titan_core.model.part_guard import PartGuard
 from titan_core.plugins.discovery import Plugin
 from titan_core.plugins.registry import Registry

@@ -10,9 +10,10 @@ import pytest
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
+from titan_core.api.dataset import DatasetSpec, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.data.loader import DataLoader
-from titan_core.data.stream_spec import DatasetSpec, StreamSpec
+from titan_core.data.streams import open_sources
 
 
 def test_a_document_that_became_shorter_is_reported() -> None:
@@ -94,6 +95,6 @@ def test_another_tokenizer_is_another_stream(tmp_path: Path) -> None:
 
     spec = stream(letters(LENGTHS), plan=plan(1))
     state = merged(loaders_of(spec))
-    other = DataLoader(spec, spec.open_sources(), Shifted(), 0)
+    other = DataLoader(spec, open_sources(spec), Shifted(), 0)
     with pytest.raises(UserError, match=r"tokenizer = .* was made with"):
         other.load_state_dict(state)

@@ -18,18 +18,17 @@ import pytest
 
 from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
-from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.data.loader import DataLoader
-from titan_core.data.reading import DocumentReader, ReadPolicy
-from titan_core.data.stream_spec import DatasetSpec
+from titan_core.data.reading import DocumentReader
 from titan_core.data.tokenize import _write_part, tokenize
 from titan_core.data.tokenized import INDEX, check_tokenized, open_tokenized
 from titan_core.data.tokens import TokenStream
-from titan_core.job.batch_plan import BatchPlan
-from titan_core.tokenizers.fingerprint import fingerprint
 
 PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
 LENGTHS = [1 + index * 11 % 37 for index in range(60)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from titan_core.api.errors import UserError
-from titan_core.tokenizers.fingerprint import fingerprint
+from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.tokenizers.hugging_face import build_hf
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte, build_llama3
 

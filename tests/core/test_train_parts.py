@@ -19,11 +19,11 @@ from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.sections import TrainingSection, ValidationSection
 from titan_core.api.step import GradientAccumulation
 from titan_core.api.tools.device import backend_for, choose_device
-from titan_core.train import stopwatch
+from titan_core.api.world import World
+from titan_core.runlog import stopwatch
+from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.train.seeds import prepare_numerics
-from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.validation import Validation
-from titan_core.train.world import World
 
 
 def test_the_loss_is_a_sum_in_fp32_over_what_is_a_target() -> None:

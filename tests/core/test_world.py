@@ -15,7 +15,7 @@ from harness.jobs import make_job
 from harness.one_of_many import OneOfMany
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
+from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.train.world import join_world, require_same_job
 
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.files import EVENTS
 from titan_core.data.loader import DataLoader
-from titan_core.runlog.run_directory import EVENTS
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import ask

@@ -12,8 +12,8 @@ import pytest
 from harness.distributions import write_distribution
 from harness.jobs import run_recipe
 from titan_core.api.errors import UserError
+from titan_core.api.mesh import STANDARD_DIMS
 from titan_core.cli.main import main
-from titan_core.job.mesh_plan import STANDARD_DIMS
 from titan_debug.statistics.moments import Moments
 from titan_debug.statistics.read import StepStatistics, read_statistics
 from titan_debug.verify.curves import Curve, compare

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from titan_core.api.config import Override
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
 

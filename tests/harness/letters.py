@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, DocumentSource, ReadPolicy, StreamSpec
 from titan_core.api.ref import Ref
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.data.reading import ReadPolicy
-from titan_core.data.stream_spec import DatasetSpec, StreamSpec
-from titan_core.job.batch_plan import BatchPlan
 from titan_core.tokenizers.tiktoken_tokenizer import build_byte
 
 BYTE = build_byte(None)

@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 from harness.letters import BYTE, letters, stream
+from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.dataset import StreamSpec
 from titan_core.data.loader import DataLoader
-from titan_core.data.stream_spec import StreamSpec
-from titan_core.job.batch_plan import BatchPlan
+from titan_core.data.streams import open_sources
 
 LENGTHS = ",".join(str(1 + index * 7 % 23) for index in range(100))
 MIXED = (letters(LENGTHS, weight=3.0), letters(LENGTHS, "digits", weight=1.0))
@@ -20,7 +21,7 @@ def plan(ranks: int, microbatches: int = 1, global_size: int = 8, shards: int = 
 
 
 def loaders_of(spec: StreamSpec, **options: Any) -> list[DataLoader]:
-    return [DataLoader(spec, spec.open_sources(), BYTE, rank, **options) for rank in range(spec.plan.ranks)]
+    return [DataLoader(spec, open_sources(spec), BYTE, rank, **options) for rank in range(spec.plan.ranks)]
 
 
 def loaders(ranks: int, microbatches: int = 1, workers: int = 0, on_end: str = "repeat", **shape: Any) -> list[DataLoader]:

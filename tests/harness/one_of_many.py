@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from titan_core.job.mesh_plan import STANDARD_DIMS, MeshDim, MeshPlan
-from titan_core.train.world import World
+from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
+from titan_core.api.world import World
 
 CPU = torch.device("cpu")
 ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", copies=True)

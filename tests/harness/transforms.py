@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from titan_core.api.components import Transform
+from titan_core.api.components import Phase, Transform
 from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart, TransformContext
 from titan_core.api.ref import Ref
-from titan_core.job.phases import Phase
 
 
 def smoothed(logits: Tensor, targets: Tensor) -> Tensor:

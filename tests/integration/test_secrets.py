@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.tools.secrets import LEFT_OUT, lacks_secret, text_without_secrets
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
 from titan_core.config.render import to_toml
 from titan_core.plugins.registry import Registry
 from titan_core.train.world import require_same_job

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from harness.jobs import make_job
 from titan_core.api.errors import UserError
-from titan_core.known_packages import package_for
+from titan_core.plugins.known_packages import package_for
 from titan_parallel.config import ContextParallelKeys, FSDPKeys, PipelineKeys, TensorParallelKeys
 
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"

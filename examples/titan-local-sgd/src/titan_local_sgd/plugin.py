@@ -1,10 +1,9 @@
 """What titan-local-sgd contributes."""
 
-from titan_core.api.components import Transform
+from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.mesh import MeshDim
 from titan_core.api.ref import Ref
-from titan_core.job.mesh_plan import MeshDim
-from titan_core.job.phases import Phase
 from titan_local_sgd.config import LocalSGDSection
 
 api = (1, 0)

@@ -15,6 +15,7 @@ from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import verify_data
 from titan_ckpt.retention import remove
 from titan_ckpt.stored import NAME, BrokenCheckpoint, Manifest
+from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
 from titan_core.api.tools.arguments import json_argument, whole
@@ -68,8 +69,9 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def list_checkpoints(arguments: argparse.Namespace) -> int:
+def list_checkpoints(context: CommandContext) -> int:
     """Print every checkpoint of a run, the newest first."""
+    arguments = context.arguments
     found = checkpoints_at(arguments.path)
     if arguments.json:
         print_json([_describe(one) for one in found])
@@ -88,8 +90,9 @@ def list_checkpoints(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(arguments: argparse.Namespace) -> int:
+def show(context: CommandContext) -> int:
     """Print what a checkpoint says of itself."""
+    arguments = context.arguments
     one = pick(arguments.path, arguments.step)
     manifest = one.manifest
     assert manifest is not None
@@ -115,8 +118,9 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def verify(arguments: argparse.Namespace) -> int:
+def verify(context: CommandContext) -> int:
     """Hold every byte against its checksum; the status is 1 if a checkpoint is not whole."""
+    arguments = context.arguments
     found = [pick(arguments.path, arguments.step)] if arguments.step is not None else checkpoints_at(arguments.path)
     verdicts = {}
     for one in found:
@@ -136,8 +140,9 @@ def verify(arguments: argparse.Namespace) -> int:
     return EXIT_BROKEN if any(verdicts.values()) else 0
 
 
-def rm(arguments: argparse.Namespace) -> int:
+def rm(context: CommandContext) -> int:
     """Remove checkpoints."""
+    arguments = context.arguments
     folder = find_checkpoints(arguments.path)
     there = steps_in(folder)
     for step in arguments.step:

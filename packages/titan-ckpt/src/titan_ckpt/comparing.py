@@ -15,7 +15,6 @@ from titan_core.api.errors import Problem
 from titan_core.api.job import Job
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.shown import show
-from titan_core.job.assemble import model_args
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str
 
 def resolved(job: Job) -> dict[str, Any]:
     """What the config comes to, where other keys can come to the same."""
-    args = model_args(job.config, job.model).model_dump(mode="json")
+    args = job.model_args.model_dump(mode="json")
     return {"model_args": args, "global_batch_size": job.facts.batch.global_size}
 
 
@@ -136,7 +135,7 @@ def _resolved_changes(job: Job, about: Mapping[str, Any]) -> list[ConfigChange]:
 
 def _defaults(job: Job) -> dict[str, Any]:
     """The values that arguments have which an older version of the model did not have."""
-    fields = type(model_args(job.config, job.model)).model_fields.items()
+    fields = type(job.model_args).model_fields.items()
     plain = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
     defaults: dict[str, Any] = json.loads(json.dumps(plain, default=lambda value: value.model_dump(mode="json")))
     return defaults

@@ -3,7 +3,6 @@ file of the result) in memory at a time."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import shutil
 import sys
@@ -34,18 +33,20 @@ from titan_ckpt.hf_export import (
 )
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_core.api.command import CommandContext
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
+from titan_core.api.registry import Registry
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.weights import ForeignTensor, WeightFormat
-from titan_core.plugins.registry import Registry
 
 FILE_BYTES = 5 * 10**9
 """Size that a file of an export stays below, where a single tensor lets it."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Convert in the direction that the source decides."""
+    arguments = context.arguments
     source, target = Path(arguments.source), Path(arguments.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError.one(str(target), "is there already, and not empty", "name a new folder")
@@ -58,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             partial.mkdir(parents=True)
             if kind is not None:
-                from_foreign(source, kind, partial, arguments.registry, arguments.model, dtype)
+                from_foreign(source, kind, partial, context.registry, arguments.model, dtype)
             else:
-                to_hf(arguments.source, partial, arguments.registry, dtype, arguments.tokenizer)
+                to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
             if target.exists():
                 target.rmdir()
             partial.rename(target)
@@ -253,8 +254,6 @@ def _model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]
         UserError: its plugin is not installed, or no longer knows its arguments.
     """
     name = manifest.about.get("model_name", "")
-    if name not in registry.names(Model):
-        raise UserError.one("checkpoint", registry.unknown(Model), registry.suggest(Model, name))
     model = registry.get(Model, name)
     cls = type(next(iter(model.flavors.values())))
     try:

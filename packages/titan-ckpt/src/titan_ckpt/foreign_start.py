@@ -28,7 +28,6 @@ from titan_core.api.checkpoint import CheckpointRequest
 from titan_core.api.errors import UserError
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.plain_json import read_object
-from titan_core.job.assemble import model_args
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ def _open(
     form = next((one for one in job.model.formats if one.name == kind), None)
     if form is None:
         raise UserError.one(where, f"model {job.model.name!r} does not know this format", "convert it elsewhere")
-    args = model_args(job.config, job.model)
+    args = job.model_args
     try:
         theirs = read_args(form, read_config(path, kind))
     except ValueError as error:

@@ -22,7 +22,7 @@ from titan_ckpt.replicas import digests_of
 from titan_ckpt.stored import OPTIMIZER
 from titan_ckpt.tensors import copy_prefix, require_saveable
 from titan_core.api.model_part import ModelPart
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 OWN = f"{OPTIMIZER}.<own>"
 """Begins the names of what is kept for no parameter."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_ckpt.chunks import bytes_of
 from titan_ckpt.plain_values import Unsaveable
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 ONE_IS_KEPT = (
     "a checkpoint keeps one rank's: reduce it over the ranks where it is updated, or keep a buffer out of checkpoints with "

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from titan_ckpt.plain_values import Unsaveable, decode, encode, require_alike
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
 """Made from the groups' own values, which are restored with them."""

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.stored import MODEL, OBSERVERS, of_copy
+from titan_core.api.checkpoint import CheckpointEvents
 from titan_core.api.model_part import ModelPart
-from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
@@ -34,7 +34,7 @@ def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
     return (f"{MODEL}.{name}" for part in parts for name, _ in part.module.named_buffers())
 
 
-def observers_tensors(lifecycle: Lifecycle) -> dict[str, Tensor]:
+def observers_tensors(lifecycle: CheckpointEvents) -> dict[str, Tensor]:
     """What observers keep.
 
     Raises:

@@ -14,8 +14,8 @@ from titan_core.api.batch import Batch
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import TransformContext
+from titan_core.api.model_trial import Around, ModelTrial, Shares
 from titan_core.api.tools.patterns import matches
-from titan_core.model.trial import Around, ModelTrial, Shares
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline

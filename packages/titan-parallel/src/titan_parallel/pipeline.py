@@ -24,7 +24,7 @@ from torch.distributed.pipelining.schedules import (
 from titan_core.api.batch import Batch, with_positions
 from titan_core.api.model_part import Absent, ModelPart, TransformContext, arguments_of
 from titan_core.api.step import StepRunner, shape_inference
-from titan_core.plugins.lifecycle import same_generators
+from titan_core.api.tools.random_state import same_generators
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from titan_core.api.config_changes import RefusedChange
 from titan_core.api.job import Job
 from titan_core.api.model_part import ModelPart
-from titan_core.data.loader import DataLoader
-from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.train.world import World
+from titan_core.api.world import World
+
+
+class DataPosition(Protocol):
+    """The place in the data that a run has reached."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """``shards``: the position of each logical shard that this rank reads, by name. ``stream_of``: what identifies the
+        stream that they are positions in. Plain values."""
+        ...
+
+    def refused_changes(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> list[RefusedChange]:
+        """What keeps the positions of ``state`` from being positions in this stream, ``allowed`` changes apart."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> None:
+        """Continue from the positions of all ranks together.
+
+        Args:
+            allowed: patterns of what may differ between the two streams.
+
+        Raises:
+            UserError: they are positions in another stream.
+        """
+        ...
+
+
+class CheckpointEvents(Protocol):
+    """What a checkpoint plugin reports to the observers of a run."""
+
+    def settle(self, step: int) -> None:
+        """Before a checkpoint of ``step`` is taken; raises where the step's numbers are bad."""
+        ...
+
+    def save_state(self) -> dict[str, Any]:
+        """What observers keep in the checkpoint."""
+        ...
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """What observers kept in the checkpoint that was restored."""
+        ...
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Observers' tensors by name, to save and to load into."""
+        ...
+
+    def checkpoint_saved(self, step: int, path: str) -> None:
+        """The checkpoint of ``step`` is complete."""
+        ...
 
 
 @dataclass
@@ -24,7 +72,7 @@ class TrainState:
     parts: list[ModelPart]
     optimizer: Optimizer
     lr_scheduler: LRScheduler
-    loader: DataLoader
+    loader: DataPosition
     step: int = 0
     """Optimizer steps taken."""
     tokens_seen: int = 0
@@ -40,12 +88,9 @@ class CheckpointRequest:
     job: Job
     world: World
     state: TrainState
-    lifecycle: Lifecycle
-    """What observers are to hear: ``settle`` with the step before a checkpoint of it is taken, which raises where its
-    numbers are bad; ``save_state`` for what they want to be kept in it, ``restore_state`` with that; ``state_tensors`` for
-    the tensors to save, and to load into before ``restore_state``; and ``checkpoint_saved`` once it is complete."""
+    lifecycle: CheckpointEvents
     hold: Callable[[Path, str], None]
-    """Holds a folder against other jobs until the run ends, or raises :class:`~titan_core.api.errors.UserError` with its second
+    """Holds a folder against other jobs until the run ends, or raises :class:`UserError` with its second
     argument as the place. For rank 0: a job has one lock for each folder."""
 
 

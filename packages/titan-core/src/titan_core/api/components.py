@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
+from titan_core.api.mesh import MeshDim
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
-from titan_core.job.mesh_plan import MeshDim
-from titan_core.job.phases import Phase
 
 if TYPE_CHECKING:
     import argparse
@@ -27,18 +27,37 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from titan_core.api.checkpoint import CheckpointRequest, CheckpointStore
+    from titan_core.api.command import CommandContext
     from titan_core.api.dataset import DatasetRequest, DocumentSource
     from titan_core.api.errors import Problem
     from titan_core.api.job import JobFacts
     from titan_core.api.layout import ModelDefinition
     from titan_core.api.metric_log import LoggerRequest, MetricLog
     from titan_core.api.model_part import ModelPart, TransformContext
+    from titan_core.api.model_trial import ModelTrial
     from titan_core.api.param_groups import ParamGroup
     from titan_core.api.sections import LRSchedulerSection, OptimizerSection
     from titan_core.api.step import StepRunner
     from titan_core.api.tokenizer import TextTokenizer
     from titan_core.api.weights import WeightFormat
-    from titan_core.model.trial import ModelTrial
+
+
+class Phase(IntEnum):
+    """The phases, in the order of their application. Why this order:
+
+    a pipeline cut decides which modules a rank has at all; precision swaps linear layers, so that everything later wraps
+    the swapped ones; tensor parallelism shards them; context parallelism works on what is left of the heads;
+    recomputation must see the final operators, and the compiler must see recomputation; data parallelism goes last,
+    because it hooks the boundaries of whole compiled blocks.
+    """
+
+    PIPELINE = 1
+    PRECISION = 2
+    TENSOR = 3
+    CONTEXT = 4
+    RECOMPUTE = 5
+    COMPILE = 6
+    DATA = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +116,7 @@ class Transform(Component):
     """What makes the job impossible, found before anything is built. Free of torch; called when active."""
     check_model: Ref[Callable[[nn.Module, ModelTrial, TransformContext], Iterable[Problem]]] | None = None
     """(model, trial, context) -> what in the model makes it impossible. Called when active, with the whole model on the meta
-    device before any transform, and with a :class:`~titan_core.model.trial.ModelTrial`: a small copy of it that runs."""
+    device before any transform, and with a :class:`~titan_core.api.model_trial.ModelTrial`: a small copy of it that runs."""
     hardware: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
     """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
     step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
@@ -207,7 +226,7 @@ class Command(Component):
     kind = "command"
     arguments: Ref[Callable[[argparse.ArgumentParser], None]] | None = None
     """Adds the command's own arguments to its parser."""
-    run: Ref[Callable[[argparse.Namespace], int]]
+    run: Ref[Callable[[CommandContext], int]]
     """Runs it; returns the exit status. Must not import torch unless it trains."""
     overrides: bool = False
     """Whether it takes a recipe and ``--section.key value`` overrides."""

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from titan_core.api.errors import Problem
 from titan_core.api.section import Section
 from titan_core.api.tools.shown import show
-from titan_core.config.overrides import COMMAND_LINE
 
 S = TypeVar("S", bound=Section)
 
@@ -59,3 +58,14 @@ class Config:
     def _is_overridden(self, key: str) -> bool:
         whole = key.partition("[")[0]  # an entry of a list is where the list is
         return any(whole == given or given.startswith(whole + ".") for given in self.overridden)
+
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override, as text: ``key`` is dotted, with dashes already turned into underscores."""
+
+    key: str
+    text: str

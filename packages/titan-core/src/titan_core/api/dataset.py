@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.ref import Ref
+from titan_core.api.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,8 +62,7 @@ class DatasetRequest:
     skip_corrupt: bool = False
     """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
-    """Fingerprint of the job's tokenizer (:func:`titan_core.tokenizers.fingerprint.fingerprint`), for datasets of tokens
-    alone."""
+    """Fingerprint of the job's tokenizer (:mod:`titan_core.api.tools.tokenizer_fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
 
@@ -85,7 +88,7 @@ class DocumentSource(Protocol):
     """An opened dataset.
 
     It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
-    (:func:`titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data was changed. A source
+    (:func:`~titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data changed. A source
     without one is known by its path alone.
     """
 
@@ -98,3 +101,39 @@ class DocumentSource(Protocol):
         """Logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch divide its documents: each
         document is in exactly one. A function of its arguments alone, so that ranks need not speak to each other."""
         ...
+
+
+@dataclass(frozen=True)
+class ReadPolicy:
+    """What to do about errors of a source."""
+
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    retries: int = 5
+    first_wait: float = 1.0
+    """Seconds before the first retry; doubled for each further one."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One dataset of a mixture."""
+
+    name: str
+    """What it is called in metrics."""
+    weight: float
+    open: Ref[Callable[[DatasetRequest], DocumentSource]]
+    request: DatasetRequest
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Datasets, how they are mixed and tokenised, and how the global batch is divided into logical shards."""
+
+    datasets: tuple[DatasetSpec, ...]
+    tokenizer: Ref[Callable[[str | None], TextTokenizer]]
+    tokenizer_path: str | None
+    plan: BatchPlan
+    seed: int
+    on_end: OnEnd
+    policy: ReadPolicy = field(default_factory=ReadPolicy)
+    shuffle_buffer: int = 0
+    """Documents among which a streamed dataset is shuffled."""

@@ -62,3 +62,8 @@ def nearest(word: str, known: list[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return f"there is {', '.join(sorted(known))}" if known else "there is none"
+
+
+class PluginFailure(UserError):
+    """A plugin's code raised an exception that is not for users, or returned the wrong thing. What it raised is the
+    ``__cause__``."""

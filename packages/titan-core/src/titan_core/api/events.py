@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from titan_core.api.job import Job
     from titan_core.api.model_part import ModelPart
     from titan_core.api.shared_request import SharedRequest
-    from titan_core.train.world import World
+    from titan_core.api.world import World
 
 
 @dataclass(frozen=True)

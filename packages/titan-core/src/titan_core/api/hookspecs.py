@@ -2,7 +2,6 @@
 
 A plugin is a module that an entry point of group ``titan.plugins`` names, by habit ``your_package/plugin.py``::
 
-    from titan_core.api.hookspecs import hookimpl
     from titan_core.api.components import Model
     from titan_core.api.ref import Ref
 
@@ -47,7 +46,7 @@ PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-# ---- Registration: called once, at discovery. Each returns descriptions (titan_core.api.components), and must be quick. ----
+# ---- Registration: called once, at discovery. Each returns descriptions (api.components), and must be quick. ----
 
 
 @hookspec

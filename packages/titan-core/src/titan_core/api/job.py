@@ -7,6 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel
+
+from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.components import (
     Checkpoint,
     Debugger,
@@ -18,15 +21,14 @@ from titan_core.api.components import (
     Transform,
 )  # fmt: skip
 from titan_core.api.config import Config
+from titan_core.api.dataset import StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelDefinition
+from titan_core.api.mesh import MeshPlan
+from titan_core.api.registry import Registry
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection
 from titan_core.api.tools.secrets import without_secrets
-from titan_core.data.stream_spec import StreamSpec
-from titan_core.job.batch_plan import BatchPlan
-from titan_core.job.mesh_plan import MeshPlan
-from titan_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
@@ -55,6 +57,8 @@ class Job:
     facts: JobFacts
     registry: Registry
     model: Model
+    model_args: BaseModel
+    """Those of its flavor, with ``[model.args]`` applied."""
     transforms: tuple[Transform, ...]
     """In the order of their application."""
     data: StreamSpec
@@ -85,10 +89,7 @@ class Job:
 
     def plugin_versions(self) -> list[dict[str, str]]:
         """Every plugin that took part in assembling the job."""
-        return [
-            {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
-            for plugin in self.registry.found.plugins
-        ]
+        return self.registry.versions()
 
     def identity(self) -> dict[str, Any]:
         """What all ranks must have in common: the resolved config, and each plugin with its version. Without secrets: it is

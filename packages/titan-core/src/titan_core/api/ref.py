@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from titan_core.api.errors import UserError
-from titan_core.plugins.guard import TAKES, Origin
 
 T = TypeVar("T")
+
+
+class Origin(Protocol):
+    """The plugin that code belongs to. Calls are guarded: what they raise is reported with the plugin's name."""
+
+    def failure(self, why: str) -> UserError:
+        """The error that names the plugin, ``why`` and the fix."""
+        ...
+
+    def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, guarded; its result is checked by ``purpose``, the component's field that refers to it."""
+        ...
+
+    def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, guarded; errors call it ``what``."""
+        ...
+
+    def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same for a hook wrapper, a generator function."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,4 +77,4 @@ class Ref(Generic[T]):
             return cast(T, found)
         if not callable(found):
             raise self.origin.failure(f"{self.purpose} = {self.target!r} is no function, but {type(found).__name__}")
-        return cast(T, self.origin.guard(self.purpose, found, TAKES.get(self.purpose)))
+        return cast(T, self.origin.guard_ref(self.purpose, found))

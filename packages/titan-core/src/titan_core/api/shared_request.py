@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 
 class SharedRequest:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
@@ -18,9 +20,6 @@ from titan_core.api.tools.arguments import few, process_count, recipe_arguments,
 from titan_core.api.tools.output import print_table
 from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
 from titan_core.compare.variants import Variant, folders_of, variants_of
-from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
-from titan_core.job.assemble import assemble
 from titan_core.report.names import distinct_names
 from titan_core.report.page import write_report
 from titan_core.report.table import Table
@@ -67,22 +66,24 @@ class _Entry:
         return outcome_of(self.finished, steps // 4) if self.finished and self.failure is None else None
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
+    arguments = context.arguments
     entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
-    jobs = [_job(arguments, entry.variant) for entry in entries]  # every mistake is reported before anything is trained
+    jobs = [_job(context, entry.variant) for entry in entries]  # every mistake is reported before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
     with FolderLock(folder, f"--output {folder}"):
-        return _compare(arguments, entries, jobs, folder)
+        return _compare(context, entries, jobs, folder)
 
 
-def _compare(arguments: argparse.Namespace, entries: list[_Entry], jobs: list[Job], folder: Path) -> int:
+def _compare(context: CommandContext, entries: list[_Entry], jobs: list[Job], folder: Path) -> int:
+    arguments = context.arguments
     for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
         turn = list(zip(entries, jobs, folders, strict=True))
         for entry, job, place in reversed(turn) if number % 2 else turn:
             if entry.failure is None:
-                _train(arguments, entry, job, place)
+                _train(context, entry, job, place)
     outcomes = [(entry.variant.name, entry.outcome(arguments.steps)) for entry in entries]
     rows = rows_of(outcomes)
     print()
@@ -95,19 +96,19 @@ def _compare(arguments: argparse.Namespace, entries: list[_Entry], jobs: list[Jo
     return int(any(entry.failure is not None for entry in entries))
 
 
-def _job(arguments: argparse.Namespace, variant: Variant) -> Job:
+def _job(context: CommandContext, variant: Variant) -> Job:
     try:
-        config, registry = load_config(arguments.recipe, [*arguments.overrides, *variant.overrides], arguments.registry)
-        return assemble(config, registry, arguments.nproc_per_node)
+        return context.job(context.arguments.nproc_per_node, variant.overrides)
     except UserError as error:
         told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.fix) for one in error.problems)
         raise UserError(*told) from None
 
 
-def _train(arguments: argparse.Namespace, entry: _Entry, job: Job, place: Path) -> None:
+def _train(context: CommandContext, entry: _Entry, job: Job, place: Path) -> None:
+    arguments = context.arguments
     settings = {"training.stop_at_step": arguments.steps, "metrics.log_freq": max(1, arguments.steps // WINDOWS)}
     observed = [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
-    overrides = [*arguments.overrides, *observed, *entry.variant.overrides]
+    overrides = [*context.overrides, *observed, *entry.variant.overrides]
     print(f"{entry.variant.name}: {arguments.steps} steps, in {place}", flush=True)
     try:
         ChildRun(arguments.recipe, overrides, arguments.nproc_per_node, place).train()

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from titan_core.api.command import CommandContext
 from titan_core.api.job import Job
 from titan_core.api.tokenizer import DescribesMarks, TextTokenizer
-from titan_core.api.tools.arguments import few, json_argument, load, recipe_arguments
+from titan_core.api.tools.arguments import few, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.job.assemble import assemble
+from titan_core.data.streams import open_sources
 
 _EDGE = 12
 """Ids and characters that are shown of each end of a long piece."""
@@ -34,9 +35,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Print the first sequences, and what share of them each dataset has."""
-    job = assemble(*load(arguments))
+    arguments = context.arguments
+    job = context.job()
     sequences, tokens = _first(job, arguments.sequences)
     shares = {one.name: tokens[one.name] / max(sum(tokens.values()), 1) for one in job.data.datasets}
     if arguments.json:
@@ -63,7 +65,7 @@ def _first(job: Job, wanted: int) -> tuple[list[_Sequence], Counter[str]]:
     from titan_core.data.shards import ShardGroup
 
     spec = job.data
-    group = ShardGroup(spec, spec.open_sources(), job.text_tokenizer, range(spec.plan.logical_shards))
+    group = ShardGroup(spec, open_sources(spec), job.text_tokenizer, range(spec.plan.logical_shards))
     sequences: list[_Sequence] = []
     tokens: Counter[str] = Counter()
     while len(sequences) < wanted and (rows := group.read()) is not None:

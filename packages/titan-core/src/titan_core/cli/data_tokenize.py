@@ -6,10 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
+from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.tools.arguments import few, load, process_count, recipe_arguments
-from titan_core.job.assemble import assemble
+from titan_core.api.tools.arguments import few, process_count, recipe_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +22,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=few, default=64, metavar="N", help="parts to divide it into (default: 64)")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Tokenize the training dataset; of a mixture, each into a folder of its own."""
+    arguments = context.arguments
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+    from titan_core.api.tools.tokenizer_fingerprint import fingerprint
     from titan_core.data.tokenize import tokenize
     from titan_core.data.tokenized import INDEX, read_index
-    from titan_core.tokenizers.fingerprint import fingerprint
 
-    job = assemble(*load(arguments))
+    job = context.job()
     datasets = job.data.datasets
     columns = (
         TextColumn("{task.description}"),

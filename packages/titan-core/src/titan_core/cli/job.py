@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from titan_core.api.command import CommandContext
 from titan_core.api.job import Job
-from titan_core.api.tools.arguments import json_argument, load, recipe_arguments, world_size_argument
+from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.job.assemble import assemble
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def show(arguments: argparse.Namespace) -> int:
+def show(context: CommandContext) -> int:
     """Print what a recipe assembles to: components, mesh, batch, and the order of the transforms."""
-    job = assemble(*load(arguments), arguments.world_size)
+    arguments = context.arguments
+    job = context.job(arguments.world_size)
     facts = describe(job)
     if arguments.json:
         print_json(facts)
@@ -75,7 +76,7 @@ def describe(job: Job) -> dict[str, Any]:
         },
         "components": components,
         "transforms": [
-            {"phase": one.phase.name, "name": one.name, "distribution": job.registry.owner(one).distribution}
+            {"phase": one.phase.name, "name": one.name, "distribution": job.registry.distribution(one)}
             for one in job.transforms
         ],
         "dump_folder": job.dump_folder,

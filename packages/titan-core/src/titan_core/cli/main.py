@@ -14,10 +14,11 @@ from titan_core.api.components import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.tools.shown import shorten
+from titan_core.cli.invocation import Invocation
 from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import describe_options
-from titan_core.known_packages import package_for
 from titan_core.plugins.discovery import CORE
+from titan_core.plugins.known_packages import package_for
 from titan_core.plugins.registry import Registry
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -109,12 +110,10 @@ def _run(argv: list[str]) -> int:
     if command.arguments is not None:
         command.arguments.load()(parser)
     namespace = parser.parse_args(own)
-    namespace.registry = registry
-    namespace.overrides = parse_overrides(overrides)
-    namespace.override_arguments = overrides
+    invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides)
     run = command.run.load()
     gc.enable()
-    return run(namespace)
+    return run(invocation)
 
 
 def _find(commands: dict[str, Command], argv: list[str]) -> tuple[Command, list[str]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from titan_core.api.tools.output import print_json, print_table
+from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: Invocation) -> int:
     """List plugins with what they provide, broken ones with why, and conflicts."""
-    registry: Registry = arguments.registry
+    arguments = context.arguments
+    registry = context.registry
     if arguments.json:
         print_json(as_json(registry))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from titan_core.api.command import CommandContext
 from titan_core.api.runs.run_log import RunLog
 
 DEFAULT_FILE = "report.html"
@@ -22,8 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--png", metavar="FOLDER", help="write the charts as PNG files into FOLDER too")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Write the page, and the pictures if they are requested."""
+    arguments = context.arguments
     from titan_core.report.page import write_report
 
     folders = {Path(one).resolve(): Path(one) for one in arguments.runs}  # one that is named twice is one run

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from titan_core.api.command import CommandContext
 from titan_core.api.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -19,11 +20,10 @@ from titan_core.api.errors import (
 )
 from titan_core.api.job import Job
 from titan_core.api.numbers import MOST_RANKS
-from titan_core.api.tools.arguments import load, parse_whole, recipe_arguments, whole
+from titan_core.api.runs.parent_process import end_with_parent
+from titan_core.api.tools.arguments import parse_whole, recipe_arguments, whole
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.tools.shown import shorten
-from titan_core.job.assemble import assemble
-from titan_core.parent_process import end_with_parent
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Check the job, then train it here or launch the processes that do."""
+    arguments = context.arguments
     end_with_parent()
-    config, registry = load(arguments)
     if arguments.nproc_per_node is not None or arguments.nnodes != "1":
         from titan_core.train.launch import launch, processes
 
         # Checked once here, so that a mistake is reported once, before any process starts.
-        job = assemble(config, registry, processes(arguments.nproc_per_node, arguments.nnodes))
+        job = context.job(processes(arguments.nproc_per_node, arguments.nnodes))
         job.require_hardware()
         given = {name: value for name, value in vars(arguments).items() if value is not None}
         return launch(argparse.Namespace(**{**_LAUNCHERS, "nproc_per_node": None, **given}), job)
@@ -78,11 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
                 option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N"
             )
     rank, world_size = _place_in_environment()
-    job = assemble(config, registry, world_size)
+    job = context.job(world_size)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    for name in {plugin.module.__name__.partition(".")[0] for plugin in registry.found.plugins}:
+    for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
         logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
     with early_lock(job.dump_folder):

@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.arguments import seconds
@@ -20,12 +21,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Show the run until Ctrl-C.
 
     Raises:
         UserError: with ``--once``, there is no run; without it, stdout is no terminal.
     """
+    arguments = context.arguments
     from rich.console import Console
     from rich.live import Live
 

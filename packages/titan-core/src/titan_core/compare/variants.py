@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
-from titan_core.config.overrides import Override, parse_overrides
+from titan_core.config.overrides import parse_overrides
 
 BASELINE = "as it is"
 LONGEST = 80

@@ -10,15 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from titan_core.api.components import Recipe
-from titan_core.api.config import Config
+from titan_core.api.config import COMMAND_LINE, Config, Override
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection, PluginsSection
 from titan_core.api.tools.secrets import lacks_secret, text_without_secrets
-from titan_core.api.tools.shown import problems_of, shorten, show
+from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
-from titan_core.config.overrides import COMMAND_LINE, Override, value_of
-from titan_core.known_packages import package_for
+from titan_core.config.overrides import value_of
+from titan_core.config.problems import problems_of
+from titan_core.plugins.known_packages import package_for
 from titan_core.plugins.registry import Registry
 
 Table = dict[str, Any]

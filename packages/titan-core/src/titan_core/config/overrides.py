@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from titan_core.api.config import COMMAND_LINE, Override
 from titan_core.api.errors import UserError
 from titan_core.api.tools.toml import BadToml, parse_toml
-
-COMMAND_LINE = "command line"
-
-
-@dataclass(frozen=True)
-class Override:
-    """One override, as text: ``key`` is dotted, with dashes already turned into underscores."""
-
-    key: str
-    text: str
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.config_changes import RefusedChange, refusal
-from titan_core.api.dataset import DocumentSource, State
+from titan_core.api.dataset import DocumentSource, State, StreamSpec
 from titan_core.api.job import Job
 from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup, StepRows
-from titan_core.data.stream_spec import StreamSpec
+from titan_core.data.streams import stream_changes, stream_identity
 
 log = logging.getLogger(__name__)
 
@@ -116,22 +116,22 @@ class DataLoader:
         """What keeps the positions of ``state``, which :meth:`state_dict` returned, from being positions in this stream.
 
         Args:
-            allowed: patterns of what may differ (:meth:`~titan_core.data.stream_spec.StreamSpec.changes`).
+            allowed: patterns of what may differ (:func:`~titan_core.data.streams.stream_changes`).
         """
-        refused, _ = self._spec.changes(state["stream_of"], self._stream, allowed)
+        refused, _ = stream_changes(self._spec, state["stream_of"], self._stream, allowed)
         return refused
 
     def load_state_dict(self, state: State, allowed: Sequence[str] = ()) -> None:
         """Resume from positions that :meth:`state_dict` returned, here or on other ranks, whose shards may be in it too.
 
         Args:
-            allowed: patterns of what may differ (:meth:`~titan_core.data.stream_spec.StreamSpec.changes`).
+            allowed: patterns of what may differ (:func:`~titan_core.data.streams.stream_changes`).
 
         Raises:
             UserError: they are positions in another stream.
             ValueError: they are no positions.
         """
-        refused, accepted = self._spec.changes(state["stream_of"], self._stream, allowed)
+        refused, accepted = stream_changes(self._spec, state["stream_of"], self._stream, allowed)
         if refused:
             raise refusal(refused, allowed)
         for change in accepted:
@@ -147,7 +147,7 @@ class DataLoader:
     @cached_property
     def _stream(self) -> State:
         """What the positions are positions in. Found out once: it looks at the data."""
-        return self._spec.identity(self._sources, self._tokenizer)
+        return stream_identity(self._spec, self._sources, self._tokenizer)
 
     def close(self) -> None:
         """Read no further ahead."""

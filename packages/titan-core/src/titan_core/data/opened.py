@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from titan_core.api.dataset import DocumentSource
 from titan_core.api.job import Job
 from titan_core.api.tokenizer import DescribesMarks
+from titan_core.data.streams import open_sources
 
 log = logging.getLogger(__name__)
 
@@ -30,4 +31,4 @@ class OpenedData:
         if isinstance(job.text_tokenizer, DescribesMarks):
             for line in job.text_tokenizer.describe_marks():
                 log.info("tokenizer %s: %s", job.tokenizer.name, line)
-        return cls(job.data.open_sources(), job.validation.open_sources() if job.validation is not None else ())
+        return cls(open_sources(job.data), open_sources(job.validation) if job.validation is not None else ())

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
-from titan_core.api.dataset import DocumentSource, State
+from titan_core.api.dataset import DocumentSource, State, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.shards import ShardGroup, StepRows
-from titan_core.data.stream_spec import StreamSpec
+from titan_core.data.streams import open_sources
 from titan_core.data.worker_process import ENDED, end_now, worker_processes
 
 Positions = dict[str, State]
@@ -129,7 +129,7 @@ _group: Future[ShardGroup] = Future()
 def _open(spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
     try:
         tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
-        _group.set_result(_make_group(spec, spec.open_sources(), tokenizer, indices, positions))
+        _group.set_result(_make_group(spec, open_sources(spec), tokenizer, indices, positions))
     except Exception as error:  # noqa: BLE001 - kept for the first read, which raises it where it is waited for
         _group.set_exception(error)
 

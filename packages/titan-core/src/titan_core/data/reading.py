@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
-from typing import Literal
 
-from titan_core.api.dataset import CorruptRecord, Document, DocumentShard
+from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, ReadPolicy
 from titan_core.api.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -17,16 +15,6 @@ _NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "huggingface_hub
 _TOLD = 20
 LONGEST_WAIT = 3600.0
 """Seconds between two tries at most, however often the wait was doubled."""
-
-
-@dataclass(frozen=True)
-class ReadPolicy:
-    """What to do about errors of a source."""
-
-    on_corrupt: Literal["stop", "skip"] = "stop"
-    retries: int = 5
-    first_wait: float = 1.0
-    """Seconds before the first retry; doubled for each further one."""
 
 
 class DocumentReader:

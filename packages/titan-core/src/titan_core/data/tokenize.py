@@ -14,15 +14,14 @@ from pathlib import Path
 
 import numpy
 
-from titan_core.api.dataset import DocumentSource
+from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.data.reading import DocumentReader
-from titan_core.data.stream_spec import DatasetSpec, StreamSpec
 from titan_core.data.token_ids import token_ids
 from titan_core.data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 from titan_core.data.worker_process import ENDED, end_now, worker_processes
-from titan_core.tokenizers.fingerprint import fingerprint
 
 PLAN = "plan.json"
 

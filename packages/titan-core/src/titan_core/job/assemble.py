@@ -20,7 +20,7 @@ from titan_core.api.components import (
     Transform,
 )  # fmt: skip
 from titan_core.api.config import Config
-from titan_core.api.errors import Problem, UserError
+from titan_core.api.errors import PluginFailure, Problem, UserError
 from titan_core.api.job import Job, JobFacts
 from titan_core.api.layout import ModelDefinition
 from titan_core.api.sections import (
@@ -30,13 +30,12 @@ from titan_core.api.sections import (
     TrainingSection,
 )  # fmt: skip
 from titan_core.api.tokenizer import TextTokenizer
-from titan_core.api.tools.shown import problems_of
+from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.job.phases import in_order
-from titan_core.known_packages import package_for
-from titan_core.plugins.guard import PluginFailure
+from titan_core.job.transform_order import in_order
+from titan_core.plugins.known_packages import package_for
 from titan_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=Component)
@@ -64,7 +63,8 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
             return None
 
     model = attempt(_pick, config, registry, Model, "model.name")
-    definition = attempt(define_model, config, registry, model) if model is not None else None
+    args = attempt(model_args, config, model) if model is not None else None
+    definition = attempt(model.define.load(), args) if model is not None and args is not None else None
     tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
     datasets = attempt(pick_datasets, config, registry, text_tokenizer)
@@ -102,13 +102,14 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
     if problems:
         raise UserError(*problems)
-    assert model and datasets and tokenizer and text_tokenizer and optimizer and lr_schedule
+    assert model and args and datasets and tokenizer and text_tokenizer and optimizer and lr_schedule
     assert transforms is not None
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
         registry=registry,
         model=model,
+        model_args=args,
         transforms=tuple(transforms),
         data=stream,
         validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
@@ -127,15 +128,6 @@ def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     if name not in registry.names(kind):
         raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
     return registry.get(kind, name)
-
-
-def define_model(config: Config, registry: Registry, model: Model) -> ModelDefinition:
-    """The model's flavor with ``[model.args]`` applied, defined.
-
-    Raises:
-        UserError: no such flavor, or arguments that the model refuses.
-    """
-    return model.define.load()(model_args(config, model))
 
 
 def model_args(config: Config, model: Model) -> BaseModel:

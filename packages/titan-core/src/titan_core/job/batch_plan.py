@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.sections import DataSection, TrainingSection
 
 MOST_TOKENS_AHEAD = 2**31
 """Tokens that one rank may read ahead: 16 GiB of ids."""
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Sizes in sequences. ``global_size = ranks * microbatches * local_size``."""
-
-    global_size: int
-    local_size: int
-    microbatches: int
-    """Forward and backward passes per optimizer step (gradient accumulation)."""
-    ranks: int
-    """Ranks that see different sequences."""
-    logical_shards: int
-    """Streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
-    seq_len: int
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Input tokens of one optimizer step, over all ranks."""
-        return self.global_size * self.seq_len
 
 
 def plan_batch(config: Config, ranks: int) -> BatchPlan:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.components import Dataset, Tokenizer
 from titan_core.api.config import Config
-from titan_core.api.dataset import DatasetRequest
+from titan_core.api.dataset import DatasetRequest, DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.tokenizer import TextTokenizer
-from titan_core.data.reading import ReadPolicy
-from titan_core.data.stream_spec import DatasetSpec, StreamSpec
-from titan_core.job.batch_plan import BatchPlan
+from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.plugins.registry import Registry
-from titan_core.tokenizers.fingerprint import fingerprint
 
 MIXTURE = "data.mixture"
 

@@ -11,9 +11,9 @@ import wandb
 from titan_core.api.events import TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.runs.files import LOGS
 from titan_core.api.sections import MetricsSection
 from titan_core.api.tools.secrets import without_secrets
-from titan_core.runlog.run_directory import LOGS
 
 RUN_ID = "wandb_run_id"
 

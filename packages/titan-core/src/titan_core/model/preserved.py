@@ -9,7 +9,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.model_part import ModelPart
-from titan_core.plugins.lifecycle import same_generators
+from titan_core.api.tools.random_state import same_generators
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
+from titan_core.api.model_trial import Around, Call, Shares
 from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 
@@ -28,40 +29,9 @@ LENGTHS = (16, 20, 24)
 
 _BATCH = 2
 
-Around = Callable[..., Any]
-"""(forward, the module's arguments) -> result: what is called in place of a module's forward."""
-
 
 class CannotTry(Exception):
     """The model raised when it was called with a few tokens. The message says what."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A module was called."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    """Of tensors their shapes."""
-    output: Any
-    """As ``arguments``."""
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How positions are divided over ranks. The ranks of a trial are in the batch: ``[ranks * batch, share, ...]``."""
-
-    positions: tuple[Tensor, ...]
-    """Of each rank, the positions that it has; of all ranks as many."""
-
-    def split(self, whole: Tensor, dim: int = 1) -> Tensor:
-        """``[batch, seq, ...]`` to ``[ranks * batch, share, ...]``."""
-        return torch.cat([whole.index_select(dim, one.to(whole.device)) for one in self.positions])
-
-    def join(self, shares: Tensor, dim: int = 1) -> Tensor:
-        """The inverse of :meth:`split`."""
-        order = torch.cat(self.positions).argsort().to(shares.device)
-        return torch.cat(shares.chunk(len(self.positions)), dim).index_select(dim, order)
 
 
 class ModelTrial:

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.components import Command, Component, MetricLogger
+from titan_core.api.components import Command, Component, MetricLogger, Phase
+from titan_core.api.mesh import MeshDim
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 from titan_core.api.weights import WeightFormat
-from titan_core.job.mesh_plan import MeshDim
-from titan_core.job.phases import Phase
 from titan_core.plugins.guard import TAKES, Origin, shown
 
 MOST_COMPONENTS = 10_000

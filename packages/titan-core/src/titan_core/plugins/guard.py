@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NoReturn
 
-from titan_core.api.errors import Problem, RunStopped, UserError
+from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 
 Take = Callable[["Origin", Any], Any]
 """Looks at what a plugin's function returned, and returns what the core uses. Raises :class:`WrongResult`."""
@@ -17,11 +17,6 @@ PASSED_ON = (UserError, RunStopped, BrokenPipeError)
 ``Exception``."""
 MOST_PROBLEMS = 1000
 """How many problems a check may find: a generator may be endless."""
-
-
-class PluginFailure(UserError):
-    """A plugin's code raised an exception that is not for users, or returned the wrong thing. What it raised is the
-    ``__cause__``."""
 
 
 class WrongResult(Exception):
@@ -81,6 +76,10 @@ class Origin:
             return self.call(what, function, arguments, take)
 
         return guarded
+
+    def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, to which a component's field ``purpose`` refers, called by :meth:`call`."""
+        return self.guard(purpose, function, TAKES.get(purpose))
 
     def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same for a hook that wraps the others': what those raise passes through it, and is not its own failure."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pluggy
 
 from titan_core.api import hookspecs
+from titan_core.api.ref import Origin
 from titan_core.api.tools.plain_json import survives_json
-from titan_core.plugins.guard import Origin
+from titan_core.api.tools.random_state import same_generators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,20 +23,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def same_generators() -> Iterator[None]:
-    """The random generators that a model may draw from leave as they came: Python's, and torch's on the CPU and on the
-    current device. Observers need not draw from them knowingly to change them: a module that is imported late may (Rich
-    does), on one rank alone and in a resumed run at another step."""
-    with ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        torch: Any = sys.modules.get("torch")  # without it there is nothing to keep
-        if torch is not None:
-            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-            stack.enter_context(torch.random.fork_rng(devices))
-        yield
 
 
 class Lifecycle:
@@ -65,7 +50,7 @@ class Lifecycle:
         Args:
             failed: takes what a hook of the observer's raises, which then does not end the run.
             origin: whose the observer is. What a hook of it raises then names the plugin
-                (:class:`~titan_core.plugins.guard.PluginFailure`).
+                (:class:`~titan_core.api.errors.PluginFailure`).
 
         Raises:
             pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
@@ -174,7 +159,7 @@ class Lifecycle:
         self._call(self._manager.hook.titan_checkpoint_saved, step=step, path=path)
 
     def finding(self, finding: Finding) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so it leaves the random generators to its
+        """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so it leaves random generators to its
         caller: in the midst of another thread's step there is no state of them to return to."""
         self._manager.hook.titan_finding(finding=finding)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
 from typing import TypeVar
 
 from titan_core.api.components import KINDS, Component, Transform
@@ -118,12 +119,27 @@ class Registry:
 
     def suggest(self, kind: type[C], name: str) -> str:
         """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to fix."""
-        from titan_core.known_packages import package_for
+        from titan_core.plugins.known_packages import package_for
 
         package = package_for(name)
         if package is not None and package not in {plugin.distribution for plugin in self.found.plugins}:
             return self.remedy(package)
         return nearest(name, self.names(kind)) + self.broken_note()
+
+    def modules(self) -> list[tuple[ModuleType, Origin]]:
+        """See :meth:`titan_core.api.registry.Registry.modules`."""
+        return [(plugin.module, plugin.origin) for plugin in self.found.plugins]
+
+    def versions(self) -> list[dict[str, str]]:
+        """See :meth:`titan_core.api.registry.Registry.versions`."""
+        return [
+            {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+            for plugin in self.found.plugins
+        ]
+
+    def distribution(self, component: Component) -> str:
+        """See :meth:`titan_core.api.registry.Registry.distribution`."""
+        return self.owner(component).distribution
 
     def owner(self, component: Component) -> Plugin:
         """The plugin that registered ``component``."""

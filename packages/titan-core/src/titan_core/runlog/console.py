@@ -7,10 +7,10 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerRequest, Record
-from titan_core.data.stream_spec import StreamSpec
 from titan_core.runlog.mfu import format_mfu, is_estimated
 
 

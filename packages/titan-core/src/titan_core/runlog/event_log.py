@@ -9,11 +9,11 @@ from pathlib import Path
 
 from titan_core.api.events import Finding, RunStart, TrainEnd
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.files import EVENTS
 from titan_core.api.runs.json_lines import LineFile
 from titan_core.api.runs.pid_namespace import pid_namespace
 from titan_core.api.tools.secrets import text_without_secrets
-from titan_core.runlog.run_directory import EVENTS
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 
 class EventLog:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.runs.files import METRICS
 from titan_core.api.runs.json_lines import LineFile
-from titan_core.runlog.run_directory import METRICS
 
 
 class JsonLines:

@@ -18,11 +18,11 @@ from titan_core.api.metric_log import LoggerRequest, Record
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import MetricsSection, TrainingSection
 from titan_core.api.tools.device import device_name, memory, synchronize
+from titan_core.api.world import World
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.loggers import Loggers
 from titan_core.runlog.peak_flops import ideal_time_per_token
-from titan_core.train.stopwatch import Stopwatch
-from titan_core.train.world import World
+from titan_core.runlog.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 

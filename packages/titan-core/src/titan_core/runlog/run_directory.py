@@ -13,19 +13,11 @@ from pathlib import Path
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.run_folder import PREVIOUS, run_folders
+from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.record_checks import checked_records, metrics_flaw
 from titan_core.config.render import to_toml
 
-CONFIG = "config.toml"
-PLUGINS = "plugins.json"
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
-"""What happened to the run, over all its attempts (:mod:`titan_core.runlog.event_log`)."""
-DEBUG = "debug"
-"""A folder for what debugging plugins leave: traces, dumps, statistics."""
-LOGS = "logs"
-"""A folder for metric loggers with files of their own, and for the log of each rank (:mod:`titan_core.train.outcome`)."""
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
 """What belongs to one run, from a fresh start to its end."""
 LOCKED = "TITAN_LOCKED"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.api.errors import UserError
+from titan_core.api.tools.surrogates import without_surrogates
 from titan_core.tokenizers.document_marks import TOKENIZER, document_marks
-from titan_core.tokenizers.surrogates import without_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,15 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import JobFacts
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.late_reports import LateReports
-from titan_core.train.world import World
+from titan_core.api.tools.late_reports import LateReports, is_finite
+from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +97,6 @@ class FiniteGuard(LateReports):
     def _world(self) -> World:
         assert self._run is not None
         return self._run.world
-
-
-def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
-    """Whether loss and gradient norm are numbers, on all ranks; to be called by all of them."""
-    finite = math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
-    if world.plan.copies > 1:  # each copy of the weights has a gradient norm of its own
-        return not world.max(torch.tensor(int(not finite))).item()
-    return finite
 
 
 def _figures(step: PendingUpdate | StepReport) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor]]:

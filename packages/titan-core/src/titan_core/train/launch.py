@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from titan_core.api.errors import EXIT_INTERRUPTED, UserError
 from titan_core.api.job import Job
 from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
+from titan_core.api.runs.parent_process import environment_of_child
 from titan_core.api.tools.arguments import parse_whole
 from titan_core.api.tools.secrets import arguments_without_secrets
 from titan_core.api.tools.shown import shorten
-from titan_core.parent_process import environment_of_child
 from titan_core.plugins.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
         from titan_core.train.agent import RankAgent
         from titan_core.train.outcome import FOLDER
 
-        lifecycle = Lifecycle(plugin.module for plugin in job.registry.found.plugins)
+        lifecycle = Lifecycle(module for module, _ in job.registry.modules())
         with rendezvous_errors(options):
             spec = WorkerSpec(
                 role=ROLE,

@@ -9,8 +9,8 @@ import torch
 
 from titan_core.api.errors import UserError
 from titan_core.api.shared_request import SharedRequests
+from titan_core.api.world import World
 from titan_core.data.loader import DataLoader, StepData
-from titan_core.train.world import World
 
 
 @dataclass(frozen=True)

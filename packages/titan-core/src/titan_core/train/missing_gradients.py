@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from torch import nn
 
 from titan_core.api.events import Finding
-from titan_core.plugins.lifecycle import Lifecycle, same_generators
-from titan_core.train.world import World
+from titan_core.api.tools.random_state import same_generators
+from titan_core.api.world import World
+from titan_core.plugins.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from titan_core.api.errors import RunStopped, UserError
+from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.tools.secrets import text_without_secrets
-from titan_core.plugins.guard import PluginFailure
-from titan_core.runlog.run_directory import LOGS
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import random
 import torch
 
 from titan_core.api.sections import TrainingSection
-from titan_core.train.world import World
+from titan_core.api.world import World
 
 
 def prepare_numerics(training: TrainingSection, world: World) -> None:

@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import CommSection
-from titan_core.train.world import BACKGROUND
+from titan_core.api.world import BACKGROUND
 
 SETTABLE = {"gloo", "nccl"}
 """Backends whose timeout can be set; of others torch 2.11 raises (the fake one), 2.15 warns."""

@@ -21,6 +21,7 @@ from titan_core.api.param_groups import param_groups
 from titan_core.api.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepRunner
+from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts
@@ -30,15 +31,15 @@ from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
+from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.seeds import prepare_numerics
-from titan_core.train.stopwatch import Stopwatch
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
-from titan_core.train.world import World, join_world
+from titan_core.train.world import join_world
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         UserError: a mistake in the config that only the data or the other ranks could show.
     """
     lifecycle = Lifecycle()
-    for plugin in job.registry.found.plugins:
-        lifecycle.register(plugin.module, origin=plugin.origin)
+    for module, origin in job.registry.modules():
+        lifecycle.register(module, origin=origin)
     for debugger in job.debuggers:
         lifecycle.register(debugger.build.load()(job.facts), origin=job.registry.origin(debugger))
     for observer in observers:
@@ -105,7 +106,7 @@ class Trainer:
         prepare_numerics(self.training, world)
 
         context = TransformContext(job.facts, world.mesh, world.device)
-        loader = data_loader(job, data.training, world.data_rank)
+        self.loader = data_loader(job, data.training, world.data_rank)
         parts = build_parts(job, context)
         self.run_step = self._step_runner(parts, context)
         for transform in job.transforms:
@@ -117,7 +118,7 @@ class Trainer:
         section = job.config.section(OptimizerSection)
         optimizer = job.optimizer.build.load()(param_groups(named, section), section)
         lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
-        self.state = TrainState(parts, optimizer, lr_scheduler, loader)
+        self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
             self.checkpoints.restore()
@@ -132,7 +133,7 @@ class Trainer:
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
         self.skipped = False  # whether the last step's update was left out
-        self.lookahead = Lookahead(loader, world, self.requests, len(job.data.datasets))
+        self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
@@ -184,7 +185,7 @@ class Trainer:
         if totals.num_targets == 0:
             why = "its next global batch has no token that another one of its document follows"
             raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
-        data = self.state.loader.next_step()
+        data = self.loader.next_step()
         assert data is not None
         self.lifecycle.step_end(self._train_step(data, totals))
         self.save(last=number == self.last_step)
@@ -211,7 +212,7 @@ class Trainer:
     def close(self) -> None:
         """Finish what is still being written, and read no further."""
         with ExitStack() as stack:
-            stack.callback(self.state.loader.close)
+            stack.callback(self.loader.close)
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             stack.callback(self.events.close)

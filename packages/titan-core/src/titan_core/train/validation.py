@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from titan_core.api.dataset import DocumentSource
+from titan_core.api.dataset import DocumentSource, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.events import ValidationReport
 from titan_core.api.job import Job
@@ -17,11 +17,10 @@ from titan_core.api.sections import DataSection, ValidationSection
 from titan_core.api.shared_request import SharedRequest, SharedRequests
 from titan_core.api.step import StepRunner
 from titan_core.api.tools.device import synchronize
+from titan_core.api.world import World
 from titan_core.data.loader import DataLoader
-from titan_core.data.stream_spec import StreamSpec
 from titan_core.model.preserved import preserved_state
 from titan_core.train.lookahead import Lookahead
-from titan_core.train.world import World
 
 
 class Validation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from titan_core.api.command import CommandContext
 from titan_core.api.tools.arguments import json_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_debug.cli.running import ask_and_wait, world_size
@@ -28,8 +29,9 @@ def dump_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the directory of a running job")
 
 
-def run_analyse(arguments: argparse.Namespace) -> int:
+def run_analyse(context: CommandContext) -> int:
     """Say which rank holds the others up."""
+    arguments = context.arguments
     found = analyse(read_dumps(dump_folder(arguments.path)))
     if arguments.json:
         print_json(found.as_dict())
@@ -53,8 +55,9 @@ def _print(found: Analysis) -> None:
         print(f"note: {note}")
 
 
-def run_dump(arguments: argparse.Namespace) -> int:
+def run_dump(context: CommandContext) -> int:
     """Ask every rank of a running job for a dump; the status is 1 if some do not answer."""
+    arguments = context.arguments
     size = world_size(arguments.run, "`titan flight analyse` reads what it has left")
     folder = dump_folder(arguments.run)
     files = [folder / RANK_FILE.format(rank) for rank in range(size)]

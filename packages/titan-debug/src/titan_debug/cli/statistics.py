@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
 from titan_core.api.runs.run_log import RunLog
@@ -37,8 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Print a line for each module's output and each parameter's gradient."""
+    arguments = context.arguments
     default = NumericsSection.model_fields["save_statistics_folder"].default
     folder = RunLog.read_folder(arguments.run, "numerics.save_statistics_folder", default)
     steps = _asked(arguments.run, folder, arguments.wait) if arguments.now else read_statistics(folder)

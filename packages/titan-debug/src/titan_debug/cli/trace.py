@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from titan_core.api.command import CommandContext
 from titan_core.api.tools.arguments import few, json_argument
 from titan_core.api.tools.output import print_json, print_table
 
@@ -27,8 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Print where the time of a step went, by rank, and the operators that took most of the slowest rank's."""
+    arguments = context.arguments
     from titan_debug.profiling.trace_events import TraceEvents
     from titan_debug.profiling.trace_files import trace_files
     from titan_debug.profiling.trace_summary import most_waiting, slowest, summarise

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
@@ -16,7 +18,6 @@ from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import json_argument, real, recipe_arguments, step_count
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.config.overrides import Override
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.read import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
@@ -44,9 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(context: CommandContext) -> int:
     """Train on each mesh, compare, report; exit status 1 where they differ."""
-    dims = mesh_dims(arguments.registry)
+    arguments = context.arguments
+    dims = mesh_dims(context.registry)
     meshes = [parse_mesh(text, dims) for text in arguments.mesh]
     if not meshes:
         raise UserError.one("titan verify", "no mesh", "give --mesh dp_shard=2, or several meshes")
@@ -54,15 +56,17 @@ def run(arguments: argparse.Namespace) -> int:
         meshes.insert(0, Mesh({}))
     if len(set(map(str, meshes))) < len(meshes):
         raise UserError.one("titan verify", "a mesh is given twice", "drop one")
-    reference = job_on(meshes[0], arguments.recipe, arguments.overrides, arguments.registry)
+    reference = job_on(meshes[0], context, dims)
     steps = min(arguments.steps, reference.config.section(TrainingSection).steps)
     folder = Path(arguments.output or Path("outputs", "verify", Path(reference.config.section(JobSection).dump_folder).name))
     runs = []
     for mesh in meshes:
-        overrides = [*arguments.overrides, *same_batch(mesh, reference, dims), *observed(reference, steps)]
-        job_on(mesh, arguments.recipe, overrides, arguments.registry)  # every mistake is reported before anything is trained
+        more = [*same_batch(mesh, reference, dims), *observed(reference, steps)]
+        job_on(mesh, context, dims, more)  # every mistake is reported before anything is trained
         place = folder / str(mesh).replace(" ", "_")
-        runs.append(ChildRun(arguments.recipe, [*overrides, *overrides_for(mesh, dims)], mesh.processes, place))
+        runs.append(
+            ChildRun(arguments.recipe, [*context.overrides, *more, *overrides_for(mesh, dims)], mesh.processes, place)
+        )
     with FolderLock(folder, f"--output {folder}"):
         for mesh, child in zip(meshes, runs, strict=True):
             if not arguments.json:

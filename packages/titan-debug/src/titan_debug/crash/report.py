@@ -10,14 +10,13 @@ import traceback
 from pathlib import Path
 from threading import Thread
 
-from titan_core.api.errors import RunStopped, UserError
+from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import JobFacts
+from titan_core.api.runs.files import DEBUG, METRICS
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets, without_secrets
-from titan_core.plugins.guard import PluginFailure
-from titan_core.runlog.run_directory import DEBUG, METRICS
 from titan_debug.config import CommTraceSection
 from titan_debug.crash.environment import command_line, describe_environment
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page

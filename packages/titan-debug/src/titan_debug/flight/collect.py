@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from titan_core.api.tools.consequences import chain, follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets
-from titan_core.train.world import World
+from titan_core.api.world import World
 from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
 from titan_debug.flight.recorded import process_groups, recorded_entries
 from titan_debug.flight.stacks import stack_of_traceback, thread_stacks

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.files import CONFIG, EVENTS
 from titan_core.api.runs.run_log import RunLog
-from titan_core.runlog.run_directory import CONFIG, EVENTS
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks

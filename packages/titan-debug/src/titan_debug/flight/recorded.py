@@ -11,7 +11,7 @@ from typing import Any
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from titan_core.train.world import World
+from titan_core.api.world import World
 from titan_debug.flight.dump import Entry, Frame, Group
 
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.files import CONFIG
 from titan_core.api.runs.run_log import RunLog
-from titan_core.runlog.run_directory import CONFIG
 from titan_debug.config import ProfilingSection
 
 _STEP = re.compile(r"step-(\d+)")

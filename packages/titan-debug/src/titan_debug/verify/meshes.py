@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from titan_core.api.command import CommandContext
 from titan_core.api.components import Transform
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError, nearest
 from titan_core.api.job import Job
+from titan_core.api.mesh import MeshDim, dims_in_order
 from titan_core.api.numbers import MOST_PROCESSES
+from titan_core.api.registry import Registry
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import parse_whole
 from titan_core.api.tools.shown import shorten
-from titan_core.config.load import load_config
-from titan_core.config.overrides import Override
-from titan_core.job.assemble import assemble
-from titan_core.job.mesh_plan import MeshDim, dims_in_order
-from titan_core.plugins.registry import Registry
 
 ONE_DEVICE = "one device"
 
@@ -68,15 +67,14 @@ def overrides_for(mesh: Mesh, dims: Sequence[MeshDim]) -> list[Override]:
     return [Override(dim.degree_key, str(mesh.degrees.get(dim.name, 1))) for dim in dims]
 
 
-def job_on(mesh: Mesh, recipe: str, overrides: Sequence[Override], registry: Registry) -> Job:
-    """The job on ``mesh``.
+def job_on(mesh: Mesh, context: CommandContext, dims: Sequence[MeshDim], more: Sequence[Override] = ()) -> Job:
+    """The command's job on ``mesh``, with ``more`` overrides.
 
     Raises:
         UserError: it is impossible there.
     """
-    config, left = load_config(recipe, [*overrides, *overrides_for(mesh, mesh_dims(registry))], registry)
     try:
-        return assemble(config, left, mesh.processes)
+        return context.job(mesh.processes, [*more, *overrides_for(mesh, dims)])
     except UserError as error:
         told = (UserError.one(f"on {mesh}", str(problem)).problems[0] for problem in error.problems)
         raise UserError(*told) from None

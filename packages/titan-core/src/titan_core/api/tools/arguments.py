@@ -6,11 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
-from titan_core.api.config import Config
 from titan_core.api.numbers import LONGEST_SECONDS, MOST_PROCESSES, MOST_RANKS, MOST_STEPS
 from titan_core.api.tools.shown import shorten
-from titan_core.config.load import load_config
-from titan_core.plugins.registry import Registry
 
 DEFAULT_RECIPE = "llama3_debug"
 
@@ -88,8 +85,3 @@ seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
 def json_argument(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def load(arguments: argparse.Namespace) -> tuple[Config, Registry]:
-    """The config that the command line names, and the plugins that it leaves on."""
-    return load_config(arguments.recipe, arguments.overrides, arguments.registry)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from titan_core.api.events import StepReport
+import torch
+
+from titan_core.api.events import PendingUpdate, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.device import HostCopy
+from titan_core.api.world import World
 
 
 class LateReports(ABC):
@@ -43,3 +47,11 @@ class LateReports(ABC):
     def _look(self, report: StepReport, on_its_way: HostCopy) -> None:
         loss, rank_losses, grad_norm = on_its_way.wait()
         self.look(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm))
+
+
+def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
+    """Whether loss and gradient norm are numbers, on all ranks; to be called by all of them."""
+    finite = math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
+    if world.plan.copies > 1:  # each copy of the weights has a gradient norm of its own
+        return not world.max(torch.tensor(int(not finite))).item()
+    return finite

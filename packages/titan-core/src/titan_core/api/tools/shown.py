@@ -1,23 +1,16 @@
-"""Pydantic's complaints as Titan's problems: file, key, value, reason, fix."""
+"""Values as errors and tables show them: short, and without secrets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
-from titan_core.api.errors import Problem, nearest
 from titan_core.api.numbers import LARGEST
 from titan_core.api.sane_values import DEEPEST
 from titan_core.api.tools.secrets import LEFT_OUT, is_secret, text_without_secrets
-from titan_core.config.docs import field_docs
-
-Where = Callable[[str, Any], str]
-"""(dotted key, value) -> where it came from, as a person would say it."""
-
 
 LONGEST_SHOWN = 200
 """Characters of a value in an error."""
@@ -55,90 +48,3 @@ def _show(value: Any, hide: bool, depth: int) -> str:
         return json.dumps(value, ensure_ascii=False)
     except TypeError:
         return repr(value)
-
-
-def problems_of(
-    error: ValidationError, prefix: str, cls: type[BaseModel], raw: Mapping[str, Any], where: Where
-) -> list[Problem]:
-    """The problems in ``error``, which was raised while ``raw`` was validated as ``cls`` under the key ``prefix``."""
-    problems = []
-    for entry in error.errors(include_url=False):
-        path = [str(part) for part in entry["loc"]]
-        key = "".join([prefix, *(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)])
-        value = entry["input"]
-        if entry["type"] == "extra_forbidden":
-            owner = _model_at(cls, path[:-1])
-            fields = list(owner.model_fields) if owner is not None else []
-            problems.append(Problem(where(key, value), "unknown key", nearest(path[-1], fields)))
-        elif entry["type"] == "missing":
-            problems.append(Problem(where(key, None), "a value is needed", "add the key"))
-        elif not path:
-            # A rule over several keys of the section: what was validated says more than the whole section would.
-            problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
-        else:
-            owner = _model_at(cls, path[:-1])
-            about = field_docs(owner).get(path[-1]) if owner is not None else None
-            fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
-            if entry["type"] == "list_type":
-                fix = f'write a list, such as ["a", "b"]; {fix}'
-            field = owner.model_fields.get(path[-1]) if owner is not None else None
-            problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
-    return problems
-
-
-_RELATIONS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
-"""What pydantic calls bounds, and in words."""
-
-
-def bounds_of(field: FieldInfo) -> str:
-    """The bounds of a numeric field in words, such as ``"greater than 0 and at most 2592000"``; empty without any."""
-    found = dict(_bounds((field.annotation, *field.metadata)))
-    return " and ".join(f"{words} {_number(found[name])}" for name, words in _RELATIONS.items() if name in found)
-
-
-def _bounds(annotations: Iterable[Any]) -> Iterator[tuple[str, float]]:
-    for one in annotations:
-        if isinstance(one, FieldInfo):
-            yield from _bounds(one.metadata)
-        elif get_origin(one) is not None:
-            yield from _bounds((*get_args(one), *getattr(one, "__metadata__", ())))
-        else:
-            yield from (
-                (name, getattr(one, name)) for name in _RELATIONS if isinstance(getattr(one, name, None), int | float)
-            )
-
-
-def _number(value: float) -> str:
-    """Without a row of zeros: 1e-30, and 2592000 as it is."""
-    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e16)
-    return str(int(value)) if whole else f"{value:g}"
-
-
-def _reason(entry: Any, bounds: str = "") -> str:
-    kind, context = entry["type"], entry.get("ctx", {})
-    for name, words in _RELATIONS.items():
-        if isinstance(context.get(name), int | float):
-            return f"must be {words} {_number(context[name])}"
-    message = str(entry["msg"]).removeprefix("Value error, ").replace("Input should be", "must be", 1)
-    if bounds and kind in ("int_type", "float_type", "int_from_float"):
-        message = message.replace("a valid integer", "a whole number", 1).replace("a valid number", "a number", 1)
-        return f"{message}, {bounds}"
-    return message
-
-
-def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The model whose keys may stand at ``path`` inside ``cls`` (one nested list of models is all that sections have)."""
-    if not path:
-        return cls
-    field = cls.model_fields.get(path[0])
-    return _nested_model(field.annotation) if field is not None else None
-
-
-def _nested_model(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _nested_model(argument)
-        if found is not None:
-            return found
-    return None

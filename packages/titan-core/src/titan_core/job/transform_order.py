@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from titan_core.api.components import Phase
 from titan_core.api.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from titan_core.api.components import Transform
-
-
-class Phase(IntEnum):
-    """The phases, in the order of their application. Why this order:
-
-    a pipeline cut decides which modules a rank has at all; precision swaps linear layers, so that everything later wraps
-    the swapped ones; tensor parallelism shards them; context parallelism works on what is left of the heads;
-    recomputation must see the final operators, and the compiler must see recomputation; data parallelism goes last,
-    because it hooks the boundaries of whole compiled blocks.
-    """
-
-    PIPELINE = 1
-    PRECISION = 2
-    TENSOR = 3
-    CONTEXT = 4
-    RECOMPUTE = 5
-    COMPILE = 6
-    DATA = 7
 
 
 def in_order(transforms: Iterable[Transform]) -> list[Transform]:
