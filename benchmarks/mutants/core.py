@@ -22,7 +22,7 @@ VALUES = "tests/core/test_random_values.py"
 TRAINER = "tests/core/test_trainer.py"
 
 STEP, NORM, TRAIN = "core/api/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
-LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/train/world.py", "core/train/finite_guard.py"
+LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/world.py", "core/train/finite_guard.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/param_groups.py"
 ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
 
@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant("skipped-update-done-anyway", TRAIN, "            if not skipped:\n", "            if True:\n", (SKIPPED,)),
     Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
     Mutant("gradients-never-zeroed", TRAIN, "            state.optimizer.zero_grad()\n", "", (ORACLE,)),
-    Mutant("schedule-stands-still", TRAIN, "            state.lr_scheduler.step()\n", "", (ORACLE,)),
-    Mutant("schedule-skips-with-the-update", TRAIN, "            state.lr_scheduler.step()\n", "            if not skipped:\n                state.lr_scheduler.step()\n", (SKIPPED,)),
+    Mutant("schedule-stands-still", TRAIN, "            advance(state.lr_scheduler, updated=not skipped)\n", "", (ORACLE,)),
+    Mutant("schedule-skips-with-the-update", TRAIN, "            advance(state.lr_scheduler, updated=not skipped)\n", "            if not skipped:\n                advance(state.lr_scheduler, updated=True)\n", (SKIPPED,)),
     Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
     Mutant("reported-rate-of-the-last-group", TRAIN, 'state.optimizer.param_groups[0]["lr"]', 'state.optimizer.param_groups[-1]["lr"]', (ORACLE,)),
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_the_story_of_a_run",)),
@@ -79,12 +79,12 @@ MUTANTS = (
     Mutant("a-request-told-again", "core/api/shared_request.py", "            self.asked = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
     Mutant("a-request-forgotten", "core/api/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_made_again_meanwhile",)),
     Mutant("other-plugin-versions-accepted", "core/api/job.py", "one[\"version\"] for one in self.plugin_versions()", "\"\" for one in self.plugin_versions()", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_changes_with_any_plugins_version")),
-    Mutant("other-configs-accepted", WORLD, "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused",)),
+    Mutant("other-configs-accepted", "core/train/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_other_plugin_versions_are_refused",)),
     Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_places_of_ranks_that_see_the_same",)),
     Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.copy_group)", "dist.all_reduce(tensor)", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return False", "            return False", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
-    Mutant("infinite-norms-are-fine", GUARD, " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_what_is_not_finite_is_skipped_reported_or_the_end",)),
+    Mutant("infinite-norms-are-fine", "core/api/tools/late_reports.py", " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_what_is_not_finite_is_skipped_reported_or_the_end",)),
     Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
     Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (FINITE + "::test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts",)),
     # -- validation
@@ -135,11 +135,11 @@ MUTANTS = (
     Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), tuple(offset)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
     Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),
     # -- observation
-    Mutant("observers-draw", "core/plugins/lifecycle.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
-    Mutant("observers-draw-torchs", "core/plugins/lifecycle.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw", "core/api/tools/random_state.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw-torchs", "core/api/tools/random_state.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
     # -- plans
     Mutant("microbatches-of-one-rank", "core/job/batch_plan.py", "size // (local * ranks), ranks", "size // local, ranks", (MODEL,)),
     Mutant("shards-not-of-whole-ranks", "core/job/batch_plan.py", "if shards % ranks or size % shards:", "if size % shards:", (MODEL,)),
-    Mutant("batch-degree-with-the-sequence", "core/job/mesh_plan.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
-    Mutant("batch-of-the-wrong-dimension", "core/job/mesh_plan.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
+    Mutant("batch-degree-with-the-sequence", "core/api/mesh.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
+    Mutant("batch-of-the-wrong-dimension", "core/api/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
 )  # fmt: skip

@@ -18,10 +18,10 @@ LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/dat
 SHUFFLED, BUFFERED, MIXTURE = "core/api/tools/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
-    Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '            "data.shuffle_buffer": self.shuffle_buffer,\n', "", (IDENTITY,)),
-    Mutant("other-weights-accepted", "core/data/streams.py", '                f"dataset.{number}.weight": one.weight,\n', "", (IDENTITY,)),
-    Mutant("other-seeds-accepted", "core/data/streams.py", '            "training.seed": self.seed,\n', "", (IDENTITY,)),
-    Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '            "data.logical_shards": self.plan.logical_shards,\n', "", (IDENTITY,)),
+    Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),
+    Mutant("other-weights-accepted", "core/data/streams.py", '            f"dataset.{number}.weight": one.weight,\n', "", (IDENTITY,)),
+    Mutant("other-seeds-accepted", "core/data/streams.py", '        "training.seed": spec.seed,\n', "", (IDENTITY,)),
+    Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        "data.logical_shards": spec.plan.logical_shards,\n', "", (IDENTITY,)),
     Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
     Mutant("targets-shifted-by-nothing", LOADER, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
     Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_documents_are_kept_apart",)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.errors import UserError
-from titan_core.api.mesh import MeshPlan
+from titan_core.api.mesh import MeshDim, MeshPlan
 
 T = TypeVar("T")
 
@@ -46,19 +46,18 @@ class World:
     @property
     def data_rank(self) -> int:
         """Index of this rank among those that see different sequences."""
-        index = 0
-        for dim in self.plan.dims:
-            if dim.divides == "batch":
-                index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
-        return index
+        return self._index_along(dim for dim in self.plan.dims if dim.divides == "batch")
 
     @property
     def copy(self) -> int:
         """Index of the copy of the weights that this rank trains; 0 unless copies train apart."""
+        return self._index_along(dim for dim in self.plan.dims if dim.copies)
+
+    def _index_along(self, dims: Iterable[MeshDim]) -> int:
+        """Index of this rank among those that differ along ``dims``."""
         index = 0
-        for dim in self.plan.dims:
-            if dim.copies:
-                index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
+        for dim in dims:
+            index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)
         return index
 
     @property

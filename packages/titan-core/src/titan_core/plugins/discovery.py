@@ -12,8 +12,7 @@ from types import ModuleType
 import importlib_metadata
 import pluggy
 
-from titan_core import API_VERSION
-from titan_core.api import hookspecs
+from titan_core.api import API_VERSION, hookspecs
 from titan_core.api.components import (
     Checkpoint,
     Command,

@@ -1,0 +1,1 @@
+"""Functions that several plugins need, and that decide nothing about a job."""
