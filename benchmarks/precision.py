@@ -24,10 +24,10 @@ import torch
 from titan_core.api.config import Override
 from titan_core.api.events import StepReport
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.device import synchronize
 from titan_core.api.world import World
 from titan_core.config.load import load_config
-from titan_core.config.overrides import parse_overrides
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle

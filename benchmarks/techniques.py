@@ -25,8 +25,8 @@ from titan_core.api.config import Override
 from titan_core.api.model_part import TransformContext
 from titan_core.api.param_groups import param_groups
 from titan_core.api.sections import OptimizerSection
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.config.load import load_config
-from titan_core.config.overrides import parse_overrides
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
 from titan_core.plugins.registry import Registry

@@ -22,9 +22,9 @@ from benchmarks.fuzz.values import ABSURD, random_value
 from titan_core.api.components import Model, Recipe
 from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.job import Job
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.cli.job import describe
 from titan_core.config.load import load_config
-from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import to_toml
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry

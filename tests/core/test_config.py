@@ -12,9 +12,9 @@ import tomli
 from titan_core.api.errors import UserError
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS, ModelSection, OptimizerSection, TrainingSection
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.config.docs import field_docs
 from titan_core.config.load import load_config
-from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import describe_options, to_toml
 from titan_core.config.schema import json_schema
 from titan_core.plugins.registry import Registry

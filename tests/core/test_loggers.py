@@ -145,15 +145,15 @@ def test_a_logger_that_fails_is_switched_off_and_training_continues(
 
 
 def test_a_library_that_is_missing_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titan_core.metrics.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("titan_report.loggers.libraries.find_spec", lambda name: None)
     with pytest.raises(UserError) as caught:
         make_job("llama3_debug", {"metrics.enable_wandb": "true", "metrics.enable_tensorboard": "true"})
     first, second = sorted(map(str, caught.value.problems))
     assert (
-        "metrics.enable_tensorboard = true: the package tensorboard is not installed; install titan-core[tensorboard]"
+        "metrics.enable_tensorboard = true: the package tensorboard is not installed; install titan-report[tensorboard]"
         in first
     )
-    assert "metrics.enable_wandb = true: the package wandb is not installed; install titan-core[wandb]" in second
+    assert "metrics.enable_wandb = true: the package wandb is not installed; install titan-report[wandb]" in second
 
 
 def ranks_metrics(folder: str) -> dict[str, Any]:

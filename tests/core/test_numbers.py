@@ -17,10 +17,11 @@ from titan_ckpt.config import CheckpointSection
 from titan_core.api.components import Model
 from titan_core.api.numbers import LARGEST
 from titan_core.api.section import Section
-from titan_core.api.sections import CommSection, JobSection, MetricsSection, OptimizerSection, TrainingSection
+from titan_core.api.sections import CommSection, JobSection, OptimizerSection, TrainingSection
 from titan_core.config.problems import problems_of
 from titan_core.config.schema import json_schema
 from titan_core.plugins.registry import Registry
+from titan_report.config import TensorBoardKeys
 
 REGISTRY = Registry.from_installed()
 ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))
@@ -224,7 +225,7 @@ def test_an_empty_text_is_not_set_where_a_key_may_be_unset() -> None:
 
 
 def test_a_path_that_is_needed_is_not_empty() -> None:
-    for section, key in [(JobSection, "dump_folder"), (CheckpointSection, "folder"), (MetricsSection, "save_tb_folder")]:
+    for section, key in [(JobSection, "dump_folder"), (CheckpointSection, "folder"), (TensorBoardKeys, "save_tb_folder")]:
         for empty in ("", "  "):
             with pytest.raises(ValidationError, match=r"must (not be empty|be a folder below)"):
                 section.model_validate({key: empty})

@@ -17,10 +17,10 @@ from titan_core.api.config import Override
 from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.layout import ModelDefinition
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.config.overrides import parse_overrides
 from titan_core.job.assemble import assemble
 from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover

@@ -5,7 +5,7 @@ from __future__ import annotations
 from titan_core.api.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
-from titan_core.api.sections import MetricsSection, TrainingSection
+from titan_core.api.sections import TrainingSection
 
 api = (1, 0)
 
@@ -131,22 +131,6 @@ def titan_metric_loggers() -> list[MetricLogger]:
             build=Ref("titan_core.runlog.jsonl:build_jsonl"),
             active=lambda facts: True,
         ),
-        MetricLogger(
-            name="tensorboard",
-            summary="TensorBoard event files in the run's directory",
-            config=MetricsSection,
-            build=Ref("titan_core.metrics.tensorboard:build_tensorboard"),
-            active=lambda facts: facts.section(MetricsSection).enable_tensorboard,
-            check=Ref("titan_core.metrics.libraries:check_tensorboard"),
-        ),
-        MetricLogger(
-            name="wandb",
-            summary="Weights & Biases, online or offline",
-            config=MetricsSection,
-            build=Ref("titan_core.metrics.wandb:build_wandb"),
-            active=lambda facts: facts.section(MetricsSection).enable_wandb,
-            check=Ref("titan_core.metrics.libraries:check_wandb"),
-        ),
     ]
 
 
@@ -185,25 +169,6 @@ def titan_commands() -> list[Command]:
             summary="tokenize a recipe's dataset once and for all",
             arguments=Ref("titan_core.cli.data_tokenize:arguments"),
             run=Ref("titan_core.cli.data_tokenize:run"),
-            overrides=True,
-        ),
-        Command(
-            name="report",
-            summary="write runs as one HTML page, and as pictures",
-            arguments=Ref("titan_core.cli.report:arguments"),
-            run=Ref("titan_core.cli.report:run"),
-        ),
-        Command(
-            name="watch",
-            summary="follow a run in the terminal",
-            arguments=Ref("titan_core.cli.watch:arguments"),
-            run=Ref("titan_core.cli.watch:run"),
-        ),
-        Command(
-            name="compare",
-            summary="train variants of a recipe, and put speed, memory and loss side by side",
-            arguments=Ref("titan_core.cli.compare:arguments"),
-            run=Ref("titan_core.cli.compare:run"),
             overrides=True,
         ),
         Command(

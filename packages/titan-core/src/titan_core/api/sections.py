@@ -26,7 +26,6 @@ from titan_core.api.numbers import (
     WholeSeconds,
 )
 from titan_core.api.paths import AnyPath
-from titan_core.api.run_folder import RunFolder
 from titan_core.api.section import ALL_KEYS, Section, none_if_empty
 
 
@@ -270,20 +269,6 @@ class MetricsSection(Section):
 
     log_freq: Steps = Field(default=10, gt=0)
     """Log metrics every so many steps (and the first and the last)."""
-    enable_tensorboard: bool = False
-    """Write TensorBoard event files."""
-    save_tb_folder: RunFolder = "logs/tensorboard"
-    """Where, below the run's directory."""
-    enable_wandb: bool = False
-    """Log to Weights & Biases; a resumed job continues the same run there."""
-    wandb_project: str = "titan"
-    """The project there."""
-    wandb_entity: str | None = None
-    """Whose project. Default: yours."""
-    wandb_name: str | None = None
-    """The run's name there. Default: that of its directory."""
-    wandb_mode: Literal["online", "offline"] | None = None
-    """"offline" keeps everything in the run's directory, for `wandb sync`. Default: as the variable WANDB_MODE says."""
 
 
 class ParallelismSection(Section):

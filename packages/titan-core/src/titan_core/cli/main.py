@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from titan_core.api.components import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
+from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.tools.shown import shorten
 from titan_core.cli.invocation import Invocation
-from titan_core.config.overrides import parse_overrides
 from titan_core.config.render import describe_options
 from titan_core.plugins.discovery import CORE
 from titan_core.plugins.known_packages import package_for

@@ -12,7 +12,7 @@ from titan_core.api.command import CommandContext
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints, without_loggers
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
@@ -93,12 +93,14 @@ def observed(job: Job, steps: int) -> list[Override]:
         "numerics.save_statistics_folder": NumericsSection.model_fields["save_statistics_folder"].default,
         "numerics.spike_action": "off",
         "training.on_nan": "ignore",
-        "metrics.enable_wandb": "false",
-        "metrics.enable_tensorboard": "false",
         "profiling.enable_profiling": "false",
         "validation.enable": "false",
     }
-    return [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
+    return [
+        *(Override(key, str(value)) for key, value in settings.items()),
+        *without_checkpoints(job),
+        *without_loggers(job),
+    ]
 
 
 def tolerance_of(job: Job) -> float:

@@ -31,6 +31,17 @@ def without_checkpoints(job: Job) -> list[Override]:
     )
 
 
+def without_loggers(job: Job) -> list[Override]:
+    """What switches off the metric loggers of ``job`` that can be: those whose section has a key ``enable_...``."""
+    sections = [one.config for one in job.loggers if one.config is not None]
+    return [
+        Override(f"{section.section}.{key}", "false")
+        for section in sections
+        for key in section.model_fields
+        if key.startswith("enable_")
+    ]
+
+
 @dataclass(frozen=True)
 class ChildRun:
     """A run to be made."""

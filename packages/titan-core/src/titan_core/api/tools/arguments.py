@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
+from titan_core.api.config import COMMAND_LINE, Override
+from titan_core.api.errors import UserError
 from titan_core.api.numbers import LONGEST_SECONDS, MOST_PROCESSES, MOST_RANKS, MOST_STEPS
 from titan_core.api.tools.shown import shorten
 
@@ -85,3 +87,32 @@ seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
 def json_argument(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """``["--training.steps", "100", "--optimizer.lr=1e-3"]`` -> overrides.
+
+    Raises:
+        UserError: something that is not an override, or one without a value.
+    """
+    return list(_parse(iter(arguments)))
+
+
+def _parse(arguments: Iterator[str]) -> Iterator[Override]:
+    for argument in arguments:
+        flag, equals, text = argument.partition("=")
+        key = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or "." not in key:
+            raise UserError.one(
+                f"{COMMAND_LINE}: {argument}",
+                "not an option of this command, nor an override of the config",
+                "overrides are written --section.key VALUE; --help lists them",
+            )
+        if not equals:
+            following = next(arguments, None)
+            if following is None or following.startswith("--"):
+                raise UserError.one(
+                    f"{COMMAND_LINE}: {flag}", "a value is needed", f"write {flag} VALUE (booleans too: true or false)"
+                )
+            text = following
+        yield Override(key, text)

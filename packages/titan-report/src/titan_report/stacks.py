@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_core.api.runs.run_log import RunLog
-from titan_core.report.charts import Chart, Curve
-from titan_core.report.thinning import extremes, finite
+from titan_report.charts import Chart, Curve
+from titan_report.thinning import extremes, finite
 
 TIME_PARTS = (
     ("forward and backward", "forward_backward_seconds"),

@@ -13,17 +13,16 @@ from pathlib import Path
 from titan_core.api.errors import UserError
 from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.secrets import without_secrets
-from titan_core.report import html_parts as parts
-from titan_core.report.charts import line_charts
-from titan_core.report.config_differences import config_differences, version_differences
-from titan_core.report.figures import Figure, chart_figure, timeline_figure
-from titan_core.report.names import distinct_names
-from titan_core.report.needs import extra_needed
-from titan_core.report.numbers import clock, time_zone
-from titan_core.report.stacks import stacks
-from titan_core.report.summary import summary
-from titan_core.report.table import Table
-from titan_core.report.timeline import Timeline, timelines
+from titan_report import html_parts as parts
+from titan_report.charts import line_charts
+from titan_report.config_differences import config_differences, version_differences
+from titan_report.figures import Figure, chart_figure, timeline_figure
+from titan_report.names import distinct_names
+from titan_report.numbers import clock, time_zone
+from titan_report.stacks import stacks
+from titan_report.summary import summary
+from titan_report.table import Table
+from titan_report.timeline import Timeline, timelines
 
 
 def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None) -> None:
@@ -44,13 +43,9 @@ def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None)
 
 
 def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
-    """The report of ``runs`` as HTML, without the secrets of their configs and events: it will be passed on.
+    """The report of ``runs`` as HTML, without the secrets of their configs and events: it will be passed on."""
+    from plotly.offline import get_plotlyjs
 
-    Raises:
-        UserError: plotly is not installed.
-    """
-    with extra_needed("the report"):
-        from plotly.offline import get_plotlyjs
     names = distinct_names([run.path for run in runs])
     figures: dict[str, Figure] = {}
     told = [_without_secrets(run) for run in runs]
@@ -138,4 +133,4 @@ def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
 
 
 def _own_file(name: str) -> str:
-    return resources.files("titan_core.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("titan_report").joinpath(name).read_text(encoding="utf-8")

@@ -31,8 +31,8 @@ def run(context: CommandContext) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from titan_core.report.dashboard import frame
-    from titan_core.report.followed_run import FollowedRun
+    from titan_report.dashboard import frame
+    from titan_report.followed_run import FollowedRun
 
     console = Console(highlight=False)
     followed = FollowedRun(Path(arguments.run))

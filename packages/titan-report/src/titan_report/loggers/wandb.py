@@ -12,8 +12,8 @@ from titan_core.api.events import TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerRequest, Record
 from titan_core.api.runs.files import LOGS
-from titan_core.api.sections import MetricsSection
 from titan_core.api.tools.secrets import without_secrets
+from titan_report.config import WandbKeys
 
 RUN_ID = "wandb_run_id"
 
@@ -22,7 +22,7 @@ class WandbLog:
     """One run there for one run here, however often it was resumed: its id is kept in the run's directory."""
 
     def __init__(self, request: LoggerRequest) -> None:
-        run, section = request.run, request.run.job.config.section(MetricsSection)
+        run, section = request.run, request.run.job.config.section(WandbKeys)
         logs = Path(run.dump_folder) / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         kept = logs / RUN_ID

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from titan_core.api.runs.run_log import RunLog
-from titan_core.report.thinning import extremes, finite
+from titan_report.thinning import extremes, finite
 
 Style = Literal["line", "faint", "dots"]
 

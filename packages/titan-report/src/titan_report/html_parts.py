@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from titan_core.report.charts import Chart
-from titan_core.report.palette import DARK, LIGHT, colour_of, round_of, tint_of
-from titan_core.report.table import Table
+from titan_report.charts import Chart
+from titan_report.palette import DARK, LIGHT, colour_of, round_of, tint_of
+from titan_report.table import Table
 
 _NUMBER = re.compile(r"[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
 

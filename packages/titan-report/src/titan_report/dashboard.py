@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from titan_core.api.runs.attempts import State, tell
-from titan_core.report.braille import bounds, plot
-from titan_core.report.followed_run import FollowedRun, Series
-from titan_core.report.numbers import UNKNOWN, duration, figure
-from titan_core.report.stacks import TIME_PARTS
-from titan_core.report.summary import model_of
-from titan_core.report.thinning import finite
-from titan_core.report.timeline import Moment, moments_of
-from titan_core.runlog.mfu import format_mfu, is_estimated
+from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_report.braille import bounds, plot
+from titan_report.followed_run import FollowedRun, Series
+from titan_report.numbers import UNKNOWN, duration, figure
+from titan_report.stacks import TIME_PARTS
+from titan_report.summary import model_of
+from titan_report.thinning import finite
+from titan_report.timeline import Moment, moments_of
 
 _COLOURS: dict[State, str] = {
     "running": "green",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
-from titan_core.config.overrides import parse_overrides
+from titan_core.api.tools.arguments import parse_overrides
 
 BASELINE = "as it is"
 LONGEST = 80

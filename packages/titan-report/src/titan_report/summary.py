@@ -8,10 +8,10 @@ from typing import Any
 
 from titan_core.api.runs.attempts import attempts_of, state_now, tell
 from titan_core.api.runs.run_log import RunLog
-from titan_core.report.numbers import UNKNOWN, duration, figure
-from titan_core.report.table import Table
-from titan_core.report.thinning import finite
-from titan_core.runlog.mfu import format_mfu, is_estimated
+from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_report.numbers import UNKNOWN, duration, figure
+from titan_report.table import Table
+from titan_report.thinning import finite
 
 _HEADERS = (
     "run", "model", "steps", "last loss", "best validation", "last validation",

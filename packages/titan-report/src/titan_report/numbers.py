@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from titan_core.report.thinning import finite
+from titan_report.thinning import finite
 
 UNKNOWN = "–"
 

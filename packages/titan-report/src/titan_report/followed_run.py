@@ -13,7 +13,7 @@ from titan_core.api.runs.files import CONFIG, EVENTS, METRICS
 from titan_core.api.runs.record_checks import event_flaw, metrics_flaw
 from titan_core.api.runs.tail import Tail
 from titan_core.api.tools.toml import parse_toml
-from titan_core.report.thinning import extremes, finite
+from titan_report.thinning import extremes, finite
 
 _RECENT = 50
 """As many of the last lines show how fast the run is."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from titan_core.api.metric_log import LoggerRequest, Record
-from titan_core.api.sections import MetricsSection
-from titan_core.config.render import to_toml
+from titan_core.api.runs.files import CONFIG
+from titan_report.config import TensorBoardKeys
 
 
 class TensorBoardLog:
@@ -34,6 +34,6 @@ class TensorBoardLog:
 
 def build_tensorboard(request: LoggerRequest) -> TensorBoardLog:
     """In the run's directory."""
-    job = request.run.job
-    folder = Path(request.run.dump_folder) / job.config.section(MetricsSection).save_tb_folder
-    return TensorBoardLog(folder, to_toml(job.config), request.run.step)
+    run = Path(request.run.dump_folder)
+    folder = run / request.run.job.config.section(TensorBoardKeys).save_tb_folder
+    return TensorBoardLog(folder, (run / CONFIG).read_text(encoding="utf-8"), request.run.step)

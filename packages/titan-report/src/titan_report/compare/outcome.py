@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_core.api.runs.run_log import RunLog
-from titan_core.runlog.mfu import format_mfu, is_estimated
+from titan_core.api.tools.mfu import format_mfu, is_estimated
 
 HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
 

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Write the page, and the pictures if they are requested."""
     arguments = context.arguments
-    from titan_core.report.page import write_report
+    from titan_report.page import write_report
 
     folders = {Path(one).resolve(): Path(one) for one in arguments.runs}  # one that is named twice is one run
     runs = [RunLog.read(folder) for folder in folders.values()]
@@ -34,7 +34,7 @@ def run(context: CommandContext) -> int:
     write_report(runs, file)
     print(file)
     if arguments.png:
-        from titan_core.report.plots import write_plots
+        from titan_report.plots import write_plots
 
         for picture in write_plots(runs, Path(arguments.png)):
             print(picture)

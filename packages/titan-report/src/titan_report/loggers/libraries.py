@@ -21,5 +21,5 @@ def check_wandb(facts: JobFacts) -> Iterator[Problem]:
 
 def _check(facts: JobFacts, library: str) -> Iterator[Problem]:
     if find_spec(library) is None:
-        why, fix = f"the package {library} is not installed", f"install titan-core[{library}]"
+        why, fix = f"the package {library} is not installed", f"install titan-report[{library}]"
         yield facts.config.problem(f"metrics.enable_{library}", why, fix)

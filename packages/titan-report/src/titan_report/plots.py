@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import UserError
 from titan_core.api.runs.run_log import RunLog
-from titan_core.report.charts import Chart, Curve, line_charts
-from titan_core.report.names import distinct_names
-from titan_core.report.needs import extra_needed
-from titan_core.report.palette import LIGHT, colour_of, dash_of, round_of, tint_of
-from titan_core.report.stacks import stacks
+from titan_report.charts import Chart, Curve, line_charts
+from titan_report.names import distinct_names
+from titan_report.palette import LIGHT, colour_of, dash_of, round_of, tint_of
+from titan_report.stacks import stacks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +26,11 @@ def write_plots(runs: Sequence[RunLog], folder: Path) -> list[Path]:
     """Write each chart that has something to show to ``folder``; returns the files.
 
     Raises:
-        UserError: matplotlib is not installed, or ``folder`` cannot be written.
+        UserError: ``folder`` cannot be written.
     """
-    with extra_needed("--png"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     names = distinct_names([run.path for run in runs])
     files = []
     for name, group in groupby([*line_charts(runs), *stacks(runs)], key=lambda chart: chart.name):

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.report.charts import Chart, Curve
-from titan_core.report.numbers import clock
-from titan_core.report.palette import colour_of, dash_of, round_of, tint_of
-from titan_core.report.timeline import Kind, Moment, Timeline
+from titan_report.charts import Chart, Curve
+from titan_report.numbers import clock
+from titan_report.palette import colour_of, dash_of, round_of, tint_of
+from titan_report.timeline import Kind, Moment, Timeline
 
 Figure = dict[str, Any]
 """``data`` and ``layout``."""

@@ -18,11 +18,11 @@ from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import few, process_count, recipe_arguments, step_count
 from titan_core.api.tools.output import print_table
-from titan_core.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
-from titan_core.compare.variants import Variant, folders_of, variants_of
-from titan_core.report.names import distinct_names
-from titan_core.report.page import write_report
-from titan_core.report.table import Table
+from titan_report.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
+from titan_report.compare.variants import Variant, folders_of, variants_of
+from titan_report.names import distinct_names
+from titan_report.page import write_report
+from titan_report.table import Table
 
 WINDOWS = 8
 """How many figures of speed a run gives."""

@@ -1,0 +1,1 @@
+"""Reports, live views and comparisons of runs; the TensorBoard and Weights & Biases loggers."""

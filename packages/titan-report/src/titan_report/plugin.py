@@ -1,0 +1,57 @@
+"""What titan-report contributes."""
+
+from __future__ import annotations
+
+from titan_core.api.components import Command, MetricLogger
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_report.config import TensorBoardKeys, WandbKeys
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_metric_loggers() -> list[MetricLogger]:
+    return [
+        MetricLogger(
+            name="tensorboard",
+            summary="TensorBoard event files in the run's directory",
+            config=TensorBoardKeys,
+            build=Ref("titan_report.loggers.tensorboard:build_tensorboard"),
+            active=lambda facts: facts.section(TensorBoardKeys).enable_tensorboard,
+            check=Ref("titan_report.loggers.libraries:check_tensorboard"),
+        ),
+        MetricLogger(
+            name="wandb",
+            summary="Weights & Biases, online or offline",
+            config=WandbKeys,
+            build=Ref("titan_report.loggers.wandb:build_wandb"),
+            active=lambda facts: facts.section(WandbKeys).enable_wandb,
+            check=Ref("titan_report.loggers.libraries:check_wandb"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="report",
+            summary="write runs as one HTML page, and as pictures",
+            arguments=Ref("titan_report.cli.report:arguments"),
+            run=Ref("titan_report.cli.report:run"),
+        ),
+        Command(
+            name="watch",
+            summary="follow a run in the terminal",
+            arguments=Ref("titan_report.cli.watch:arguments"),
+            run=Ref("titan_report.cli.watch:run"),
+        ),
+        Command(
+            name="compare",
+            summary="train variants of a recipe, and put speed, memory and loss side by side",
+            arguments=Ref("titan_report.cli.compare:arguments"),
+            run=Ref("titan_report.cli.compare:run"),
+            overrides=True,
+        ),
+    ]
