@@ -29,10 +29,10 @@ from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.data.shards import ShardGroup
 from titan_core.data.stdlib import open_stdlib
-from titan_core.data.tokenize import tokenize
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
-from titan_core.tokenizers.tiktoken_tokenizer import build_llama3
+from titan_data.tokenize import tokenize
+from titan_models_llama.tokenizer import build_llama3
 
 
 def make_tokenizer(path: Path, texts: list[str]) -> None:

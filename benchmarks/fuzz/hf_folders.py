@@ -28,7 +28,7 @@ from titan_ckpt.cli import pick
 from titan_ckpt.convert import read_whole
 from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.tokenizers.hugging_face import build_hf
+from titan_data.tokenizers.hugging_face import build_hf
 
 SECONDS = 10.0
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant("mixture-of-one-seed", MIXTURE, 'f"mixture:{seed}"', 'f"mixture:{0}"', (SHUFFLING,)),
     Mutant("mixture-by-count", MIXTURE, "accumulate(weights)", "accumulate([total / len(weights)] * len(weights))", (SHUFFLING, DATA)),
     Mutant("sequences-numbered-by-shard-alone", SHARDS, "step * self._global_size + self._index * self._per_step + place", "step * self._global_size + place", (DATA,)),
-    Mutant("corrupt-records-stop-nothing", "core/data/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
-    Mutant("one-retry-too-many", "core/data/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
-    Mutant("waits-do-not-grow", "core/data/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
+    Mutant("corrupt-records-stop-nothing", "core/api/tools/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
+    Mutant("one-retry-too-many", "core/api/tools/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
+    Mutant("waits-do-not-grow", "core/api/tools/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
     Mutant("splits-lose-the-rest", "core/api/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
 )  # fmt: skip

@@ -12,12 +12,12 @@ import pytest
 from harness.jobs import TINY
 from titan_core.api.dataset import ReadPolicy
 from titan_core.api.errors import UserError
+from titan_core.api.tools import reading
+from titan_core.api.tools.reading import DocumentReader
 from titan_core.api.tools.shown import LONGEST_SHOWN, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
 from titan_core.cli.main import main
 from titan_core.config.load import read_raw
-from titan_core.data import reading
-from titan_core.data.reading import DocumentReader
 from titan_core.plugins.registry import Registry
 
 SECONDS = 10.0

@@ -15,9 +15,9 @@ from harness.loaders import LENGTHS, MIXED, close, global_batch, loaders, loader
 from titan_core.api.batch import IGNORE
 from titan_core.api.dataset import ReadPolicy
 from titan_core.api.errors import UserError
+from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.loader import DataLoader
-from titan_core.data.reading import DocumentReader
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 from titan_core.data.tokens import TokenStream

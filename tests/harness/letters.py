@@ -11,10 +11,10 @@ from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, DocumentSource, ReadPolicy, StreamSpec
 from titan_core.api.ref import Ref
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.tokenizers.tiktoken_tokenizer import build_byte
+from titan_core.data.byte_tokenizer import build_byte
 
 BYTE = build_byte(None)
-BYTE_REF: Ref[Any] = Ref("titan_core.tokenizers.tiktoken_tokenizer:build_byte")
+BYTE_REF: Ref[Any] = Ref("titan_core.data.byte_tokenizer:build_byte")
 
 
 class Letters:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from titan_core.api.dataset import DatasetRequest
+from titan_core.data.byte_tokenizer import build_byte
 from titan_core.data.stdlib import open_stdlib
-from titan_core.tokenizers.tiktoken_tokenizer import build_byte
 
 SMALL = [
     "--training.steps", "20", "--metrics.log_freq", "1",

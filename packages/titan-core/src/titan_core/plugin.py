@@ -12,70 +12,12 @@ api = (1, 0)
 
 @hookimpl
 def titan_datasets() -> list[Dataset]:
-    files = "titan_core.data.local_files:check_files"
-    hub = "titan_core.data.huggingface:open_hub"
     return [
         Dataset(
             name="stdlib",
             summary="source text of Python's standard library; needs no network",
             open=Ref("titan_core.data.stdlib:open_stdlib"),
             check=Ref("titan_core.data.stdlib:check_stdlib"),
-        ),
-        Dataset(
-            name="json",
-            summary="local JSON lines",
-            open=Ref("titan_core.data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="parquet",
-            summary="local Parquet files",
-            open=Ref("titan_core.data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="arrow",
-            summary="local Arrow files",
-            open=Ref("titan_core.data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="tokenized",
-            summary="token ids on disk, memory-mapped (`titan data tokenize`)",
-            open=Ref("titan_core.data.tokenized:open_tokenized"),
-            check=Ref("titan_core.data.tokenized:check_tokenized"),
-            holds_tokens=True,
-        ),
-        Dataset(
-            name="text",
-            summary="local text files",
-            open=Ref("titan_core.data.text_files:open_text"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="hub",
-            summary="any dataset of the Hugging Face hub, streamed",
-            open=Ref(hub),
-            check=Ref("titan_core.data.local_files:check_hub"),
-            splits=True,
-        ),
-        Dataset(
-            name="c4",
-            summary="C4 (allenai/c4, en), streamed",
-            open=Ref(hub),
-            check=Ref("titan_core.data.local_files:check_hub"),
-            splits=True,
-        ),
-        Dataset(
-            name="c4_validation",
-            summary="C4's validation split, streamed",
-            open=Ref(hub),
-            check=Ref("titan_core.data.local_files:check_hub"),
-            splits=True,
         ),
     ]
 
@@ -86,17 +28,7 @@ def titan_tokenizers() -> list[Tokenizer]:
         Tokenizer(
             name="byte",
             summary="one token a byte; needs no file",
-            build=Ref("titan_core.tokenizers.tiktoken_tokenizer:build_byte"),
-        ),
-        Tokenizer(
-            name="llama3",
-            summary="Llama 3's tokenizer.model",
-            build=Ref("titan_core.tokenizers.tiktoken_tokenizer:build_llama3"),
-        ),
-        Tokenizer(
-            name="hf",
-            summary="a Hugging Face tokenizer.json",
-            build=Ref("titan_core.tokenizers.hugging_face:build_hf"),
+            build=Ref("titan_core.data.byte_tokenizer:build_byte"),
         ),
     ]
 
@@ -162,13 +94,6 @@ def titan_commands() -> list[Command]:
             summary="show the first sequences that a recipe trains on",
             arguments=Ref("titan_core.cli.data_inspect:arguments"),
             run=Ref("titan_core.cli.data_inspect:run"),
-            overrides=True,
-        ),
-        Command(
-            name="data tokenize",
-            summary="tokenize a recipe's dataset once and for all",
-            arguments=Ref("titan_core.cli.data_tokenize:arguments"),
-            run=Ref("titan_core.cli.data_tokenize:run"),
             overrides=True,
         ),
         Command(

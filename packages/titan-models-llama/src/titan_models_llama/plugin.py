@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.components import Model, Recipe, Tokenizer, recipes_in
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_core.api.weights import WeightFormat
@@ -35,6 +35,13 @@ def titan_models() -> list[Model]:
                 ),
             ),
         )
+    ]
+
+
+@hookimpl
+def titan_tokenizers() -> list[Tokenizer]:
+    return [
+        Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build_llama3"))
     ]
 
 

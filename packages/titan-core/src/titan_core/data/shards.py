@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from titan_core.api.dataset import DocumentSource, State, StreamSpec
 from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.mixture import Mixture
-from titan_core.data.reading import DocumentReader
 from titan_core.data.tokens import TokenStream, Window
 
 

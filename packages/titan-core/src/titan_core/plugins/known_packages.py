@@ -46,6 +46,18 @@ PACKAGE_OF: Final = {
     "compare": "titan-report",
     "numerics": "titan-debug",
     "experimental": "titan-parallel",
+    # a dataset or a tokenizer
+    "json": "titan-data",
+    "parquet": "titan-data",
+    "arrow": "titan-data",
+    "text": "titan-data",
+    "tokenized": "titan-data",
+    "hub": "titan-data",
+    "c4": "titan-data",
+    "c4_validation": "titan-data",
+    "hf": "titan-data",
+    # a command
+    "data tokenize": "titan-data",
     # a model family
     "llama3": "titan-models-llama",
 }

@@ -1,4 +1,4 @@
-"""Hugging Face's ``tokenizer.json``, through ``tokenizers`` (an extra: ``titan-core[tokenizers]``)."""
+"""Hugging Face's ``tokenizer.json``, through ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api.errors import UserError
 from titan_core.api.tools.surrogates import without_surrogates
-from titan_core.tokenizers.document_marks import TOKENIZER, document_marks
+from titan_data.tokenizers.document_marks import TOKENIZER, document_marks
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,7 +18,7 @@ class HuggingFaceTokenizer:
     """A ``tokenizers.Tokenizer``, and the tokens that mark documents."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
-        """``folder``: where the tokenizer's other files are (:mod:`titan_core.tokenizers.document_marks`).
+        """``folder``: where the tokenizer's other files are (:mod:`titan_data.tokenizers.document_marks`).
 
         Raises:
             UserError: one of them is damaged, or belongs to another tokenizer.
@@ -76,16 +76,12 @@ def build_hf(path: str | None) -> HuggingFaceTokenizer:
     """Read ``path``, a ``tokenizer.json`` or the folder that holds one, and the config files beside it.
 
     Raises:
-        UserError: no such file, not a tokenizer, damaged config files, or ``tokenizers`` is not installed.
+        UserError: no such file, not a tokenizer, or damaged config files.
     """
     if path is None:
         raise UserError.one("model.tokenizer_path", "tokenizer 'hf' needs a tokenizer.json", "set model.tokenizer_path")
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UserError.one(
-            "tokenizer 'hf'", "the package tokenizers is not installed", "`uv pip install 'titan-core[tokenizers]'`"
-        ) from None
+    from tokenizers import Tokenizer
+
     file = Path(path).expanduser()
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():

@@ -16,10 +16,10 @@ import zstandard
 
 from titan_core.api.dataset import DatasetRequest
 from titan_core.api.errors import UserError
-from titan_core.data.compressed import Damaged, decompress
-from titan_core.data.huggingface import open_local
-from titan_core.data.local_files import check_files
-from titan_core.data.text_files import open_text
+from titan_data.compressed import Damaged, decompress
+from titan_data.huggingface import open_local
+from titan_data.local_files import check_files
+from titan_data.text_files import open_text
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from titan_core.api.errors import UserError
-from titan_core.tokenizers.hugging_face import HuggingFaceTokenizer, build_hf
-from titan_core.tokenizers.tiktoken_tokenizer import build_byte
+from titan_core.data.byte_tokenizer import build_byte
+from titan_data.tokenizers.hugging_face import HuggingFaceTokenizer, build_hf
 
 SPECIAL = ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>", "<begin>", "<end>", "<more>")
 ID = {name: number for number, name in enumerate(SPECIAL)}

@@ -15,9 +15,9 @@ import pytest
 from harness.jobs import make_job
 from titan_core.api.dataset import DatasetRequest
 from titan_core.api.errors import UserError
-from titan_core.data.huggingface import open_hub, open_local
-from titan_core.data.local_files import ENDINGS, check_files, check_hub, find_files
-from titan_core.data.text_files import open_text
+from titan_data.huggingface import open_hub, open_local
+from titan_data.local_files import ENDINGS, check_files, check_hub, find_files
+from titan_data.text_files import open_text
 
 
 def request(

@@ -10,12 +10,12 @@ import datasets
 
 from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentShard, DocumentSource, State
 from titan_core.api.errors import UserError
+from titan_core.api.tools.reading import is_transient
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.data.compressed import decompressed
-from titan_core.data.json_lines import JsonLines
-from titan_core.data.local_files import ENDINGS, find_files, holds_lines
-from titan_core.data.reading import is_transient
-from titan_core.data.records import text_of
+from titan_data.compressed import decompressed
+from titan_data.json_lines import JsonLines
+from titan_data.local_files import ENDINGS, find_files, holds_lines
+from titan_data.records import text_of
 
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),

@@ -1,4 +1,4 @@
-"""Tokenised datasets on disk, memory-mapped (made by :mod:`titan_core.data.tokenize`).
+"""Tokenised datasets on disk, memory-mapped (made by :mod:`titan_data.tokenize`).
 
 A folder holds ``tokenized.json`` and parts, each of two files: ``part-00000.bin``, token ids one after another (uint16 where
 the vocabulary allows, else uint32), and ``part-00000.idx``, the number of tokens up to the end of each document (int64). All
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.data.token_ids import token_ids
+from titan_core.api.tools.token_ids import token_ids
 
 FORMAT = 1
 INDEX = "tokenized.json"

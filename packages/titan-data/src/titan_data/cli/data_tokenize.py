@@ -29,8 +29,8 @@ def run(context: CommandContext) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from titan_core.api.tools.tokenizer_fingerprint import fingerprint
-    from titan_core.data.tokenize import tokenize
-    from titan_core.data.tokenized import INDEX, read_index
+    from titan_data.tokenize import tokenize
+    from titan_data.tokenized import INDEX, read_index
 
     job = context.job()
     datasets = job.data.datasets

@@ -14,7 +14,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api.dataset import CorruptRecord, DatasetRequest
-from titan_core.data.records import text_of
+from titan_data.records import text_of
 
 _CHUNK = 1 << 24
 

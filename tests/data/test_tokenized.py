@@ -22,13 +22,13 @@ from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
+from titan_core.api.tools.reading import DocumentReader
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.data.loader import DataLoader
-from titan_core.data.reading import DocumentReader
-from titan_core.data.tokenize import _write_part, tokenize
-from titan_core.data.tokenized import INDEX, check_tokenized, open_tokenized
 from titan_core.data.tokens import TokenStream
+from titan_data.tokenize import _write_part, tokenize
+from titan_data.tokenized import INDEX, check_tokenized, open_tokenized
 
 PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
 LENGTHS = [1 + index * 11 % 37 for index in range(60)]
@@ -54,7 +54,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     texts = [BYTE.encode_document(text).tolist() for text in spec.open.load()(spec.request).shard(0, 1, 0)]
     assert sorted(one.tolist() for one in source.shard(0, 1, 0)) == sorted(texts)
     assert json.loads((tmp_path / "tokens" / INDEX).read_text())["dtype"] == "<u2"
-    training = DatasetSpec("tokenized", 1.0, Ref("titan_core.data.tokenized:open_tokenized"), request(tmp_path / "tokens"))
+    training = DatasetSpec("tokenized", 1.0, Ref("titan_data.tokenized:open_tokenized"), request(tmp_path / "tokens"))
     loader = DataLoader(stream(training, plan=PLAN), [source], BYTE, 0, workers=1)
     step = loader.next_step()
     assert step is not None
@@ -211,7 +211,7 @@ def test_ids_beyond_the_vocabulary_are_reported_with_their_file_and_document(tmp
     assert re.search(told, f"{caught.value.place}: {caught.value.why}")
     # What data.on_corrupt says of records holds of them too.
     training = DatasetSpec(
-        "tokenized", 1.0, Ref("titan_core.data.tokenized:open_tokenized"), request(folder, vocab_size=BYTE.vocab_size)
+        "tokenized", 1.0, Ref("titan_data.tokenized:open_tokenized"), request(folder, vocab_size=BYTE.vocab_size)
     )
     (strict, lenient) = (
         DataLoader(stream(training, plan=PLAN, on_corrupt=what), [source], BYTE, 0) for what in ("stop", "skip")

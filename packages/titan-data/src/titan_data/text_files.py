@@ -9,8 +9,8 @@ from pathlib import Path
 
 from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.data.compressed import decompressed
-from titan_core.data.local_files import ENDINGS, find_files
+from titan_data.compressed import decompressed
+from titan_data.local_files import ENDINGS, find_files
 
 PIECE = 32 * 1024
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from titan_core.api.dataset import ALL_SPLITS, DatasetRequest
 from titan_core.api.errors import Problem, UserError
-from titan_core.data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_core.data.records import check_format
-from titan_core.data.splits import files_of_split, without_caches
+from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
+from titan_data.records import check_format
+from titan_data.splits import files_of_split, without_caches
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),

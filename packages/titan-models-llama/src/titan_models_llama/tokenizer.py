@@ -1,4 +1,4 @@
-"""Tokenizers on ``tiktoken``: bytes, and Llama 3's rank file."""
+"""Llama 3's tokenizer, on ``tiktoken``."""
 
 from __future__ import annotations
 
@@ -106,26 +106,6 @@ def _may_have_long_run(text: str) -> bool:
     size = _LONGEST_RUN // 2
     blocks = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
     return len(text) >= _LONGEST_RUN and any(block.isspace() or len(block.split(None, 1)) == 1 for block in blocks)
-
-
-def build_byte(path: str | None) -> TiktokenTokenizer:
-    """The default: an id for each byte, then the marks. Needs no file.
-
-    Raises:
-        UserError: a path was given, which says that another tokenizer was meant.
-    """
-    if path is not None:
-        raise UserError.one(
-            path, "tokenizer 'byte' takes no file", "set model.tokenizer to 'llama3' or 'hf', or drop the path"
-        )
-    return TiktokenTokenizer(
-        tiktoken.Encoding(
-            "byte",
-            pat_str=r"[\s\S]",
-            mergeable_ranks={bytes([byte]): byte for byte in range(256)},
-            special_tokens={BEGIN_OF_TEXT: 256, END_OF_TEXT: 257},
-        )
-    )
 
 
 def build_llama3(path: str | None) -> TiktokenTokenizer:

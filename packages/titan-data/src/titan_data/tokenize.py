@@ -1,4 +1,4 @@
-"""Making a tokenised dataset (:mod:`titan_core.data.tokenized`): in parallel, part by part, and resuming where it was
+"""Making a tokenised dataset (:mod:`titan_data.tokenized`): in parallel, part by part, and resuming where it was
 interrupted. A part is whole once its ``.idx`` is there, and the dataset once ``tokenized.json`` is."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy
 from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.reading import DocumentReader
+from titan_core.api.tools.token_ids import token_ids
 from titan_core.api.tools.tokenizer_fingerprint import fingerprint
-from titan_core.data.reading import DocumentReader
-from titan_core.data.token_ids import token_ids
-from titan_core.data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
-from titan_core.data.worker_process import ENDED, end_now, worker_processes
+from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
+from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
 PLAN = "plan.json"
 

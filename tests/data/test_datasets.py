@@ -12,10 +12,10 @@ import pytest
 
 from titan_core.api.dataset import CorruptRecord, DatasetRequest
 from titan_core.api.errors import UserError
-from titan_core.data.huggingface import StreamedDocuments, open_local
-from titan_core.data.local_files import check_files
 from titan_core.data.stdlib import open_stdlib
-from titan_core.data.text_files import PIECE, open_text
+from titan_data.huggingface import StreamedDocuments, open_local
+from titan_data.local_files import check_files
+from titan_data.text_files import PIECE, open_text
 
 
 def request(name: str, path: Path | None, field: str = "text") -> DatasetRequest:
@@ -101,7 +101,7 @@ def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, file
 
 
 def test_no_network_is_one_clear_line() -> None:
-    from titan_core.data.huggingface import open_hub
+    from titan_data.huggingface import open_hub
 
     with pytest.raises(UserError, match="cannot be opened on the hub"):
         open_hub(request("c4", None))

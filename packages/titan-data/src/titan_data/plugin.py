@@ -1,0 +1,97 @@
+"""What titan-data contributes."""
+
+from __future__ import annotations
+
+from titan_core.api.components import Command, Dataset, Tokenizer
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_datasets() -> list[Dataset]:
+    files = "titan_data.local_files:check_files"
+    hub = "titan_data.huggingface:open_hub"
+    return [
+        Dataset(
+            name="json",
+            summary="local JSON lines",
+            open=Ref("titan_data.huggingface:open_local"),
+            check=Ref(files),
+            splits=True,
+        ),
+        Dataset(
+            name="parquet",
+            summary="local Parquet files",
+            open=Ref("titan_data.huggingface:open_local"),
+            check=Ref(files),
+            splits=True,
+        ),
+        Dataset(
+            name="arrow",
+            summary="local Arrow files",
+            open=Ref("titan_data.huggingface:open_local"),
+            check=Ref(files),
+            splits=True,
+        ),
+        Dataset(
+            name="tokenized",
+            summary="token ids on disk, memory-mapped (`titan data tokenize`)",
+            open=Ref("titan_data.tokenized:open_tokenized"),
+            check=Ref("titan_data.tokenized:check_tokenized"),
+            holds_tokens=True,
+        ),
+        Dataset(
+            name="text",
+            summary="local text files",
+            open=Ref("titan_data.text_files:open_text"),
+            check=Ref(files),
+            splits=True,
+        ),
+        Dataset(
+            name="hub",
+            summary="any dataset of the Hugging Face hub, streamed",
+            open=Ref(hub),
+            check=Ref("titan_data.local_files:check_hub"),
+            splits=True,
+        ),
+        Dataset(
+            name="c4",
+            summary="C4 (allenai/c4, en), streamed",
+            open=Ref(hub),
+            check=Ref("titan_data.local_files:check_hub"),
+            splits=True,
+        ),
+        Dataset(
+            name="c4_validation",
+            summary="C4's validation split, streamed",
+            open=Ref(hub),
+            check=Ref("titan_data.local_files:check_hub"),
+            splits=True,
+        ),
+    ]
+
+
+@hookimpl
+def titan_tokenizers() -> list[Tokenizer]:
+    return [
+        Tokenizer(
+            name="hf",
+            summary="a Hugging Face tokenizer.json",
+            build=Ref("titan_data.tokenizers.hugging_face:build_hf"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="data tokenize",
+            summary="tokenize a recipe's dataset once and for all",
+            arguments=Ref("titan_data.cli.data_tokenize:arguments"),
+            run=Ref("titan_data.cli.data_tokenize:run"),
+            overrides=True,
+        ),
+    ]
