@@ -1,0 +1,41 @@
+"""What may import what. `lint-imports` holds the same rules over whole packages; this test needs no installed package and
+covers the examples, which stand for third parties."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "packages/titan-core"
+PLUGINS = sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml") if path.parent != CORE)
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The modules that ``file`` imports anywhere, for type checkers alone included; and those that its references name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            # `from titan_core import train` imports a module too.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("titan_core."):
+            yield node.value.partition(":")[0]
+
+
+@pytest.mark.parametrize("package", [*PLUGINS, *EXAMPLES], ids=lambda path: path.name)
+def test_a_plugin_imports_the_contract_and_nothing_else_of_the_core(package: Path) -> None:
+    files = list((package / "src").rglob("*.py"))
+    assert files
+    found = {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
+    assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
+
+
+def test_the_contract_imports_nothing_else_of_the_core() -> None:
+    files = list((CORE / "src/titan_core/api").rglob("*.py"))
+    found = {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
+    assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
