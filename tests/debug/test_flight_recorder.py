@@ -39,7 +39,7 @@ AT = 3
 FLIGHT = Path("run/debug/flight")
 SEEN = Path("run/debug/flight-of-the-fault")
 """The dumps of the fault: a later step, slow on a busy machine, is dumped over them."""
-PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 3}
+PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
 """For faults that wait for the watchdogs: only they make a step late, not a busy machine."""
 
 
@@ -202,7 +202,7 @@ def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
 def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
     """Under two dimensions of the mesh, with a request of an earlier attempt in the folder."""
     ask(tmp_path / FLIGHT, "long ago", rank=1)
-    axes: dict[str, object] = {"parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
+    axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
     ends, found = analysed(gloo, tmp_path, asks, axes)
     assert ends == ["all steps are done"] * 2
     assert found.kind in ("nothing", "behind", "elsewhere", "untold"), (
