@@ -18,7 +18,7 @@ from titan_core.api.hookspecs import hookimpl
 TOY_CHECKPOINT = '''
 import torch
 from typing import ClassVar
-from titan_core.api.components import Checkpoint
+from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.section import Section
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl

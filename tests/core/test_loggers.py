@@ -93,7 +93,7 @@ def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> 
 
 
 BROKEN = """
-from titan_core.api.components import MetricLogger
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 

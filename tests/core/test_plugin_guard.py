@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.api.components import KINDS, Model
+from titan_core.api.components import Model
 from titan_core.api.config import Override
 from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 from titan_core.api.hookspecs import hookimpl
@@ -26,7 +26,7 @@ from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
 from titan_core.plugins.guard import Origin, take_definition, take_problems
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import KINDS, Registry
 
 INSTALLED = discover()
 ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")

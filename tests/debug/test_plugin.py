@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Command, Debugger
+from titan_core.api.command import Command
+from titan_core.api.components import Debugger
 from titan_core.plugins.registry import Registry
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_the_contract_imports_nothing_else_of_the_core() -> None:
     files = list((CORE / "src/titan_core/api").rglob("*.py"))
     found = {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
     assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
+
+
+def test_no_files_of_the_core_import_each_other_in_a_circle() -> None:
+    source = CORE / "src"
+    files = {".".join(file.relative_to(source).with_suffix("").parts): file for file in source.rglob("*.py")}
+    graph = {
+        name: {known for one in imported(file) for known in (one, one.rpartition(".")[0]) if known in files} - {name}
+        for name, file in files.items()
+        if not name.endswith("plugin")  # its references name code that is loaded later
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.api.components import Checkpoint, Command
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Command, Dataset, Debugger, LRSchedule, MetricLogger, Optimizer, Tokenizer
+from titan_core.api.command import Command
+from titan_core.api.components import Dataset, Debugger, LRSchedule, Optimizer, Tokenizer
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_core.api.sections import TrainingSection
 

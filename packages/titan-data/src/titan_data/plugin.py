@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Command, Dataset, Tokenizer
+from titan_core.api.command import Command
+from titan_core.api.components import Dataset, Tokenizer
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api.errors import Problem
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 
 GATHER = "float8.enable_fsdp_float8_all_gather"

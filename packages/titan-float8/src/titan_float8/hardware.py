@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from titan_core.api.errors import Problem
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import JobSection
 from titan_core.api.tools.device import choose_device, device_name
 from titan_float8.config import Float8Section, MXSection

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_csv import ScheduleTable, read_table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.ref import Ref
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import (

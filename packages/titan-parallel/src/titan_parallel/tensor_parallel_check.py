@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from titan_core.api.errors import Problem
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import CompileSection, TensorParallelKeys
 from titan_parallel.numbers import divisors

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Command, MetricLogger
+from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_report.config import TensorBoardKeys, WandbKeys
 

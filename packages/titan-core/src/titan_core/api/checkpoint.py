@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
+from titan_core.api.components import Component
 from titan_core.api.config_changes import RefusedChange
 from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart
-from titan_core.api.world import World
+from titan_core.api.job_facts import JobFacts
+from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from titan_core.api.model_part import ModelPart
+    from titan_core.api.world import World
 
 
 class DataPosition(Protocol):
@@ -118,3 +123,12 @@ class CheckpointStore(Protocol):
     def close(self) -> None:
         """Finish what is being written."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Component):
+    """A way of saving and restoring a run."""
+
+    kind = "checkpoint"
+    build: Ref[Callable[[CheckpointRequest], CheckpointStore]]
+    active: Callable[[JobFacts], bool]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from titan_core.api.components import Component
 from titan_core.api.config import Config, Override
 from titan_core.api.job import Job
+from titan_core.api.ref import Ref
 from titan_core.api.registry import Registry
 
 
@@ -49,3 +52,16 @@ class CommandContext(Protocol):
             UserError: all mistakes in it.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Component):
+    """A subcommand of ``titan``; a name of two words (``"config show"``) makes a group."""
+
+    kind = "command"
+    arguments: Ref[Callable[[argparse.ArgumentParser], None]] | None = None
+    """Adds the command's own arguments to its parser."""
+    run: Ref[Callable[[CommandContext], int]]
+    """Runs it; returns the exit status. Must not import torch unless it trains."""
+    overrides: bool = False
+    """Whether it takes a recipe and ``--section.key value`` overrides."""

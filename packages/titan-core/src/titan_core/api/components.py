@@ -19,20 +19,16 @@ from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 
 if TYPE_CHECKING:
-    import argparse
     from importlib.resources.abc import Traversable
 
     from torch import nn
     from torch.optim import Optimizer as TorchOptimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from titan_core.api.checkpoint import CheckpointRequest, CheckpointStore
-    from titan_core.api.command import CommandContext
     from titan_core.api.dataset import DatasetRequest, DocumentSource
     from titan_core.api.errors import Problem
-    from titan_core.api.job import JobFacts
+    from titan_core.api.job_facts import JobFacts
     from titan_core.api.layout import ModelDefinition
-    from titan_core.api.metric_log import LoggerRequest, MetricLog
     from titan_core.api.model_part import ModelPart, TransformContext
     from titan_core.api.model_trial import ModelTrial
     from titan_core.api.param_groups import ParamGroup
@@ -134,15 +130,6 @@ class PrecisionTransform(Transform):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Component):
-    """A way of saving and restoring a run."""
-
-    kind = "checkpoint"
-    build: Ref[Callable[[CheckpointRequest], CheckpointStore]]
-    active: Callable[[JobFacts], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Debugger(Component):
     """An observer of a run: an object with lifecycle hooks, made when the job asks for it."""
 
@@ -195,17 +182,6 @@ class LRSchedule(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricLogger(Component):
-    """A place that metrics go to."""
-
-    kind = "metric logger"
-    build: Ref[Callable[[LoggerRequest], MetricLog]]
-    active: Callable[[JobFacts], bool]
-    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
-    """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe(Component):
     """A complete config that ships with a plugin."""
 
@@ -217,25 +193,6 @@ class Recipe(Component):
     def file(self) -> Traversable:
         """The TOML file."""
         return resources.files(self.package).joinpath(self.path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command(Component):
-    """A subcommand of ``titan``; a name of two words (``"config show"``) makes a group."""
-
-    kind = "command"
-    arguments: Ref[Callable[[argparse.ArgumentParser], None]] | None = None
-    """Adds the command's own arguments to its parser."""
-    run: Ref[Callable[[CommandContext], int]]
-    """Runs it; returns the exit status. Must not import torch unless it trains."""
-    overrides: bool = False
-    """Whether it takes a recipe and ``--section.key value`` overrides."""
-
-
-KINDS: tuple[type[Component], ...] = (
-    Model, Transform, PrecisionTransform, Checkpoint, Debugger,
-    Dataset, Tokenizer, Optimizer, LRSchedule, MetricLogger, Recipe, Command,
-)  # fmt: skip
 
 
 def recipes_in(package: str, folder: str = "recipes") -> list[Recipe]:

@@ -25,22 +25,22 @@ import pluggy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from titan_core.api.components import (
-        Checkpoint,
-        Command,
+    from titan_core.api.checkpoint import Checkpoint  # fmt: skip
+    from titan_core.api.command import Command  # fmt: skip
+    from titan_core.api.components import (  # fmt: skip
         Dataset,
         Debugger,
         LRSchedule,
-        MetricLogger,
         Model,
         Optimizer,
         PrecisionTransform,
         Recipe,
         Tokenizer,
         Transform,
-    )  # fmt: skip
+    )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
+    from titan_core.api.metric_log import MetricLogger  # fmt: skip
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.components import (
-    Checkpoint,
-    Debugger,
-    LRSchedule,
-    MetricLogger,
-    Model,
-    Optimizer,
-    Tokenizer,
-    Transform,
-)  # fmt: skip
+from titan_core.api.components import Component, Debugger, LRSchedule, Model, Optimizer, Tokenizer, Transform  # fmt: skip
 from titan_core.api.config import Config
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.errors import UserError
-from titan_core.api.layout import ModelDefinition
-from titan_core.api.mesh import MeshPlan
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import Registry
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection
@@ -34,20 +23,6 @@ if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
 
 S = TypeVar("S", bound=Section)
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    """What a component may ask about a job while it is assembled: its own section, and the job's sizes."""
-
-    config: Config
-    mesh: MeshPlan
-    batch: BatchPlan
-    model: ModelDefinition
-
-    def section(self, cls: type[S]) -> S:
-        """The config section of class ``cls``."""
-        return self.config.section(cls)
 
 
 @dataclass(frozen=True)
@@ -68,8 +43,10 @@ class Job:
     text_tokenizer: TextTokenizer
     optimizer: Optimizer
     lr_schedule: LRSchedule
-    checkpoint: Checkpoint | None
-    loggers: tuple[MetricLogger, ...]
+    checkpoint: Component | None
+    """A :class:`~titan_core.api.checkpoint.Checkpoint`."""
+    loggers: tuple[Component, ...]
+    """Of class :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
 
     @property

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from titan_core.api.events import RunStart
+from titan_core.api.components import Component
+from titan_core.api.errors import Problem
+from titan_core.api.job_facts import JobFacts
+from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.events import RunStart
 
 Record = Mapping[str, float | int | None]
 """``step`` and figures by name, of one logged step or of one validation (which has ``validation_loss`` and no ``loss``);
@@ -32,3 +38,14 @@ class MetricLog(Protocol):
     def close(self) -> None:
         """Write what is not written yet."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricLogger(Component):
+    """A place that metrics go to."""
+
+    kind = "metric logger"
+    build: Ref[Callable[[LoggerRequest], MetricLog]]
+    active: Callable[[JobFacts], bool]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible (a library that is not installed). Free of torch; called when active."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from titan_core.api.components import Command
+from titan_core.api.command import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import text_without_secrets

@@ -8,21 +8,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.components import (
-    Checkpoint,
-    Component,
-    Debugger,
-    LRSchedule,
-    MetricLogger,
-    Model,
-    Optimizer,
-    Tokenizer,
-    Transform,
-)  # fmt: skip
+from titan_core.api.checkpoint import Checkpoint  # fmt: skip
+from titan_core.api.components import Component, Debugger, LRSchedule, Model, Optimizer, Tokenizer, Transform  # fmt: skip
 from titan_core.api.config import Config
 from titan_core.api.errors import PluginFailure, Problem, UserError
-from titan_core.api.job import Job, JobFacts
+from titan_core.api.job import Job
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
+from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.api.sections import (
     DataSection,
     ModelSection,

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.components import Command, Component, MetricLogger, Phase
+from titan_core.api.command import Command
+from titan_core.api.components import Component, Phase
 from titan_core.api.mesh import MeshDim
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 from titan_core.api.weights import WeightFormat

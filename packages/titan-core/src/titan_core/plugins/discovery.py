@@ -13,21 +13,21 @@ import importlib_metadata
 import pluggy
 
 from titan_core.api import API_VERSION, hookspecs
-from titan_core.api.components import (
-    Checkpoint,
-    Command,
+from titan_core.api.checkpoint import Checkpoint  # fmt: skip
+from titan_core.api.command import Command  # fmt: skip
+from titan_core.api.components import (  # fmt: skip
     Component,
     Dataset,
     Debugger,
     LRSchedule,
-    MetricLogger,
     Model,
     Optimizer,
     PrecisionTransform,
     Recipe,
     Tokenizer,
     Transform,
-)  # fmt: skip
+)
+from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
 

@@ -8,8 +8,22 @@ from functools import cached_property
 from types import ModuleType
 from typing import TypeVar
 
-from titan_core.api.components import KINDS, Component, Transform
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.command import Command
+from titan_core.api.components import (
+    Component,
+    Dataset,
+    Debugger,
+    LRSchedule,
+    Model,
+    Optimizer,
+    PrecisionTransform,
+    Recipe,
+    Tokenizer,
+    Transform,
+)
 from titan_core.api.errors import Problem, UserError, nearest
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import CORE, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
@@ -190,3 +204,9 @@ def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
     name = second.name if first is None or first.name != second.name else None
     fix = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
     return Problem(what, f"claimed by both {one} and {two}", fix)
+
+
+KINDS: tuple[type[Component], ...] = (
+    Model, Transform, PrecisionTransform, Checkpoint, Debugger,
+    Dataset, Tokenizer, Optimizer, LRSchedule, MetricLogger, Recipe, Command,
+)  # fmt: skip

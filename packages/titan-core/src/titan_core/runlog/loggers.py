@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from titan_core.api.components import MetricLogger
 from titan_core.api.events import Finding, RunStart
-from titan_core.api.metric_log import LoggerRequest, MetricLog, Record
+from titan_core.api.metric_log import LoggerRequest, MetricLog, MetricLogger, Record
 from titan_core.plugins.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)

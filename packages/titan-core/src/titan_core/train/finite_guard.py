@@ -10,7 +10,7 @@ from typing import Any, Literal
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.late_reports import LateReports, is_finite
 from titan_core.api.world import World

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from titan_core.api.batch import Batch
-from titan_core.api.checkpoint import CheckpointRequest, CheckpointStore, TrainState
-from titan_core.api.components import Checkpoint
+from titan_core.api.checkpoint import Checkpoint, CheckpointRequest, CheckpointStore, TrainState
+from titan_core.api.components import Component
 from titan_core.api.errors import UserError
 from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
@@ -299,7 +299,8 @@ class Trainer:
         (part,) = parts
         return GradientAccumulation(part)
 
-    def _checkpoint_store(self, checkpoint: Checkpoint | None, directory: RunDirectory) -> CheckpointStore | None:
+    def _checkpoint_store(self, checkpoint: Component | None, directory: RunDirectory) -> CheckpointStore | None:
         if checkpoint is None:
             return None
+        assert isinstance(checkpoint, Checkpoint)
         return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle, directory.hold))

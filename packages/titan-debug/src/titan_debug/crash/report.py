@@ -13,7 +13,7 @@ from threading import Thread
 from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.runs.files import DEBUG, METRICS
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets, without_secrets

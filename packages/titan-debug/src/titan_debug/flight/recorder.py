@@ -10,7 +10,7 @@ from pathlib import Path
 
 from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import CommSection, JobSection
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.tools.late_reports import is_finite
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import JobSection
 from titan_debug.config import ProfilingSection
 

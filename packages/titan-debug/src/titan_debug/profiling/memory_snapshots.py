@@ -9,7 +9,7 @@ import torch
 
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.whole_file import whole_file
 

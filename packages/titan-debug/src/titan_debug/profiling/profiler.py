@@ -17,7 +17,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job, JobFacts
+from titan_core.api.job import Job
+from titan_core.api.job_facts import JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.check import require_ranks
 from titan_debug.whole_file import whole_file

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.runs.json_lines import LineFile
 from titan_core.api.shared_request import SharedRequest
 from titan_debug.config import NumericsSection

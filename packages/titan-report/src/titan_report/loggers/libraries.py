@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from titan_core.api.errors import Problem
-from titan_core.api.job import JobFacts
+from titan_core.api.job_facts import JobFacts
 
 
 def check_tensorboard(facts: JobFacts) -> Iterator[Problem]:

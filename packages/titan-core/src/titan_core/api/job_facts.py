@@ -1,0 +1,28 @@
+"""What a component may know of a job while it is assembled. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.config import Config
+from titan_core.api.layout import ModelDefinition
+from titan_core.api.mesh import MeshPlan
+from titan_core.api.section import Section
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a component may ask about a job while it is assembled: its own section, and the job's sizes."""
+
+    config: Config
+    mesh: MeshPlan
+    batch: BatchPlan
+    model: ModelDefinition
+
+    def section(self, cls: type[S]) -> S:
+        """The config section of class ``cls``."""
+        return self.config.section(cls)
