@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from titan_ckpt.chunks import bytes_of
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import check_chunk
 from titan_ckpt.retention import to_remove
+from titan_ckpt.schedule_state import restore_schedule, schedule_state
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, chunk_digest
 
 
@@ -72,3 +75,21 @@ def test_a_chunk_is_held_against_its_checksum() -> None:
     for damaged in (data[:-1], data + b"\0", b"\1" + data[1:]):
         with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged in weight"):
             check_chunk("weight", "int16", chunk, damaged)
+
+
+def test_a_restored_schedule_reports_the_rates_of_its_groups() -> None:
+    def made() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": lr} for lr in (0.8, 0.2)])
+        return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    alone: Any = SimpleNamespace(gather=lambda value: [value])
+    optimizer, schedule = made()
+    optimizer.step()
+    schedule.step()
+    saved = schedule_state(schedule, alone)
+    again, restored = made()
+    for group, rate in zip(again.param_groups, (0.4, 0.1), strict=True):
+        group["lr"] = rate  # restored with the groups
+    restore_schedule(restored, saved, recompute=False)
+    assert restored.get_last_lr() == [0.4, 0.1]
+    assert restored.last_epoch == 1
