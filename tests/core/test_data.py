@@ -173,4 +173,4 @@ def test_a_dataset_that_ends_is_read_again_or_stops(caplog: pytest.LogCaptureFix
 
 def test_more_streams_than_documents_are_refused() -> None:
     with pytest.raises(UserError, match="it has 3 documents, fewer than the 8 streams"):
-        stream(letters("1,2,3"), plan=plan(1)).open_sources()
+        open_sources(stream(letters("1,2,3"), plan=plan(1)))

@@ -26,7 +26,7 @@ def test_a_job_that_writes_a_checkpoint_beside_training_is_well() -> None:
 
 
 def test_the_group_for_work_beside_training_is_known_by_its_name() -> None:
-    from titan_core.train import world  # loads torch
+    from titan_core.api import world  # loads torch
 
     assert world.BACKGROUND == BACKGROUND
 

@@ -144,7 +144,7 @@ def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tm
     )
     assert "of all ranks (dp_shard)" in found.verdict
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
-    (finding,) = (event for event in events if event["event"] == "finding")
+    finding = next(event for event in events if event["event"] == "finding")  # a later step may be slow in earnest
     assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,18 +287,6 @@ def test_png(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str
         picture = imread(file)[::3, ::3]
         assert picture.shape[0] >= 200 and picture.shape[1] == 400
         assert 0.001 < (picture[..., :3].std(axis=-1) > 0.05).mean() < 0.9  # coloured: there are curves
-
-
-@pytest.mark.parametrize("library", ["plotly", "matplotlib"])
-def test_what_is_not_installed_is_named(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    run = write_run(tmp_path / "a")
-    assert main(["report", str(run), "--png", str(tmp_path)]) == 2
-    assert f"needs {library}, which is not installed; install titan-core[report]" in capsys.readouterr().err
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def run(context: CommandContext) -> int:
         job = context.job(processes(arguments.nproc_per_node, arguments.nnodes))
         job.require_hardware()
         given = {name: value for name, value in vars(arguments).items() if value is not None}
-        return launch(argparse.Namespace(**{**_LAUNCHERS, "nproc_per_node": None, **given}), job)
+        return launch(argparse.Namespace(**{**_LAUNCHERS, "nproc_per_node": None, **given}), context.override_arguments, job)
     for name in _LAUNCHERS:
         if (value := getattr(arguments, name)) is not None:
             option = f"--{name.replace('_', '-')} {shorten(str(value))}"

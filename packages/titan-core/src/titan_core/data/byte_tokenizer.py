@@ -19,8 +19,16 @@ class ByteTokenizer:
     """Ids 0 to 255 are bytes, 256 begins a document and 257 ends it."""
 
     vocab_size = 258
-    begin_ids = (256,)
-    end_ids = (257,)
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """What a document begins with."""
+        return [256]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """What a document ends with."""
+        return [257]
 
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
         """The ids of ``text`` between begin and end of text."""

@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 import uuid
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,8 +57,11 @@ def machines(nnodes: str) -> tuple[int, int]:
     return least, most
 
 
-def launch(arguments: argparse.Namespace, job: Job) -> int:
+def launch(arguments: argparse.Namespace, overrides: Sequence[str], job: Job) -> int:
     """Run ``titan train`` with the same recipe and overrides in every process; returns the exit status.
+
+    Args:
+        overrides: as they were written on the command line.
 
     Raises:
         UserError: the machines do not meet, or another job writes to the run's directory.
@@ -89,7 +93,7 @@ def launch(arguments: argparse.Namespace, job: Job) -> int:
                 role=ROLE,
                 local_world_size=per_node,
                 entrypoint=sys.executable,
-                args=("-u", "-m", "titan_core", "train", arguments.recipe, *arguments.override_arguments),
+                args=("-u", "-m", "titan_core", "train", arguments.recipe, *overrides),
                 rdzv_handler=handler(options, str(uuid.uuid4())),
                 max_restarts=arguments.max_restarts,
                 monitor_interval=0.1,
