@@ -34,6 +34,9 @@ ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
 HEAD = """
 from typing import Any, ClassVar
 from pydantic import BaseModel, Field, field_validator
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.command import Command
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.components import *
 from titan_core.api.section import Section
 from titan_core.api.errors import Problem, UserError
