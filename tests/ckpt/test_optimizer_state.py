@@ -15,7 +15,7 @@ from torch import nn
 from harness.gloo_pool import GlooPool
 from harness.jobs import Recorder, RunRecord, make_job
 from titan_ckpt.optimizer_state import group_values, state_of
-from titan_ckpt.plain_values import Unsaveable, decode, encode
+from titan_ckpt.plain_values import Unsaveable, decode, encode, require_alike
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.train import trainer
@@ -128,6 +128,13 @@ def test_what_json_cannot_hold_is_refused(value: Any) -> None:
 def test_damaged_plain_values_are_refused(damaged: Any) -> None:
     with pytest.raises(ValueError, match=r"\$"):
         decode(damaged)
+
+
+@pytest.mark.parametrize("value", [(True, 0.95), (0.9,), (0.9, None), (0.9, "0.95"), [0.9, 0.95]], ids=str)
+def test_values_of_another_kind_do_not_replace_a_tuple(value: Any) -> None:
+    require_alike((0, 0.5), (0.9, 0.95), "betas")
+    with pytest.raises(ValueError, match=r"^betas(\.\d)? is .*, in the place of"):
+        require_alike(value, (0.9, 0.95), "betas")
 
 
 def test_a_tensor_of_a_kind_that_is_not_known_is_refused_by_name() -> None:

@@ -119,13 +119,20 @@ def decode(value: Any, tensor: Callable[[Any], Tensor] | None = None) -> Any:
 
 def require_alike(value: Any, present: Any, name: str) -> None:
     """``value``, which was read, must be of the kind of ``present``, which it is to replace. Numbers are of one kind, and
-    ``None`` may become anything, and anything ``None``.
+    ``None`` may become anything, and anything ``None``. Tuples must have as many elements, each of its kind.
 
     Raises:
         ValueError: it is not.
     """
-    if value is not None and present is not None and _kind(value) is not _kind(present):
+    if value is None or present is None:
+        return
+    if _kind(value) is not _kind(present) or (isinstance(value, tuple) and len(value) != len(present)):
         raise ValueError(f"{name} is {value!r}, in the place of {present!r}")
+    if isinstance(value, tuple):
+        for number, (one, other) in enumerate(zip(value, present, strict=True)):
+            if one is None and other is not None:
+                raise ValueError(f"{name} is {value!r}, in the place of {present!r}")
+            require_alike(one, other, f"{name}.{number}")
 
 
 def _kind(value: Any) -> type:
