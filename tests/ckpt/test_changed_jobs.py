@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,14 @@ def test_what_may_change_is_logged(saved: None, caplog: pytest.LogCaptureFixture
     for line in ("training.steps: 3 -> 4", "metrics.log_freq: 10 -> 7", "data.prefetch: 2 -> 3"):
         assert f"changed since the checkpoint of step 2: {line}" in caplog.text
     assert "the learning rate follows the schedule of 4 steps" in caplog.text
+
+
+@pytest.mark.parametrize(("saved", "decisive"), [([], True), ("3", True), (-1, True), (7, False)], ids=str)
+def test_a_value_that_a_key_cannot_have_is_damage_and_no_change(in_tmp: Path, saved: Any, decisive: bool) -> None:
+    config = make_job("llama3_debug").config
+    before = config.as_dict()
+    before["training"]["steps"] = saved
+    assert [(one.key, one.decisive) for one in config_changes(before, [], config)] == [("training.steps", decisive)]
 
 
 def test_the_same_model_by_another_recipe_is_the_same(run: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.section import Section
@@ -76,7 +78,8 @@ def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection
         one, other = old.get(key, default), new.get(key)
         if one != other:
             name = key.partition(".")[2]
-            changes.append(ConfigChange(key, one, other, decisive=not matches(name, cls.may_change)))
+            may_change = matches(name, cls.may_change) and _is_value(cls, name, one)
+            changes.append(ConfigChange(key, one, other, decisive=not may_change))
     gone = (key for key in decisive if key not in fields)
     return changes + [ConfigChange(key, old.get(key), None, decisive=True) for key in gone]
 
@@ -93,6 +96,17 @@ def decisive_keys(config: Config) -> list[str]:
 
 def _fields(config: Config) -> dict[str, type[Section]]:
     return {f"{cls.section}.{name}": cls for cls in config.sections for name in cls.model_fields}
+
+
+def _is_value(cls: type[Section], name: str, saved: Any) -> bool:
+    """Whether the key may have the value ``saved`` at all: a damaged one is no change that a user has made."""
+    if saved is None:
+        return True
+    try:
+        cls.model_validate_json(json.dumps({name: saved}), strict=True)
+    except ValidationError as error:
+        return not any(one["loc"] for one in error.errors())  # rules over several keys are not about this one
+    return True
 
 
 def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
