@@ -293,7 +293,7 @@ def test_memory_snapshots_without_a_gpu_say_so(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA keeps a history of allocations, CPUs keep none")
 def test_on_a_gpu(in_tmp: Path) -> None:
     more = {"job.device": "cuda", "profiling.enable_memory_snapshot": "true", "profiling.profile_freq": 3}
     run_recipe("llama3_debug", {**ON, **more})

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor  # for type checkers alone: discovery loads this module, and must not load torch
 
-    from titan_core.api.checkpoint import Checkpoint  # fmt: skip
-    from titan_core.api.command import Command  # fmt: skip
-    from titan_core.api.components import (  # fmt: skip
+    from titan_core.api.checkpoint import Checkpoint
+    from titan_core.api.command import Command
+    from titan_core.api.components import (
         Dataset,
         Debugger,
         LRSchedule,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
-    from titan_core.api.metric_log import MetricLogger  # fmt: skip
+    from titan_core.api.metric_log import MetricLogger
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
