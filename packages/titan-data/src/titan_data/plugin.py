@@ -15,26 +15,14 @@ def titan_datasets() -> list[Dataset]:
     files = "titan_data.local_files:check_files"
     hub = "titan_data.huggingface:open_hub"
     return [
-        Dataset(
-            name="json",
-            summary="local JSON lines",
-            open=Ref("titan_data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="parquet",
-            summary="local Parquet files",
-            open=Ref("titan_data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="arrow",
-            summary="local Arrow files",
-            open=Ref("titan_data.huggingface:open_local"),
-            check=Ref(files),
-            splits=True,
+        *(
+            Dataset(name=name, summary=summary, open=Ref(opener), check=Ref(files), splits=True)
+            for name, summary, opener in (
+                ("json", "local JSON lines", "titan_data.huggingface:open_local"),
+                ("parquet", "local Parquet files", "titan_data.huggingface:open_local"),
+                ("arrow", "local Arrow files", "titan_data.huggingface:open_local"),
+                ("text", "local text files", "titan_data.text_files:open_text"),
+            )
         ),
         Dataset(
             name="tokenized",
@@ -43,33 +31,13 @@ def titan_datasets() -> list[Dataset]:
             check=Ref("titan_data.tokenized:check_tokenized"),
             holds_tokens=True,
         ),
-        Dataset(
-            name="text",
-            summary="local text files",
-            open=Ref("titan_data.text_files:open_text"),
-            check=Ref(files),
-            splits=True,
-        ),
-        Dataset(
-            name="hub",
-            summary="any dataset of the Hugging Face hub, streamed",
-            open=Ref(hub),
-            check=Ref("titan_data.local_files:check_hub"),
-            splits=True,
-        ),
-        Dataset(
-            name="c4",
-            summary="C4 (allenai/c4, en), streamed",
-            open=Ref(hub),
-            check=Ref("titan_data.local_files:check_hub"),
-            splits=True,
-        ),
-        Dataset(
-            name="c4_validation",
-            summary="C4's validation split, streamed",
-            open=Ref(hub),
-            check=Ref("titan_data.local_files:check_hub"),
-            splits=True,
+        *(
+            Dataset(name=name, summary=summary, open=Ref(hub), check=Ref("titan_data.local_files:check_hub"), splits=True)
+            for name, summary in (
+                ("hub", "any dataset of the Hugging Face hub, streamed"),
+                ("c4", "C4 (allenai/c4, en), streamed"),
+                ("c4_validation", "C4's validation split, streamed"),
+            )
         ),
     ]
 

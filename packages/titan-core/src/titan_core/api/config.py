@@ -12,6 +12,9 @@ from titan_core.api.tools.shown import show
 
 S = TypeVar("S", bound=Section)
 
+COMMAND_LINE = "command line"
+"""Where a value came from that an override set."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -58,9 +61,6 @@ class Config:
     def _is_overridden(self, key: str) -> bool:
         whole = key.partition("[")[0]  # an entry of a list is where the list is
         return any(whole == given or given.startswith(whole + ".") for given in self.overridden)
-
-
-COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)

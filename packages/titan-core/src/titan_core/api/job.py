@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -15,14 +15,11 @@ from titan_core.api.dataset import StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import Registry
-from titan_core.api.section import Section
 from titan_core.api.sections import JobSection
 from titan_core.api.tools.secrets import without_secrets
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
-
-S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,14 @@ from functools import cached_property
 from types import ModuleType
 from typing import TypeVar
 
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.command import Command
 from titan_core.api.components import (
     Component,
-    Dataset,
-    Debugger,
-    LRSchedule,
-    Model,
-    Optimizer,
-    PrecisionTransform,
-    Recipe,
-    Tokenizer,
     Transform,
 )
 from titan_core.api.errors import Problem, UserError, nearest
-from titan_core.api.metric_log import MetricLogger
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
-from titan_core.plugins.discovery import CORE, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
+from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
 from titan_core.plugins.guard import Origin
 
 C = TypeVar("C", bound=Component)
@@ -173,7 +162,7 @@ class Registry:
     def sections(self) -> dict[str, list[type[Section]]]:
         """Every section, with the classes that own keys in it: the core's first."""
         owned: dict[str, list[type[Section]]] = {cls.section: [cls] for cls in CORE_SECTIONS}
-        for kind in KINDS:
+        for kind in REGISTRATION_HOOKS.values():
             for component in self.all(kind):
                 if component.config is not None:
                     owners = owned.setdefault(component.config.section, [])
@@ -204,9 +193,3 @@ def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
     name = second.name if first is None or first.name != second.name else None
     fix = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
     return Problem(what, f"claimed by both {one} and {two}", fix)
-
-
-KINDS: tuple[type[Component], ...] = (
-    Model, Transform, PrecisionTransform, Checkpoint, Debugger,
-    Dataset, Tokenizer, Optimizer, LRSchedule, MetricLogger, Recipe, Command,
-)  # fmt: skip
