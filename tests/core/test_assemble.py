@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.components import Phase, Transform
+from titan_core.api.components import Model, Phase, Transform
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.mesh import MeshDim, dims_in_order
@@ -123,3 +125,14 @@ def test_transforms_are_ordered_by_phase_then_wish_then_name() -> None:
 def test_contradicting_wishes_are_an_error() -> None:
     with pytest.raises(UserError, match="phase TENSOR: their wishes for an order contradict each other: "):
         in_order([transform("a", before=("b",)), transform("b", before=("a",))])
+
+
+def test_a_model_whose_code_cannot_be_imported_hides_no_other_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(REGISTRY.get(Model, "llama3"), define=Ref("no_such_module:define"))
+    get = Registry.get
+    monkeypatch.setattr(Registry, "get", lambda self, kind, name: broken if kind is Model else get(self, kind, name))
+    with pytest.raises(UserError) as caught:
+        assemble(config_with(training__dataset="nowhere"), REGISTRY, 1)
+    places = " ".join(problem.where for problem in caught.value.problems)
+    assert "no_such_module" in places
+    assert "training.dataset" in places

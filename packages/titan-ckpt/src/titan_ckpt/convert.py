@@ -212,8 +212,8 @@ def _as(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
         return tensor
     converted = tensor.to(dtype)
     if overflows(tensor, converted):
-        short = str(dtype).removeprefix("torch.")
-        why = f"it has values up to {tensor.abs().max().item():.3g}, and {short} ends at {torch.finfo(dtype).max:.3g}"
+        largest, limit = tensor.abs().max().item(), torch.finfo(dtype).max
+        why = f"it has values up to {largest:.3g}, and {dtype_name(dtype)} ends at {limit:.3g}"
         raise UserError.one(name, why, "take --dtype bfloat16 or float32")
     return converted
 

@@ -303,7 +303,7 @@ def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: M
         return
     if not weights_only:
         why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
-        fix = "resume with as many; or begin anew with the weights: checkpoint.initial_load_path and another folder"
+        fix = "resume with as many; or start over with the weights: checkpoint.initial_load_path and another folder"
         raise UserError.one(str(folder), why, fix)
     request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 

@@ -57,7 +57,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 
     model = attempt(_pick, config, registry, Model, "model.name")
     args = attempt(model_args, config, model) if model is not None else None
-    definition = attempt(model.define.load(), args) if model is not None and args is not None else None
+    definition = attempt(define_model, model, args) if model is not None and args is not None else None
     tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
     datasets = attempt(pick_datasets, config, registry, text_tokenizer)
@@ -121,6 +121,15 @@ def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     if name not in registry.names(kind):
         raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
     return registry.get(kind, name)
+
+
+def define_model(model: Model, args: BaseModel) -> ModelDefinition:
+    """The model of this size.
+
+    Raises:
+        UserError: its code cannot be imported, or refuses the arguments.
+    """
+    return model.define.load()(args)
 
 
 def model_args(config: Config, model: Model) -> BaseModel:
