@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """A position: plain values, as JSON can say them."""
 
-Document: TypeAlias = "str | NDArray[Any]"
+
+@dataclass(frozen=True)
+class WeightedTokens:
+    """Token ids of which some are not trained on, such as those of a prompt, or count more than others."""
+
+    ids: NDArray[Any]
+    """``[tokens]``, with the tokens that mark begin and end, as of any document that is tokenised already."""
+    weights: NDArray[Any]
+    """How much each token counts where it is the target, ``[tokens]``: 0 keeps it from being trained on."""
+
+
+Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
 """A text, or its token ids where a dataset is tokenised already."""
 
 ALL_SPLITS = "all"

@@ -23,6 +23,8 @@ class StepRows:
 
     tokens: NDArray[Any]
     """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    weights: NDArray[Any] | None
+    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
     lengths: list[list[int]]
     """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
     datasets: list[int]
@@ -118,6 +120,7 @@ class ShardGroup:
                 numpy.concatenate(window.pieces, out=row[: len(window)], casting="unsafe")
         return StepRows(
             tokens=rows,
+            weights=_weights([window for window, _ in taken], rows.shape),
             lengths=[[len(piece) for piece in window.pieces] for window, _ in taken],
             datasets=[dataset for _, dataset in taken],
             positions=self.positions(),
@@ -140,6 +143,19 @@ class ShardGroup:
         """Go on from positions that :meth:`positions` gave, here or elsewhere."""
         for index, shard in self._shards.items():
             shard.load_state_dict(positions[str(index)])
+
+
+def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    if all(one is None for window in windows for one in window.weights):
+        return None
+    weights = numpy.ones(shape, numpy.float32)
+    for row, window in zip(weights, windows, strict=True):
+        first = 0
+        for piece, of_piece in zip(window.pieces, window.weights, strict=True):
+            if of_piece is not None:
+                row[first : first + len(piece)] = of_piece
+            first += len(piece)
+    return weights
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:
