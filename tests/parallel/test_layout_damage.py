@@ -42,8 +42,8 @@ from harness.odd_gpts import (
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelLayout
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart
+from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.fsdp_check import check as fsdp_check
@@ -150,7 +150,7 @@ def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
 
 def test_parameters_of_a_region_itself_cannot_be_divided() -> None:
     def plan_of(model: nn.Module) -> None:
-        part, hidden = ModelPart(model, LAYOUT, cross_entropy_sum), Shard(1)
+        part, hidden = ModelPart(model, LAYOUT, NextToken()), Shard(1)
         plan = tensor_parallel._embedding_plan(part, hidden) | tensor_parallel._block_plan(part, hidden)
         tensor_parallel._require_whole(part, plan | tensor_parallel._head_plan(part, hidden, TensorParallelKeys()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Batch:
     """int64, ``[batch, seq]``."""
     targets: Tensor
     """The next token of each position, or :data:`IGNORE`; int64, ``[batch, seq]``."""
+    _: KW_ONLY
     weights: Tensor | None = None
     """How much each target counts, fp32, ``[batch, seq]``; ``None``: each target counts 1. The weight of a position whose
     target is :data:`IGNORE` is not used."""
@@ -53,12 +54,12 @@ class Batch:
         return Batch(
             function(self.tokens),
             function(self.targets),
-            of(self.weights),
-            of(self.positions),
-            of(self.documents),
-            of(self.rows),
-            of(self.columns),
-            {name: replace(extra, tensor=function(extra.tensor)) for name, extra in self.extras.items()},
+            weights=of(self.weights),
+            positions=of(self.positions),
+            documents=of(self.documents),
+            rows=of(self.rows),
+            columns=of(self.columns),
+            extras={name: replace(extra, tensor=function(extra.tensor)) for name, extra in self.extras.items()},
         )
 
     def map_sequence(self, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -105,12 +106,12 @@ def join(batches: list[Batch]) -> Batch:
     return Batch(
         torch.cat([one.tokens for one in batches]),
         torch.cat([one.targets for one in batches]),
-        all_of([one.weights for one in batches]),
-        all_of([one.positions for one in batches]),
-        all_of([one.documents for one in batches]),
-        all_of([one.rows for one in batches]),
-        all_of([one.columns for one in batches]),
-        {
+        weights=all_of([one.weights for one in batches]),
+        positions=all_of([one.positions for one in batches]),
+        documents=all_of([one.documents for one in batches]),
+        rows=all_of([one.rows for one in batches]),
+        columns=all_of([one.columns for one in batches]),
+        extras={
             name: replace(extra, tensor=torch.cat([one.extras[name].tensor for one in batches]))
             for name, extra in first.extras.items()
         },

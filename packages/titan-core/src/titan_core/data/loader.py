@@ -235,7 +235,7 @@ def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[
         targets[weights[:, 1:] == 0] = IGNORE
         of_targets = torch.from_numpy(weights[:, 1:].copy())
     if not document_mask:
-        return Batch(tokens, torch.from_numpy(targets), of_targets)
+        return Batch(tokens, torch.from_numpy(targets), weights=of_targets)
     documents, starts = numpy.empty(rows.shape, numpy.int64), numpy.empty(rows.shape, numpy.int64)
     for number, pieces in enumerate(lengths):
         sizes = numpy.array([*pieces, width - sum(pieces)])  # what a short row lacks is a document of its own
@@ -246,7 +246,7 @@ def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[
     return Batch(
         tokens,
         torch.from_numpy(targets),
-        of_targets,
-        torch.from_numpy(positions[:, :-1].copy()),
-        torch.from_numpy(documents[:, :-1].copy()),
+        weights=of_targets,
+        positions=torch.from_numpy(positions[:, :-1].copy()),
+        documents=torch.from_numpy(documents[:, :-1].copy()),
     )

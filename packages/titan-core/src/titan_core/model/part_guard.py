@@ -43,6 +43,8 @@ class PartGuard:
     def _kept(self, setting: str, before: Any, after: Any, part: ModelPart) -> bool:
         if after is before or not before:
             return True
+        if setting == "vocabulary":
+            return before.group is None  # the whole, which the core set
         if setting == "objective":
             return before in part.wrapped_objectives
         if isinstance(before, tuple):
@@ -62,6 +64,7 @@ class PartGuard:
 def _settings(part: ModelPart) -> dict[str, Any]:
     return {
         "objective": part.objective,
+        "vocabulary": part.vocabulary,
         "auxiliary_losses": part.auxiliary_losses,
         "batch_transforms": part.batch_transforms,
         "parameters_on": part.parameters_on,
