@@ -34,14 +34,15 @@ def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model.name)
     _check_param_groups(model, job.config)
-    try_model(model, job, context)
+    loss_in_head = try_model(model, job, context)
     parts = [ModelPart(model, definition.layout, job.objective.build.load()(job.facts))]
     guard = PartGuard(parts[0])
     for transform in job.transforms:
         apply = partial(_apply, transform, context)
         parts = [one for part in parts for one in guard.apply(transform.name, apply, part)]
     for part in parts:
-        attach(part, job.config.section(ObjectiveSection).chunk_tokens)
+        if loss_in_head:
+            attach(part, job.config.section(ObjectiveSection).chunk_tokens)
         materialise(part, context.device, job.config.section(TrainingSection).seed)
         part.module.train()
     return parts
