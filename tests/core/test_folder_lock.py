@@ -15,11 +15,12 @@ import pytest
 from harness.jobs import TINY, run_recipe
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import lock_for_ranks
 from titan_core.api.runs import folder_lock
-from titan_core.api.runs.child_runs import ChildRun
 from titan_core.api.runs.folder_lock import FolderLock, Holder
 from titan_core.cli.main import main
-from titan_core.runlog.run_directory import early_lock, lock_for_ranks, run_lock
+from titan_core.runlog.run_directory import early_lock, run_lock
+from titan_runs.child_runs import ChildRun
 
 
 def lock(folder: Path) -> FolderLock:

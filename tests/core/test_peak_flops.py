@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from harness.jobs import TINY, make_job
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.mfu import format_mfu
+from titan_core.api.metric_log import format_mfu
 from titan_core.runlog import peak_flops, reporter
 from titan_core.runlog.peak_flops import IdealTime, ideal_time_per_token, measured_flops
 from titan_core.train import trainer
 from titan_report.compare.outcome import outcome_of, rows_of
 from titan_report.summary import summary
+from titan_runs.run_log import RunLog
 
 CPU = torch.device("cpu")
 

@@ -137,3 +137,25 @@ class StreamSpec:
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
     """Documents among which a streamed dataset is shuffled."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
+
+    tokens: NDArray[Any]
+    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    lengths: list[list[int]]
+    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
+    datasets: list[int]
+    """The dataset of each row."""
+    positions: dict[str, State]
+    """Each logical shard's position after these rows."""
+    epoch: int
+    """How many times the datasets were read to their end."""
+    corrupt: int
+    """Corrupt records that were skipped so far."""
+    empty: int
+    """Empty documents that were left out so far."""
+    ended: bool
+    """Whether there is nothing in these rows."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
+    from titan_core.api.launcher import Launcher
     from titan_core.api.metric_log import MetricLogger
 
 PROJECT = "titan"
@@ -107,6 +108,11 @@ def titan_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
 @hookspec
 def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
     """Subcommands of ``titan``."""
+
+
+@hookspec
+def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
+    """Ways to start the ranks of a job from ``titan train``."""
 
 
 # ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
@@ -203,7 +209,7 @@ def titan_diagnose(run: str, since: float) -> str | None:
     directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
     say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
 
-    Called by ``titan train`` in the launcher, on plugin modules alone: no observer lives there."""
+    Called in the launcher's process, on plugin modules alone: no observer lives there."""
 
 
 @hookspec

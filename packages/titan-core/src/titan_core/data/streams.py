@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.config_changes import RefusedChange
+from titan_core.api.checkpoint import RefusedChange
 from titan_core.api.dataset import DocumentSource, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.content import fingerprint_of

@@ -179,15 +179,6 @@ class Lifecycle:
                 except Exception:  # an observer's own failure must not hide the one that ends the run; it is logged whole
                     log.exception("observer %r failed in %s", observer, name)
 
-    def diagnose(self, run: str, since: float) -> str | None:
-        """See :func:`titan_core.api.hookspecs.titan_diagnose`. A plugin that fails at it is logged, and says nothing."""
-        try:
-            found: str | None = self._manager.hook.titan_diagnose(run=run, since=since)
-        except Exception:  # what ended the run is still to be printed
-            log.exception("a plugin failed in titan_diagnose")
-            return None
-        return found
-
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.api.hookspecs.titan_train_end`."""
         self._manager.hook.titan_train_end(end=end)

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerRequest, Record
-from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_core.api.metric_log import LoggerRequest, Record, format_mfu, is_estimated
 
 
 class ConsoleLog:
