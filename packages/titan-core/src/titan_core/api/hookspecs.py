@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
     from titan_core.api.launcher import Launcher
-    from titan_core.api.metric_log import MetricLogger
+    from titan_core.api.metric_log import MetricLogger, Record
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -158,6 +158,11 @@ def titan_before_update(update: PendingUpdate) -> bool | None:
 def titan_step_end(report: StepReport) -> None:
     """The step's optimizer update has been issued. The report's tensors may still be in flight on the device: reading
     one waits for it."""
+
+
+@hookspec
+def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
+    """A logged step is about to go to the metric loggers: further figures for it, under other names. On rank 0 alone."""
 
 
 @hookspec

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
+    from titan_core.api.metric_log import Record
 
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,19 @@ class Lifecycle:
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_step_end`."""
         self._call(self._manager.hook.titan_step_end, report=report)
+
+    def figures(self, record: Record) -> dict[str, float | int | None]:
+        """See :func:`titan_core.api.hookspecs.titan_figures`; of all observers together.
+
+        Raises:
+            ValueError: an observer returns no table, or a figure that there is.
+        """
+        together: dict[str, float | int | None] = {}
+        for figures in self._call(self._manager.hook.titan_figures, record=record):
+            if not isinstance(figures, Mapping) or (record.keys() | together.keys()) & figures.keys():
+                raise ValueError(f"a titan_figures returned {figures!r}; it must return further figures by name")
+            together |= figures
+        return together
 
     def validation_end(self, report: ValidationReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_validation_end`."""

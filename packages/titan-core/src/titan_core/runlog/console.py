@@ -106,7 +106,7 @@ def format_line(record: Record, steps: int) -> str:
             f"grad norm {_figure(record['grad_norm'], '7.3f')}",
             f"lr {_figure(record['lr'], '.2e')}",
             f"{_figure(record['tokens_per_second'], ',.0f')} tokens/s",
-            f"mfu {_mfu(record)}",
+            *([f"mfu {_mfu(record)}"] if "mfu" in record else []),
             f"memory {_figure(record['memory_peak_gib'], '.2f')} GiB",
         ]
     )
