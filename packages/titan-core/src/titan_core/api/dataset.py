@@ -62,7 +62,7 @@ class DatasetRequest:
     skip_corrupt: bool = False
     """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
-    """Fingerprint of the job's tokenizer (:mod:`titan_core.api.tools.tokenizer_fingerprint`), for datasets of tokens."""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.api.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
 
@@ -88,8 +88,8 @@ class DocumentSource(Protocol):
     """An opened dataset.
 
     It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
-    (:func:`~titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data changed. A source
-    without one is known by its path alone.
+    (:func:`~titan_core.api.tools.shuffled.fingerprint_files`), by which a resumed run notices that its data changed. A
+    source without one is known by its path alone.
     """
 
     @property
