@@ -97,17 +97,11 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="train",
-            summary="train a recipe (default: llama3_debug)",
-            arguments=Ref("titan_core.cli.train:arguments"),
+            summary="train a recipe",
+            arguments=recipe,
             run=Ref("titan_core.cli.train:run"),
             overrides=True,
-        ),
-        Command(
-            name="data inspect",
-            summary="show the first sequences that a recipe trains on",
-            arguments=Ref("titan_core.cli.data_inspect:arguments"),
-            run=Ref("titan_core.cli.data_inspect:run"),
-            overrides=True,
+            launches=True,
         ),
         Command(
             name="plugins",

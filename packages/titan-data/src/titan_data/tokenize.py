@@ -16,10 +16,8 @@ import numpy
 
 from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
 from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.token_ids import token_ids
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 

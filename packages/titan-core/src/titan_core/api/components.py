@@ -201,6 +201,8 @@ class Recipe(Component):
     kind = "recipe"
     package: str
     path: str
+    default: bool = False
+    """Whether commands take it where none is named. Two installed plugins with a default have the user choose."""
 
     @property
     def file(self) -> Traversable:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
-    from titan_core.api.metric_log import MetricLogger
+    from titan_core.api.launcher import Launcher
+    from titan_core.api.metric_log import MetricLogger, Record
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -115,6 +116,11 @@ def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
     """Subcommands of ``titan``."""
 
 
+@hookspec
+def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
+    """Ways to start the ranks of a job from ``titan train``."""
+
+
 # ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
 # ---- called in every job, or register a Debugger, whose object implements them when a job selects it. A hook that raises
 # ---- ends the job. A hook costs microseconds: they fire per step, never per layer.
@@ -167,6 +173,11 @@ def titan_step_end(report: StepReport) -> None:
 
 
 @hookspec
+def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
+    """A logged step is about to go to the metric loggers: further figures for it, under other names. On rank 0 alone."""
+
+
+@hookspec
 def titan_validation_end(report: ValidationReport) -> None:
     """The loss on the validation data was measured."""
 
@@ -215,7 +226,7 @@ def titan_diagnose(run: str, since: float) -> str | None:
     directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
     say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
 
-    Called by ``titan train`` in the launcher, on plugin modules alone: no observer lives there."""
+    Called in the launcher's process, on plugin modules alone: no observer lives there."""
 
 
 @hookspec

@@ -54,14 +54,14 @@ class ModelSection(Section):
     # What these come to is compared itself: the resolved arguments, and the ids that the tokenizer gives.
     may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path")
 
-    name: str = "llama3"
-    """Model family (see `titan plugins`)."""
+    name: str = ""
+    """Model family (see `titan plugins`). Default: the installed one, where there is only one."""
     flavor: str = "debug"
     """Size of the model."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Single model arguments that differ from the flavor's, e.g. --model.args.n_layers 4."""
     tokenizer: str = "byte"
-    """Tokenizer: "byte" (needs no file), "llama3" (tokenizer.model), "hf" (tokenizer.json), or a plugin's."""
+    """Tokenizer: "byte" (needs no file), or a plugin's (see `titan plugins`)."""
     tokenizer_path: AnyPath | None = None
     """The tokenizer's file."""
 

@@ -117,7 +117,8 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     name = config.value(key)
     if name not in registry.names(kind):
-        raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
+        why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
+        raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
 
 

@@ -28,6 +28,7 @@ from titan_core.api.components import (  # fmt: skip
     Tokenizer,
     Transform,
 )
+from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
@@ -51,6 +52,7 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_metric_loggers": MetricLogger,
     "titan_recipes": Recipe,
     "titan_commands": Command,
+    "titan_launchers": Launcher,
 }
 
 

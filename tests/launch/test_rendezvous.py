@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from titan_core.api.errors import UserError
 from titan_core.cli.main import main
-from titan_core.train import rendezvous
-from titan_core.train.launch import machines, processes
-from titan_core.train.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
+from titan_launch import rendezvous
+from titan_launch.options import machines, processes_per_node
+from titan_launch.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_what_torch_raises_is_said_in_one_line(error: Exception, cause: Exceptio
 
 def test_there_may_be_more_machines_than_processes_on_one() -> None:
     assert machines("2048") == (2048, 2048) and machines("2:4096") == (2, 4096)
-    assert processes("8", "2048") == 16384
+    assert processes_per_node("8") == 8
 
 
 def test_one_machine_needs_no_options() -> None:

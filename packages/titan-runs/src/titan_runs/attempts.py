@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_core.api.runs.pid_namespace import pid_namespace
+from titan_core.api.processes import pid_namespace
 
 State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "interrupted", "failed"]
 """``ended``: before the last step, as it should (the data's end, ``training.stop_at_step``)."""

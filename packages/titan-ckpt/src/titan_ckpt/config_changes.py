@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from titan_core.api.config import Config
-from titan_core.api.errors import Problem, UserError
 from titan_core.api.section import Section
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.secrets import without_secrets
@@ -30,34 +29,6 @@ class ConfigChange:
 
     def __str__(self) -> str:
         return f"{self.key}: {show(self.before)} -> {show(self.now)}"
-
-
-@dataclass(frozen=True)
-class RefusedChange:
-    """Something that a resumed run must not have otherwise than the run that was saved, unless its user allows it."""
-
-    key: str
-    """What allows it in ``checkpoint.allow_changed``."""
-    problem: Problem
-    """Without that key."""
-    allowable: bool = True
-
-
-def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
-    """The error of ``refused`` changes: each by itself, and one list of keys that allows all of them.
-
-    Args:
-        allowed: the present value of ``checkpoint.allow_changed``, which the list keeps.
-    """
-    keys = list(dict.fromkeys([*allowed, *(change.key for change in refused if change.allowable)]))
-    hint = f"checkpoint.allow_changed = {json.dumps(keys, ensure_ascii=False)}"
-    problems = list(dict.fromkeys(change.problem for change in refused))
-    if not all(change.allowable for change in refused):
-        return UserError(*problems)
-    if len(problems) == 1:
-        problem = problems[0]
-        return UserError(replace(problem, fix=f"{problem.fix}; or, to continue with the change, {hint}"))
-    return UserError(*problems, Problem("", f"to continue with all of these changes, {hint}"))
 
 
 def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection[str], config: Config) -> list[ConfigChange]:

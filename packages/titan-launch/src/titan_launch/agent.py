@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from titan_core.api.errors import EXIT_PREEMPTED, UserError
+from titan_core.api.launcher import Outcome, announce_interrupt, release_terminal, report_lines
 from titan_core.api.tools.rank_names import ranks
-from titan_core.train.interruption import announce_interrupt, release_terminal
-from titan_core.train.outcome import Outcome, read_outcomes, report_lines
 
 GRACE_SECONDS = 10.0
 """How long the other ranks have to end by themselves, and to write down why, once one has failed."""
@@ -157,6 +157,16 @@ class RankAgent(LocalElasticAgent):
             announce_interrupt()
         for pid in self._living.values():
             _send(pid, signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
+
+
+def read_outcomes(folder: Path) -> dict[int, Outcome]:
+    """Those that ranks have left in ``folder``, by rank."""
+    found: dict[int, Outcome] = {}
+    for file in sorted(folder.glob("rank-*.json")):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        outcome = Outcome(**{**values, "problems": tuple(values["problems"])})
+        found[outcome.rank] = outcome
+    return found
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -11,13 +12,13 @@ import pytest
 import torch
 
 from harness.jobs import TINY, make_job
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.mfu import format_mfu
-from titan_core.runlog import peak_flops, reporter
-from titan_core.runlog.peak_flops import IdealTime, ideal_time_per_token, measured_flops
+from titan_core.api.metric_log import format_mfu
 from titan_core.train import trainer
+from titan_debug import mfu, peak_flops
+from titan_debug.peak_flops import IdealTime, ideal_time_per_token, measured_flops
 from titan_report.compare.outcome import outcome_of, rows_of
 from titan_report.summary import summary
+from titan_runs.run_log import RunLog
 
 CPU = torch.device("cpu")
 
@@ -82,7 +83,7 @@ def test_a_run_says_that_its_mfu_is_an_estimate(
 ) -> None:
     """In its records, on the console, in the report and in comparisons; and once in the log where it cannot be right."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(reporter, "ideal_time_per_token", lambda *arguments: IdealTime(seconds, estimated=True))
+    monkeypatch.setattr(mfu, "ideal_time_per_token", lambda *arguments: IdealTime(seconds, estimated=True))
     trainer.train(make_job("llama3_debug", TINY))
     run = RunLog.read(in_tmp / "outputs/llama3_debug")
     assert [record["mfu_estimated"] for record in run.steps] == [True] * len(run.steps)
@@ -102,3 +103,13 @@ def test_records_of_earlier_versions_are_read(in_tmp: Any) -> None:
     record = {"step": 1, "loss": 1.0, "tokens_per_second": 1.0, "step_seconds": 1.0, "mfu": 0.5, "memory_peak_gib": 1.0}
     (row,) = rows_of([("one", outcome_of([RunLog(in_tmp, {}, [], [record], [], [])], after=0))])
     assert "50.0%" in row
+
+
+def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
+    """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
+    peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])
+        ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
+        assert ideal({}, CPU) == peak_flops.IdealTime(6.0, estimated=False)
+        assert ideal({torch.float8_e4m3fn: 4e12}, CPU) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)

@@ -16,11 +16,10 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from titan_core.api.errors import UserError
-from titan_core.train import agent as agent_module
-from titan_core.train.agent import Failure, JobInterrupted, RankAgent, _failure
-from titan_core.train.interruption import FIRST_INTERRUPT, announce_interrupt
-from titan_core.train.outcome import FOLDER, Outcome, interrupted_line, read_outcomes, report_lines
-from titan_core.train.rendezvous import Rendezvous, handler
+from titan_core.api.launcher import INTERRUPTED, OUTCOMES, Outcome, announce_interrupt, interrupted_line, report_lines
+from titan_launch import agent as agent_module
+from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
+from titan_launch.rendezvous import Rendezvous, handler
 
 RANK = """
 import json, os, signal, sys, time
@@ -53,7 +52,7 @@ def agent_of(folder: Path, script: str, ranks: int = 2, restarts: int = 0, found
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path / "outcomes"))
+    monkeypatch.setenv(OUTCOMES, str(tmp_path / "outcomes"))
     monkeypatch.setattr(agent_module, "GRACE_SECONDS", 5.0)
 
 
@@ -169,10 +168,10 @@ def test_the_first_interrupt_shows_the_cursor_as_the_second_ends_at_once(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     announce_interrupt()
-    assert capfd.readouterr().err == f"\n\x1b[?25h{FIRST_INTERRUPT}\n"
+    assert capfd.readouterr().err == f"\n\x1b[?25h{INTERRUPTED}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     announce_interrupt()
-    assert capfd.readouterr().err == f"{FIRST_INTERRUPT}\n"
+    assert capfd.readouterr().err == f"{INTERRUPTED}\n"
 
 
 def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(tmp_path: Path) -> None:

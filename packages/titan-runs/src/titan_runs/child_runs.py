@@ -16,8 +16,8 @@ from typing import NoReturn
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.parent_process import environment_of_child
 
 PATIENCE_SECONDS = 60.0
 """How long a child that is to end has for it."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Dense peaks in bf16 and in float8 (where there are units for it) from the makers' data sheets, by a part of the device's
+# Dense peaks in bf16 and in 8 bits (where there are units for it) from the makers' data sheets, by a part of the device's
 # name; the first that fits counts.
 _KNOWN_GPUS = (
     ("H100 NVL", 835e12, 1671e12),
@@ -59,9 +59,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     ``None`` for any other device."""
     if device.type == "cuda":
         words = set(re.split(r"[\s-]+", torch.cuda.get_device_name(device)))
-        for part, bf16, float8 in _KNOWN_GPUS:
+        for part, bf16, in_8_bits in _KNOWN_GPUS:
             if words.issuperset(part.split()):
-                return float8 if dtype.itemsize == 1 and float8 is not None else bf16
+                return in_8_bits if dtype.itemsize == 1 and in_8_bits is not None else bf16
     return None
 
 

@@ -1,4 +1,4 @@
-"""Ending with the process that started this one. Free of torch."""
+"""Processes and their parents: ending with the one that started this one, and telling processes apart. Free of torch."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(128 + signal.SIGKILL)
+
+
+def pid_namespace() -> str | None:
+    """In what, besides the machine's name, this process's id is unique: containers of one machine may each number their own
+    processes. ``None`` where the system does not say (macOS)."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None

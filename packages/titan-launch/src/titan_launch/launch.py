@@ -1,11 +1,10 @@
-"""Starting the ranks of a job on this machine. Imports torch only once a job is launched."""
+"""Starting the ranks of a job on this machine, with torch's elastic agent underneath."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-import shlex
 import sys
 import tempfile
 import uuid
@@ -14,64 +13,41 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titan_core.api.errors import EXIT_INTERRUPTED, UserError
+import pluggy
+
+from titan_core.api import hookspecs
+from titan_core.api.errors import EXIT_INTERRUPTED
 from titan_core.api.job import Job
-from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
-from titan_core.api.runs.parent_process import environment_of_child
-from titan_core.api.tools.arguments import parse_whole
-from titan_core.api.tools.secrets import arguments_without_secrets
-from titan_core.api.tools.shown import shorten
-from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.api.launcher import OUTCOMES, interrupted_line, lock_for_ranks, own_command
+from titan_core.api.processes import environment_of_child
+from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from titan_core.train.agent import RankAgent
+    from titan_launch.agent import RankAgent
 
 log = logging.getLogger(__name__)
 
 ROLE = "rank"
 
 
-def processes(nproc_per_node: str | None, nnodes: str) -> int | None:
-    """World size, or ``None`` where the number of machines is a range.
-
-    Raises:
-        UserError: not a number.
-    """
-    least, most = machines(nnodes)
-    return _processes_per_node(nproc_per_node) * least if least == most else None
-
-
-def machines(nnodes: str) -> tuple[int, int]:
-    """How many machines take part, at least and at most.
-
-    Raises:
-        UserError: neither a number nor a range.
-    """
-    first, colon, second = nnodes.partition(":")
-    least = _number("--nnodes", first, MOST_RANKS)
-    most = _number("--nnodes", second, MOST_RANKS) if colon else least
-    if most < least:
-        raise UserError.one(f"--nnodes {nnodes}", "the range is empty", "give the smaller number first")
-    return least, most
-
-
-def launch(arguments: argparse.Namespace, overrides: Sequence[str], job: Job) -> int:
+def launch(
+    settings: argparse.Namespace, per_node: int, machines: tuple[int, int], overrides: Sequence[str], job: Job
+) -> int:
     """Run ``titan train`` with the same recipe and overrides in every process; returns the exit status.
 
     Args:
-        overrides: as they were written on the command line.
+        settings: the options of :func:`titan_launch.options.arguments`, with their defaults.
+        per_node: processes on this machine.
+        machines: how many take part, at least and at most.
+        overrides: as written on the command line.
 
     Raises:
         UserError: the machines do not meet, or another job writes to the run's directory.
     """
-    from titan_core.runlog.run_directory import lock_for_ranks
-    from titan_core.train.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
-
-    per_node = _processes_per_node(arguments.nproc_per_node)
-    least, most = machines(arguments.nnodes)
-    options = options_of(arguments, least, most)
+    least, most = machines
+    options = options_of(settings, least, most)
     require_meeting_point(options)
     # Threads are shared out; torch's agent would set 1.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
@@ -84,39 +60,34 @@ def launch(arguments: argparse.Namespace, overrides: Sequence[str], job: Job) ->
         _quiet_torch()
         from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-        from titan_core.train.agent import RankAgent
-        from titan_core.train.outcome import FOLDER
+        from titan_launch.agent import RankAgent
 
-        lifecycle = Lifecycle(module for module, _ in job.registry.modules())
         with rendezvous_errors(options):
             spec = WorkerSpec(
                 role=ROLE,
                 local_world_size=per_node,
                 entrypoint=sys.executable,
-                args=("-u", "-m", "titan_core", "train", arguments.recipe, *overrides),
+                args=("-u", "-m", "titan_core", "train", settings.recipe, *overrides),
                 rdzv_handler=handler(options, str(uuid.uuid4())),
-                max_restarts=arguments.max_restarts,
+                max_restarts=settings.max_restarts,
                 monitor_interval=0.1,
                 master_addr=options.master[0],
                 master_port=options.master[1],
             )
-            agent = RankAgent(
-                spec, (least, most), folder, lambda began: lifecycle.diagnose(run=job.dump_folder, since=began)
-            )
+            agent = RankAgent(spec, machines, folder, lambda began: _diagnose(job, began))
             # Torch's agent gives ranks the environment of this process.
-            for name, value in {**environment_of_child(), FOLDER: str(agent.outcomes_folder)}.items():
+            for name, value in {**environment_of_child(), OUTCOMES: str(agent.outcomes_folder)}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
             return _run(agent, spec)
 
 
 def _run(agent: RankAgent, spec: WorkerSpec) -> int:
-    """Until the ranks have ended; the exit status."""
+    """Wait until the ranks have ended; the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-    from titan_core.train.agent import JobInterrupted
-    from titan_core.train.outcome import interrupted_line
+    from titan_launch.agent import JobInterrupted
 
     closes = True
     try:
@@ -146,9 +117,19 @@ def _run(agent: RankAgent, spec: WorkerSpec) -> int:
     return 0
 
 
-def own_command() -> str:
-    """The command that started this process, as a shell takes it; without secrets."""
-    return shlex.join(["titan", *arguments_without_secrets(sys.argv[1:])])
+def _diagnose(job: Job, since: float) -> str | None:
+    """See :func:`titan_core.api.hookspecs.titan_diagnose`. A plugin whose hook raises is logged: what ended the run is still
+    to be printed."""
+    plugins = pluggy.PluginManager(hookspecs.PROJECT)
+    plugins.add_hookspecs(hookspecs)
+    for module, _ in job.registry.modules():
+        plugins.register(module)
+    try:
+        found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
+    except Exception:
+        log.exception("a plugin failed in titan_diagnose")
+        return None
+    return found
 
 
 def _quiet_torch() -> None:
@@ -160,23 +141,3 @@ def _quiet_torch() -> None:
     if level is None:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # of this process alone, not of the ranks
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-
-
-def _processes_per_node(text: str | None) -> int:
-    if text is None:
-        return 1
-    if text == "gpu":
-        import torch
-
-        count = torch.cuda.device_count()
-        if not count:
-            raise UserError.one("--nproc-per-node gpu", "torch sees no CUDA device", "give a number")
-        return count
-    return _number("--nproc-per-node", text, MOST_PROCESSES)
-
-
-def _number(option: str, text: str, most: int) -> int:
-    number = parse_whole(text, 1, most)
-    if number is None:
-        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "for example 2")
-    return number

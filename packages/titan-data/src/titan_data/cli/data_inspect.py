@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from titan_core.api.command import CommandContext
+from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
 from titan_core.api.tokenizer import DescribesMarks, TextTokenizer
 from titan_core.api.tools.arguments import few, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.data.streams import open_sources
 
 _EDGE = 12
 """Ids and characters that are shown of each end of a long piece."""
@@ -39,7 +40,7 @@ def run(context: CommandContext) -> int:
     """Print the first sequences, and what share of them each dataset has."""
     arguments = context.arguments
     job = context.job()
-    sequences, tokens = _first(job, arguments.sequences)
+    sequences, tokens = _first(job, context.read_data(job), arguments.sequences)
     shares = {one.name: tokens[one.name] / max(sum(tokens.values()), 1) for one in job.data.datasets}
     if arguments.json:
         print_json({"sequences": [vars(one) for one in sequences], "shares": shares, "tokens": dict(tokens)})
@@ -60,17 +61,13 @@ def run(context: CommandContext) -> int:
     return 0
 
 
-def _first(job: Job, wanted: int) -> tuple[list[_Sequence], Counter[str]]:
+def _first(job: Job, batches: Iterator[StepRows], wanted: int) -> tuple[list[_Sequence], Counter[str]]:
     """The first ``wanted`` sequences, and the tokens of each dataset in the global batches that they are in."""
-    from titan_core.data.shards import ShardGroup
-
-    spec = job.data
-    group = ShardGroup(spec, open_sources(spec), job.text_tokenizer, range(spec.plan.logical_shards))
     sequences: list[_Sequence] = []
     tokens: Counter[str] = Counter()
-    while len(sequences) < wanted and (rows := group.read()) is not None:
+    while len(sequences) < wanted and (rows := next(batches, None)) is not None:
         for row, lengths, dataset in zip(rows.tokens.tolist(), rows.lengths, rows.datasets, strict=True):
-            name = spec.datasets[dataset].name
+            name = job.data.datasets[dataset].name
             tokens[name] += len(row)
             pieces, at = [], 0
             for length in lengths:
