@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
     """Compile each block in place (its name stays as it is), and the loss."""
-    section = context.facts.section(CompileSection)
+    section = context.section
     recompute = context.facts.section(ActivationCheckpointSection)
     # A setting of the process, read when a block is compiled; set in any case, so that no earlier job's is left.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0

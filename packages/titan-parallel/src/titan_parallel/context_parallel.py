@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.batch import Batch, with_positions
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import DataSection
 from titan_core.api.tools.patterns import matches
 from titan_parallel.config import ContextParallelKeys
@@ -25,7 +26,7 @@ from titan_parallel.gathered_attention import GatheredAttention
 log = logging.getLogger(__name__)
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
     """Let the modules that mix positions see those of all ranks of the mesh dimension ``cp``, and divide the batches."""
     mesh = context.mesh["cp"]
     rank, size = mesh.get_local_rank(), mesh.size()
@@ -34,7 +35,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         _require_causal_attention(name, mixer)
     documents = context.facts.section(DataSection).document_mask
     if context.device.type == "cuda" and not documents:
-        method = context.facts.section(ContextParallelKeys).context_parallel_rotate_method
+        method = context.section.context_parallel_rotate_method
         _use_ring(mesh, [mixer for _, mixer in mixers], method)
         log.info("context parallelism: torch's ring attention, keys and values travelling by %s", method)
     else:

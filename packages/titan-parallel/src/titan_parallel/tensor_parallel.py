@@ -23,20 +23,21 @@ from torch.distributed.tensor.parallel import (
 )  # fmt: skip
 
 from titan_core.api.batch import with_positions
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.loss import cross_entropy_sum
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.loss_parallel import VocabularyParallelLoss
 from titan_parallel.styles import GatherInput, ReplicateWeights, SplitOutput, WaitForOutput
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
     """Divide ``part`` over the mesh dimension ``tp``."""
     mesh = context.mesh["tp"]
-    keys = context.facts.section(TensorParallelKeys)
+    keys = context.section
     hidden: Placement = Replicate() if keys.disable_sequence_parallel else Shard(1)
     plan = _embedding_plan(part, hidden) | _block_plan(part, hidden) | _head_plan(part, hidden, keys)
     _require_whole(part, plan)

@@ -1,4 +1,4 @@
-"""A rank's part of a model, and what a transform is given beside it."""
+"""A rank's part of a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelLayout
 
 if TYPE_CHECKING:
@@ -97,13 +95,3 @@ def arguments_of(batch: Batch) -> dict[str, Tensor]:
     """What a model is called with beside its tokens."""
     arguments = {"positions": batch.positions, "documents": batch.documents}
     return {name: tensor for name, tensor in arguments.items() if tensor is not None}
-
-
-@dataclass(frozen=True)
-class TransformContext:
-    """What a transform may use beside the part of the model that it changes."""
-
-    facts: JobFacts
-    mesh: DeviceMesh
-    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
-    device: torch.device

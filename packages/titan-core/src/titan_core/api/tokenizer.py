@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from titan_core.api.build_context import BuildContext, S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TokenizerContext(BuildContext[S]):
+    """What a tokenizer is built with. It travels to worker processes."""
+
+    path: str | None
+    """``model.tokenizer_path``."""
 
 
 class TextTokenizer(Protocol):

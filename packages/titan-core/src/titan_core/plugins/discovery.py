@@ -22,7 +22,6 @@ from titan_core.api.components import (  # fmt: skip
     LRSchedule,
     Model,
     Optimizer,
-    PrecisionTransform,
     Recipe,
     Tokenizer,
     Transform,
@@ -39,7 +38,7 @@ DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_models": Model,
     "titan_parallelisms": Transform,
-    "titan_precisions": PrecisionTransform,
+    "titan_precisions": Transform,
     "titan_checkpoints": Checkpoint,
     "titan_debuggers": Debugger,
     "titan_datasets": Dataset,

@@ -14,7 +14,7 @@ from titan_core.api.checkpoint import TrainState
 from titan_core.api.events import RunStart, StepReport, TrainEnd, ValidationReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
-from titan_core.api.metric_log import LoggerRequest, MetricLogger, Record
+from titan_core.api.metric_log import MetricLogger, Record
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import MetricsSection, TrainingSection
 from titan_core.api.tools.device import device_name, memory, synchronize
@@ -53,7 +53,7 @@ class MetricsReporter:
             dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
             self._ideal = ideal_time_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
             loggers = [one for one in self._job.loggers if isinstance(one, MetricLogger)]
-            self._loggers.build(loggers, LoggerRequest(run, device_name(self._world.device)))
+            self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window(run.step)
 
     @hookimpl(trylast=True)
