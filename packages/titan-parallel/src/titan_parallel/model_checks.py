@@ -20,6 +20,7 @@ from titan_core.api.tools.patterns import matches
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
+from titan_parallel.region_trial import region_faults
 
 _RANKS = 2
 """How many ranks a trial divides positions over."""
@@ -120,6 +121,12 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)
+    for name, fault in region_faults(trial, context.facts.mesh.degree("tp")).items():
+        why = (
+            f"region {name!r}, divided over {context.facts.mesh.degree('tp')} ranks by its rules, does not compute the same"
+        )
+        fix = "fix the rules of its parameters: a rank has consecutive features of each (not of several side by side)"
+        yield trial.problem(f"{why}: {fault}", f"{fix}, and compute with the sizes of tensors, not with those of the model")
     if not keys.disable_loss_parallel:
         yield from _logits_are_those_of_the_head(trial)
 
