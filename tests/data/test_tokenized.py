@@ -58,7 +58,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     loader = DataLoader(stream(training, plan=PLAN), [source], BYTE, 0, workers=1)
     step = loader.next_step()
     assert step is not None
-    assert step.num_targets() == 4 * 15
+    assert step.target_weight == 4 * 15
     loader.close()
 
 

@@ -207,14 +207,14 @@ def test_hardware_is_asked_when_a_job_starts_and_not_before(section: str) -> Non
     ],
 )
 def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> None:
-    from titan_core.api.loss import cross_entropy_sum
     from titan_core.api.model_part import ModelPart
+    from titan_core.model.next_token import NextToken
     from titan_float8.layers import linear_layers
 
     definition = make_job("llama3_debug").facts.model
     with torch.device("meta"):
         model: Any = definition.build()
-    part = ModelPart(model, definition.layout, cross_entropy_sum)
+    part = ModelPart(model, definition.layout, NextToken())
     names = [name for name, _ in linear_layers(part, filters, convert_head, 16)]
     assert {name.rpartition(".")[2] for name in names} == expected
     assert list(linear_layers(part, [], False, 4096)) == []

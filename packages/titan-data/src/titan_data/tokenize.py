@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy
 
-from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec
+from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
 from titan_core.api.tools.reading import DocumentReader
@@ -124,6 +124,9 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
     try:
         with path.with_suffix(".bin.partial").open("wb") as file:
             while (document := reader.next(shard)) is not None:
+                if isinstance(document, WeightedTokens):
+                    why = "its documents weigh their tokens, and a tokenized dataset has no place for weights"
+                    raise UserError.one(f"dataset {dataset.name!r}", why, "train on the dataset itself")
                 tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
                 file.write(token_ids(tokens, vocab_size).astype(dtype).tobytes())
                 written += len(tokens)

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """A position: plain values, as JSON can say them."""
 
-Document: TypeAlias = "str | NDArray[Any]"
+
+@dataclass(frozen=True)
+class WeightedTokens:
+    """Token ids of which some are not trained on, such as those of a prompt, or count more than others."""
+
+    ids: NDArray[Any]
+    """``[tokens]``, with the tokens that mark begin and end, as of any document that is tokenised already."""
+    weights: NDArray[Any]
+    """How much each token counts where it is the target, ``[tokens]``: 0 keeps it from being trained on."""
+
+
+Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
 """A text, or its token ids where a dataset is tokenised already."""
 
 ALL_SPLITS = "all"
@@ -145,6 +156,8 @@ class StepRows:
 
     tokens: NDArray[Any]
     """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    weights: NDArray[Any] | None
+    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
     lengths: list[list[int]]
     """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
     datasets: list[int]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Debugger,
         LRSchedule,
         Model,
+        Objective,
         Optimizer,
         PrecisionTransform,
         Recipe,
@@ -88,6 +89,11 @@ def titan_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
 @hookspec
 def titan_optimizers() -> Sequence[Optimizer]:  # type: ignore[empty-body]
     """Optimizers (``optimizer.name``)."""
+
+
+@hookspec
+def titan_objectives() -> Sequence[Objective]:  # type: ignore[empty-body]
+    """What training minimises (``objective.name``)."""
 
 
 @hookspec
@@ -148,10 +154,16 @@ def titan_step_cancelled(step: int) -> None:
 
 
 @hookspec
+def titan_gradients_complete(step: int) -> None:
+    """Every microbatch of step ``step`` has been computed, and the gradients of all parameters are accumulated. An observer
+    may finish a reduction of gradients of its own here, in place: their norm, clipping and the update come after it."""
+
+
+@hookspec
 def titan_before_update(update: PendingUpdate) -> bool | None:
-    """The step's gradients are complete. One observer that returns ``True`` has the optimizer's update left out, as if the
-    step had had no gradients (it counts as taken, and its data as read); it must do so on all ranks that train the same copy
-    of the weights, which the loss and the gradient norm do."""
+    """The step's gradients are complete, and their norm is known. One observer that returns ``True`` has the optimizer's
+    update left out, as if the step had had no gradients (it counts as taken, and its data as read); it must do so on all
+    ranks that train the same copy of the weights, which the loss and the gradient norm do."""
 
 
 @hookspec

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.tokenizer import TextTokenizer
@@ -93,6 +95,7 @@ class ShardGroup:
                 numpy.concatenate(window.pieces, out=row[: len(window)], casting="unsafe")
         return StepRows(
             tokens=rows,
+            weights=_weights([window for window, _ in taken], rows.shape),
             lengths=[[len(piece) for piece in window.pieces] for window, _ in taken],
             datasets=[dataset for _, dataset in taken],
             positions=self.positions(),
@@ -115,6 +118,19 @@ class ShardGroup:
         """Go on from positions that :meth:`positions` gave, here or elsewhere."""
         for index, shard in self._shards.items():
             shard.load_state_dict(positions[str(index)])
+
+
+def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    if all(one is None for window in windows for one in window.weights):
+        return None
+    weights = numpy.ones(shape, numpy.float32)
+    for row, window in zip(weights, windows, strict=True):
+        first = 0
+        for piece, of_piece in zip(window.pieces, window.weights, strict=True):
+            if of_piece is not None:
+                row[first : first + len(piece)] = of_piece
+            first += len(piece)
+    return weights
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:

@@ -94,6 +94,10 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_step_cancelled`."""
         self._call(self._manager.hook.titan_step_cancelled, step=step)
 
+    def gradients_complete(self, step: int) -> None:
+        """See :func:`titan_core.api.hookspecs.titan_gradients_complete`."""
+        self._call(self._manager.hook.titan_gradients_complete, step=step)
+
     def before_update(self, update: PendingUpdate) -> bool:
         """See :func:`titan_core.api.hookspecs.titan_before_update`; whether the update is to be left out.
 

@@ -124,6 +124,7 @@ class MetricsReporter:
             "corrupt_records": report.corrupt,
             "empty_documents": report.empty,
             "skipped_steps": self._skipped,
+            **{f"auxiliary/{name}": _finite(value.item()) for name, value in report.auxiliary.items()},
             **self._tokens_by_dataset(),
         }
 

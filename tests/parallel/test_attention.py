@@ -1,4 +1,4 @@
-"""The loss on a divided vocabulary and attention on divided sequences are those of one device, forward and backward."""
+"""Attention on divided sequences is that of one device, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.gloo_pool import GlooPool
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.batch import Batch
+from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.gathered_attention import GatheredAttention
-from titan_parallel.loss_parallel import VocabularyParallelLoss
 
 
 @contextmanager
@@ -30,43 +29,6 @@ def mesh_of_all() -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
     finally:
         dist.destroy_process_group()
-
-
-def divided_losses(vocabularies: tuple[int, ...]) -> list[tuple[float, float, float, str]]:
-    """Of each vocabulary: this rank's loss, that of one device, the largest error of a gradient, and its type."""
-    told = []
-    with mesh_of_all() as mesh:
-        for vocabulary in vocabularies:
-            generator = torch.Generator().manual_seed(vocabulary)
-            logits = 20 * torch.randn(2, vocabulary + 1, vocabulary, generator=generator)
-            targets = torch.arange(vocabulary).repeat(2, 1)  # every id once, and one that is ignored
-            targets = torch.cat([targets, torch.full((2, 1), IGNORE)], dim=1)
-            whole = logits.clone().requires_grad_()
-            expected = cross_entropy_sum(whole, targets)
-            (3.0 * expected).backward()
-            width = -(-vocabulary // mesh.size())
-            first = min(mesh.get_local_rank() * width, vocabulary)
-            mine = logits[..., first : first + width].clone().requires_grad_()
-            loss = VocabularyParallelLoss(mesh.get_group(), vocabulary)(mine, targets)
-            (3.0 * loss).backward()
-            assert whole.grad is not None and mine.grad is not None
-            difference = (mine.grad - whole.grad[..., first : first + width]).abs()
-            low = mine.detach().bfloat16().requires_grad_()
-            VocabularyParallelLoss(mesh.get_group(), vocabulary)(low, targets).backward()
-            assert low.grad is not None
-            largest = difference.max().item() if difference.numel() else 0.0
-            told.append((loss.item(), expected.item(), largest, str(low.grad.dtype)))
-    return told
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_divided_vocabulary_has_the_loss_of_a_whole_one(gloo: GlooPool, ranks: int) -> None:
-    """Even ones, odd ones, and one of which the last rank has nothing."""
-    for told in gloo.run(ranks, divided_losses, (8, 9, 259, 5)):
-        for loss, expected, difference, dtype in told:
-            assert loss == pytest.approx(expected, rel=1e-6)
-            assert difference < 1e-5
-            assert dtype == "torch.bfloat16"
 
 
 def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
@@ -88,7 +50,8 @@ def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
         expected = F.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True)
         (expected * g).sum().backward()
         mine = [share(one, rank, size, 2).clone().requires_grad_() for one in (q, k, v)]
-        output = GatheredAttention(mesh).forward(*mine, documents)
+        chunks = tuple((one, 2 * size - 1 - one) for one in range(size))
+        output = GatheredAttention(SequenceShare(mesh, chunks)).forward(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
         for one, other in zip(mine, whole, strict=True):
