@@ -59,6 +59,8 @@ def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer
     section = config.section(ValidationSection)
     if not section.enable:
         return None
+    if not section.dataset:
+        raise UserError(config.problem("validation.dataset", "a value is needed", "name the dataset to validate on"))
     entry = MixtureEntry(
         dataset=section.dataset,
         dataset_path=section.dataset_path,
