@@ -151,7 +151,7 @@ class _Stage(PipelineStage):
 
 
 def _rank(context: TransformContext) -> int:
-    return context.mesh.get_local_rank("pp")
+    return context.mesh["pp"].get_local_rank()
 
 
 def _describe(plan: PipelinePlan) -> str:

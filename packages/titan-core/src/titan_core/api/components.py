@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
-from titan_core.api.mesh import MeshDim
+from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 
@@ -42,7 +42,8 @@ class Phase(IntEnum):
     """The phases, in the order of their application. Why this order:
 
     a pipeline cut decides which modules a rank has at all; precision swaps linear layers, so that everything later wraps
-    the swapped ones; tensor parallelism shards them; context parallelism works on what is left of the heads;
+    the swapped ones; tensor parallelism shards them, and expert parallelism what tensor parallelism left of the experts;
+    context parallelism works on what is left of the heads;
     recomputation must see the final operators, and the compiler must see recomputation; data parallelism goes last,
     because it hooks the boundaries of whole compiled blocks.
     """
@@ -50,10 +51,15 @@ class Phase(IntEnum):
     PIPELINE = 1
     PRECISION = 2
     TENSOR = 3
-    CONTEXT = 4
-    RECOMPUTE = 5
-    COMPILE = 6
-    DATA = 7
+    EXPERT = 4
+    CONTEXT = 5
+    RECOMPUTE = 6
+    COMPILE = 7
+    DATA = 8
+
+
+DATA_DIMS = "*"
+"""In :attr:`Transform.reduces`: every dimension that data parallelism is to shard or replicate parameters over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +107,12 @@ class Transform(Component):
     from its default that no active transform serves is an error."""
     mesh_dims: tuple[MeshDim, ...] = ()
     """Mesh dimensions of its own, beyond the standard ones."""
+    mesh_views: tuple[MeshView, ...] = ()
+    """Views of its own: other ways to fold dimensions of the mesh."""
     reduces: tuple[str, ...] = ()
-    """Names of the mesh dimensions over which it sums gradients. A dimension that divides the batch or the sequence, without
-    ``copies``, needs an active transform that sums gradients over it: without one, its ranks' weights would diverge."""
+    """Names of the mesh dimensions over which it sums gradients; :data:`DATA_DIMS` stands for all whose ``data_parallel`` is
+    not ``own``. A dimension that divides the batch or the sequence, without ``copies``, needs an active transform that sums
+    gradients over it: without one, its ranks' weights would diverge."""
     before: tuple[str, ...] = ()
     """Transforms of the same phase that must come later."""
     after: tuple[str, ...] = ()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.job_facts import JobFacts
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout import ModelLayout
 
 if TYPE_CHECKING:
@@ -104,6 +104,6 @@ class TransformContext:
     """What a transform may use beside the part of the model that it changes."""
 
     facts: JobFacts
-    mesh: DeviceMesh
-    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
+    mesh: JobMesh
+    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always; and its views."""
     device: torch.device
