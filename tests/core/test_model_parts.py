@@ -92,7 +92,7 @@ class Tied(nn.Module):
 
 def tied_part(**more: Any) -> ModelPart:
     layout = ModelLayout(
-        num_blocks=2, dim=2, heads=1, kv_heads=1, vocab_size=4, max_seq_len=4, embedding=("embed",), blocks="blocks",
+        num_blocks=2, dim=2, vocab_size=4, max_seq_len=4, embedding=("embed",), blocks="blocks",
         head=("head",), tied={"head.weight": "embed.weight"},
         parameters={"embed.*": Constant(1.0), "*.weight": Normal(0.5), "*": Constant(0.0)},
     )  # fmt: skip

@@ -76,7 +76,9 @@ class ModelPart:
         """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
         for name, source in self.layout.tied.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(self.module.get_submodule(owner), leaf, self.module.get_parameter(source))
+            from_module, _, parameter = source.rpartition(".")
+            # Not by attribute: modules may compute with their own share of a parameter (titan_parallel.local_parameters).
+            setattr(self.module.get_submodule(owner), leaf, self.module.get_submodule(from_module)._parameters[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
         """The repeated blocks that this part has, by fully qualified name, in order."""
