@@ -16,8 +16,8 @@ from harness.jobs import RunRecord, run_recipe
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def install(folder: Path, example: str) -> dict[str, str]:
-    """Install an example into ``folder``, as an index would give it; the environment that sees it."""
+def install(folder: Path, *examples: str) -> dict[str, str]:
+    """Install examples into ``folder``, as an index would give them; the environment that sees it."""
     subprocess.run(
         [
             "uv",
@@ -29,7 +29,7 @@ def install(folder: Path, example: str) -> dict[str, str]:
             sys.executable,
             "--target",
             str(folder),
-            str(EXAMPLES / example),
+            *(str(EXAMPLES / example) for example in examples),
         ],
         check=True,
     )

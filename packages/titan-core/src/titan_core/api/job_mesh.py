@@ -14,7 +14,7 @@ from titan_core.api.mesh import MeshPlan, MeshView
 class JobMesh:
     """Every process group that a mesh plan needs. To be made by all ranks at once.
 
-    ``mesh["tp"]`` is a dimension, and ``mesh["ep"]`` a view, each a device mesh of one dimension.
+    ``mesh["tp"]`` is a dimension, and ``mesh["ep"]`` a view; both are device meshes of one dimension.
     """
 
     def __init__(self, plan: MeshPlan, device_type: str) -> None:
@@ -38,8 +38,11 @@ class JobMesh:
         """Every dimension larger than 1 and ``dp_shard``, outermost first; then the views and their remainders."""
         return tuple(self._dims)
 
-    def __getitem__(self, name: str) -> DeviceMesh:
-        return self._dims[name]
+    def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
+        """One dimension or view, or several as a mesh of as many dimensions (``mesh["ep", "tp"]``)."""
+        if isinstance(names, str):
+            return self._dims[names]
+        return DeviceMesh._concatenate([self._dims[name] for name in names])
 
     def __contains__(self, name: object) -> bool:
         return name in self._dims
