@@ -26,6 +26,7 @@ from titan_core.api.batch import with_positions
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.random_streams import divide_streams
 from titan_core.api.tools.patterns import matches
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
@@ -43,6 +44,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
         for style in styles:
             parallelize_module(part.module.get_submodule(name), mesh, style)
     part.retie()
+    divide_streams(part.module, mesh.get_local_rank(), mesh.size())
     if not keys.disable_loss_parallel:
         _require_vocabulary_sharded(part)
         # As DTensor divides: all ranks but the last ones have as many columns.

@@ -21,6 +21,7 @@ from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
+from titan_core.model.streams import begin_streams
 
 
 def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
@@ -43,6 +44,7 @@ def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
     for part in parts:
         attach(part, job.config.section(ObjectiveSection).chunk_tokens)
         materialise(part, context.device, job.config.section(TrainingSection).seed)
+        begin_streams(part.module, context.device)
         part.module.train()
     return parts
 

@@ -15,6 +15,7 @@ from titan_core.api.job import Job
 from titan_core.api.model_part import TransformContext
 from titan_core.api.sections import DataSection
 from titan_core.api.tools.patterns import matches
+from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, ModelTrial
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
             raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
         log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
         return
-    problems = list(_mistakes(trial))
+    problems = [*_mistakes(trial), *check_streams(model, trial)]
     if not problems:
         # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
         with trial.evaluating():
