@@ -1,9 +1,9 @@
-"""Runs a package's test suite against its wheel, in a fresh environment that holds what the package declares and nothing else::
+"""Runs a package's test suite against its wheel, in a fresh environment with what the package declares and nothing else::
 
-    uv run python -m ci titan-float8
-    uv run python -m ci titan-core --torch lowest --python 3.13
-    uv run python -m ci titan-ckpt -- -k resume -n 0
-    uv run python -m ci --list
+uv run python -m ci titan-float8
+uv run python -m ci titan-core --torch lowest --python 3.13
+uv run python -m ci titan-ckpt -- -k resume -n 0
+uv run python -m ci --list
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ci.workspace import packages
 
 
 def main() -> int:
+    """The exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -26,7 +27,9 @@ def main() -> int:
         "--torch", choices=("locked", "lowest"), default="locked",
         help="the versions in uv.lock (default), or the oldest torch that the packages allow",
     )  # fmt: skip
-    parser.add_argument("--python", default=sys.executable, help="interpreter or version of the environment (default: this one)")
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter or version of the environment (default: this one)"
+    )
     parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT", help="arguments for pytest")
     options = parser.parse_args()
     if options.list:

@@ -6,14 +6,13 @@ import os
 import re
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from ci.workspace import CORE, ROOT, Package, packages, with_dependencies
 
-TESTS = "pyproject.toml:test"
-"""What every suite needs: this dependency group."""
 _OURS = ("PYTHONPATH", "VIRTUAL_ENV", "UV_RUN_RECURSION_DEPTH")
 
 
@@ -29,8 +28,8 @@ def run_suite(package: Package, torch: Literal["locked", "lowest"], python: str,
         interpreter = folder / "venv/bin/python"
         _uv("venv", "--python", python, str(folder / "venv"))
         _uv(
-            "pip", "install", "--python", str(interpreter), "--group", TESTS,
-            "--constraints", str(_constraints(folder, torch)), *_requirements(package, folder / "wheels"),
+            "pip", "install", "--python", str(interpreter), "--constraints", str(_constraints(folder, torch)),
+            *_groups(package), *_requirements(package, folder / "wheels"),
         )  # fmt: skip
         _uv("pip", "list", "--python", str(interpreter), quiet=False)
         command = [str(interpreter), "-m", "pytest", str(package.suite.relative_to(ROOT)), *arguments]
@@ -51,6 +50,14 @@ def _requirements(package: Package, folder: Path) -> Iterator[str]:
     for name, wheel in build_wheels(with_dependencies(package.name), folder).items():
         extras = f"[{','.join(package.extras)}]" if name == package.name and package.extras else ""
         yield f"{name}{extras} @ {wheel.as_uri()}"
+
+
+def _groups(package: Package) -> Iterator[str]:
+    """The options for the tests' own requirements: dependency groups of the workspace's ``pyproject.toml``."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    yield from ("--group", "pyproject.toml:test")
+    if f"test-{package.name}" in groups:
+        yield from ("--group", f"pyproject.toml:test-{package.name}")
 
 
 def _constraints(folder: Path, torch: Literal["locked", "lowest"]) -> Path:

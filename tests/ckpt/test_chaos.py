@@ -119,7 +119,7 @@ class Run:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         flags = [part for key, value in TINY.items() for part in (f"--{key}", value)]
-        command = [sys.executable, "-m", "titan_core", "train", *flags, "--job.dump_folder", name]
+        command = [sys.executable, "-m", "titan_core", "train", "tiny", *flags, "--job.dump_folder", name]
         command += ["--checkpoint.async_mode", mode]
         path = os.pathsep.join(filter(None, (str(self.site), os.environ.get("PYTHONPATH"))))
         ranks = []

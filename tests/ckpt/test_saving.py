@@ -126,5 +126,5 @@ def test_tokens_are_counted_over_the_whole_run_and_by_dataset(in_tmp: Path) -> N
         lines = read_lines(in_tmp / run / "metrics.jsonl")
         return [{key: value for key, value in line.items() if key.startswith("tokens_seen")} for line in lines]
 
-    assert counts("outputs/llama3_debug") == counts("whole")
+    assert counts("outputs/tiny") == counts("whole")
     assert len(counts("whole")[0]) == 3

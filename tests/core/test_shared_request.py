@@ -42,7 +42,7 @@ class Asks:
 def asked(folder: str, step: int, rank: int, before: bool) -> list[tuple[int, str]]:
     os.chdir(folder)
     asks = Asks(step, rank, before)
-    assert len(run_recipe("llama3_debug", TINY, observers=[asks]).losses) == 4
+    assert len(run_recipe("tiny", TINY, observers=[asks]).losses) == 4
     return asks.taken
 
 
@@ -77,7 +77,7 @@ class Late:
 def mistaken(folder: str, observer: type[Alone | Late]) -> str:
     os.chdir(folder)
     try:
-        run_recipe("llama3_debug", TINY, observers=[observer()])
+        run_recipe("tiny", TINY, observers=[observer()])
     except RuntimeError as error:
         return str(error)
     return ""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ci.workspace import CORE, packages
 
-DATA_PARALLEL = "harness_data_parallel"
-"""The plugin of :mod:`harness.data_parallel`."""
+PARALLEL = "harness_parallel"
+"""The plugin of :mod:`harness.parallel`."""
 
 
 @cache
@@ -18,6 +18,6 @@ def disabled_in(path: Path) -> tuple[str, ...]:
     everything = packages().values()
     mine = next((one for one in everything if path.is_relative_to(one.suite)), None)
     if mine is None:
-        return (DATA_PARALLEL,)
+        return (PARALLEL,)
     off = [plugin for one in everything if one.name not in (CORE, mine.name) for plugin in one.plugins]
-    return (*off, *((DATA_PARALLEL,) if mine.name == "titan-parallel" else ()))
+    return (*off, *((PARALLEL,) if mine.name == "titan-parallel" else ()))

@@ -55,9 +55,7 @@ def define(args: TinyArgs) -> ModelDefinition:
         layout=layout(args),
         build=partial(_build, args),
         num_params=args.num_params,
-        flops_per_token=lambda seq_len: (
-            6.0 * (args.num_params - looked_up) + 12.0 * args.n_layers * args.dim * seq_len
-        ),
+        flops_per_token=lambda seq_len: 6.0 * (args.num_params - looked_up) + 12.0 * args.n_layers * args.dim * seq_len,
     )
 
 

@@ -1,6 +1,6 @@
 """Every division and every recomputation trains as one device does.
 
-The table of :data:`harness.meshes.CASES` is run whole, on ``llama3_debug`` as it is, by
+The table of :data:`harness.meshes.CASES` is run whole, on ``tiny`` as it is, by
 ``uv run pytest -m long tests/parallel/test_equivalence.py``; each ordinary test run takes the fast part of it, on a smaller
 model and over fewer steps.
 """
@@ -116,7 +116,7 @@ def rope_dtype(folder: str) -> torch.dtype:
             for block in run.parts[0].blocks().values():
                 block.attention.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[1].dtype))
 
-    train(make_job("llama3_debug", {**TINY, "training.mixed_precision_param": "bfloat16", "training.steps": 1}), [Spy()])
+    train(make_job("tiny", {**TINY, "training.mixed_precision_param": "bfloat16", "training.steps": 1}), [Spy()])
     assert len(set(seen)) == 1
     return seen[0]
 
@@ -126,14 +126,12 @@ def test_mixed_precision_leaves_rotary_tables_exact(gloo: GlooPool, tmp_path: Pa
 
 
 def bad_record(folder: str) -> str:
-    """Only rank 1's share of the data holds a record without text."""
+    """Only rank 1's share of the data holds records that cannot be read."""
     os.chdir(folder)
-    with open("a.jsonl", "w") as file:
-        file.write('{"text": "%s"}\n' % ("words " * 100) * 200)
-        file.write('{"text": null}\n' * 4)
-    overrides = {**TINY, "training.dataset": "json", "training.dataset_path": "a.jsonl", "training.steps": 500}
+    documents = ",".join(["600"] * 200 + ["!"] * 4)
+    overrides = {**TINY, "training.dataset": "letters", "training.dataset_path": documents, "training.steps": 500}
     try:
-        run_recipe("llama3_debug", overrides)
+        run_recipe("tiny", overrides)
     except UserError as error:
         return str(error)
     return "no error"
@@ -142,7 +140,7 @@ def bad_record(folder: str) -> str:
 def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool, tmp_path: Path) -> None:
     messages = gloo.run(2, bad_record, str(tmp_path))
     assert messages[0] == messages[1]
-    assert "field 'text' holds NoneType, not text" in messages[0]
+    assert "no letters" in messages[0]
 
 
 def local_bytes(folder: str) -> tuple[int, int]:
@@ -160,7 +158,7 @@ def local_bytes(folder: str) -> tuple[int, int]:
             sizes.append(sum(p.to_local().numel() * p.element_size() for p in parameters))
             sizes.append(sum(p.numel() * p.element_size() for p in parameters))
 
-    train(make_job("llama3_debug", {**TINY, "training.steps": 1}), [Count()])
+    train(make_job("tiny", {**TINY, "training.steps": 1}), [Count()])
     return sizes[0], sizes[1]
 
 
@@ -172,7 +170,7 @@ def test_each_rank_holds_its_share(gloo: GlooPool, tmp_path: Path) -> None:
 def different_seeds(folder: str) -> str:
     os.chdir(folder)
     try:
-        run_recipe("llama3_debug", {**TINY, "training.seed": 100 + (os.environ["RANK"] == "1")})
+        run_recipe("tiny", {**TINY, "training.seed": 100 + (os.environ["RANK"] == "1")})
     except UserError as error:
         return str(error)
     return "no error"
@@ -186,14 +184,13 @@ def test_a_rank_with_another_config_is_named(gloo: GlooPool, tmp_path: Path) -> 
 def uneven_data(folder: str) -> tuple[str, int]:
     """Streams of very different lengths: rank 1's ends first."""
     os.chdir(folder)
-    with open("a.jsonl", "w") as file:
-        file.write("".join('{"text": "%s"}\n' % ("words " * (5 if index % 4 else 400)) for index in range(64)))
+    documents = ",".join("30" if index % 4 else "2400" for index in range(64))
     record = run_recipe(
-        "llama3_debug",
+        "tiny",
         {
             **TINY,
-            "training.dataset": "json",
-            "training.dataset_path": "a.jsonl",
+            "training.dataset": "letters",
+            "training.dataset_path": documents,
             "data.on_end": "stop",
             "training.steps": 500,
         },

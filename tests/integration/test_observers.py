@@ -2,7 +2,7 @@
 gradients and weights bit for bit as they are without it.
 
 An ordinary test run takes the meshes of :data:`FAST`; all of them by
-``uv run pytest -m long tests/parallel/test_observers.py``.
+``uv run pytest -m long tests/integration/test_observers.py``.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def test_a_run_that_is_observed_is_bit_for_bit_the_one_that_is_not(gloo: GlooPoo
     folders = [tmp_path / "plain", tmp_path / "observed"]
     for folder in folders:
         folder.mkdir()
-    plain = gloo.run(case.ranks, run_in, str(folders[0]), {**SETTINGS, **case.overrides})
-    observed = gloo.run(case.ranks, run_in, str(folders[1]), {**SETTINGS, **case.overrides, **OBSERVED})
+    plain = gloo.run(case.ranks, run_in, str(folders[0]), {**SETTINGS, **case.overrides}, True, "llama3_debug")
+    observed = gloo.run(
+        case.ranks, run_in, str(folders[1]), {**SETTINGS, **case.overrides, **OBSERVED}, True, "llama3_debug"
+    )
     for one, other in zip(plain, observed, strict=True):
         assert other.losses == one.losses
         assert other.grad_norms == one.grad_norms
