@@ -73,7 +73,7 @@ def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "chek"], "no such command; did you mean 'check'?"),
         (["train", "--nproc", "2"], "unrecognized arguments: --nproc"),
         (["train", "--nproc-per-node", "two"], "must be a whole number from 1 to 512"),
-        (["train", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
+        (["train", "tiny", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
         (["plugins", "--training.steps", "3"], "unrecognized arguments"),
         (
             ["train", "tiny", "--training.steps", "abc"],

@@ -48,7 +48,7 @@ def test_ranks_with_other_plugin_versions_are_refused(gloo: GlooPool) -> None:
     for told in gloo.run(2, other_version, 1):
         plugin, _, problem = told.partition(": ")
         assert problem.startswith("rank 1: its job differs from rank 0's in plugins.")
-        assert f":{plugin} ('0.1.0' on rank 0, '0.0.1' here)" in problem
+        assert f":{plugin} ('1.0' on rank 0, '0.0.1' here)" in problem
 
 
 def test_one_rank_has_the_same_job_as_itself() -> None:

@@ -48,8 +48,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, args: TinyArgs) -> None:
         super().__init__()
-        self.w1, self.w3 = (nn.Linear(args.dim, args.ffn_dim, bias=False) for _ in "13")
+        self.w1 = nn.Linear(args.dim, args.ffn_dim, bias=False)
         self.w2 = nn.Linear(args.ffn_dim, args.dim, bias=False)
+        self.w3 = nn.Linear(args.dim, args.ffn_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, dim]`` to the same."""

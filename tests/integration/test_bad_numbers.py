@@ -9,6 +9,7 @@ import pytest
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
+from harness.quick import rows
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
@@ -36,7 +37,7 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", rows(MESHES, ("TP 2", "PP 2, interleaved")))
 def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
     ranks, overrides = MESHES[mesh]
     module = "layers.1" if "interleaved" in mesh else "layers.3"

@@ -71,11 +71,11 @@ def require_equal(one: tuple[RunRecord, State], other: tuple[RunRecord, State], 
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.full),
         (1, {"checkpoint.async_mode": "async"}),
-        (2, {"model.args": "{momentum = 0.0}", "checkpoint.async_mode": "async"}),
+        pytest.param(2, {"model.args": "{momentum = 0.0}", "checkpoint.async_mode": "async"}, marks=pytest.mark.full),
         (2, {TP: 2}),
-        (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "1F1B"}),
+        pytest.param(2, {PP: 2, "parallelism.pipeline_parallel_schedule": "1F1B"}, marks=pytest.mark.full),
     ],
     ids=str,
 )

@@ -1,7 +1,7 @@
 """Float8 and MXFP8, emulated, on every mesh; and plain weights in checkpoints.
 
 The whole table, 200 steps of ``llama3_debug`` for each recipe and mesh, is run by
-``uv run pytest -m long tests/integration/test_low_precision.py``; each ordinary run takes a smaller model over fewer steps.
+``uv run pytest -m long tests/integration/test_low_precision.py``; the full run takes a smaller model over fewer steps.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: 
     assert last == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("recipe", ["tensorwise, float8 all-gather", "mxfp8_rceil"])
 def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooPool, tmp_path: Path, recipe: str) -> None:
     saved = {**FAST, "checkpoint.enable": "true", "checkpoint.interval": 4, "job.dump_folder": "run", "training.steps": 12}
@@ -84,6 +85,7 @@ def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooP
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
+@pytest.mark.full
 def test_resuming_is_exact(gloo: GlooPool, tmp_path: Path) -> None:
     settings = {**FAST, **RECIPES["tensorwise, float8 all-gather"], "checkpoint.enable": "true", "checkpoint.interval": 6,
                 "training.deterministic": "true"}  # fmt: skip
@@ -141,16 +143,16 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("recipe", "mesh"),
     [
-        ("tensorwise", "FSDP 2"),
-        ("tensorwise, float8 all-gather", "FSDP 2"),
+        pytest.param("tensorwise", "FSDP 2", marks=pytest.mark.full),
+        pytest.param("tensorwise, float8 all-gather", "FSDP 2", marks=pytest.mark.full),
         ("tensorwise, float8 all-gather", "FSDP 2 x TP 2"),
-        ("rowwise", "FSDP 2 x TP 2"),
-        ("rowwise", "PP 2"),
-        ("rowwise_with_gw_hp", "TP 2"),
-        ("mxfp8_rceil", "FSDP 2 x TP 2"),
-        ("mxfp8_rceil", "PP 2"),
-        ("tensorwise", "selective"),
-        ("mxfp8_rceil", "selective"),
+        pytest.param("rowwise", "FSDP 2 x TP 2", marks=pytest.mark.full),
+        pytest.param("rowwise", "PP 2", marks=pytest.mark.full),
+        pytest.param("rowwise_with_gw_hp", "TP 2", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "FSDP 2 x TP 2", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "PP 2", marks=pytest.mark.full),
+        pytest.param("tensorwise", "selective", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "selective", marks=pytest.mark.full),
     ],
 )
 def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_path: Path, recipe: str, mesh: str) -> None:

@@ -1,7 +1,7 @@
 """Observation changes nothing: every observer there is, as often as it can look, on every kind of mesh, leaves losses,
 gradients and weights bit for bit as they are without it.
 
-An ordinary test run takes the meshes of :data:`FAST`; all of them by
+The quick loop takes :data:`QUICK`, the full run the meshes of :data:`FAST`, all of them
 ``uv run pytest -m long tests/integration/test_observers.py``.
 """
 
@@ -42,11 +42,15 @@ MESHES = [
     Case("PP 2, ZBVZeroBubble, offloaded", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "training.enable_cpu_offload": "true"}),
     Case("PP 2, 1F1B, offloaded", 2, {PP: 2, "training.enable_cpu_offload": "true"}),
 ]
+QUICK = "FSDP 2"
 FAST = ("FSDP 2", "TP 2", "CP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded", "PP 2, 1F1B, offloaded")
 
 
 def table() -> list[Any]:
-    return [pytest.param(case, id=case.name, marks=[] if case.name in FAST else [pytest.mark.long]) for case in MESHES]
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        return [] if name == QUICK else [pytest.mark.full] if name in FAST else [pytest.mark.long]
+
+    return [pytest.param(case, id=case.name, marks=marks(case.name)) for case in MESHES]
 
 
 def test_every_observer_takes_part() -> None:

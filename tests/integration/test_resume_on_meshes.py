@@ -26,8 +26,8 @@ def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.mark.parametrize(
     ("ranks", "mesh"),
     [
-        (4, {TP: 2}),
-        (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}),
+        pytest.param(4, {TP: 2}, marks=pytest.mark.full),
+        pytest.param(2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}, marks=pytest.mark.full),
         (2, {CP: 2}),
     ],
     ids=str,
@@ -51,11 +51,13 @@ def test_on_the_same_mesh_it_is_bit_for_bit_the_same(
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((4, {TP: 2}), (4, {})),
-        ((2, {PP: 2}), (1, {})),
+        pytest.param((4, {TP: 2}), (4, {}), marks=pytest.mark.full),
+        pytest.param((2, {PP: 2}), (1, {}), marks=pytest.mark.full),
         ((1, {}), (4, {TP: 2, PP: 2})),
-        ((4, {DR: 2}), (4, {CP: 2})),
-        ((2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (2, {TP: 2})),
+        pytest.param((4, {DR: 2}), (4, {CP: 2}), marks=pytest.mark.full),
+        pytest.param(
+            (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (2, {TP: 2}), marks=pytest.mark.full
+        ),
     ],
     ids=str,
 )

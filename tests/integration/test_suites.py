@@ -30,7 +30,9 @@ def _imported(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("titan_", "harness.")):
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("titan_", "harness."))
+        ):
             yield node.value.partition(":")[0]
 
 

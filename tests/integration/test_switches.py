@@ -113,7 +113,11 @@ def overrides_of(row: Row) -> dict[str, object]:
 
 def table() -> list[Any]:
     return [
-        pytest.param(row, id=f"{number}-{row['mesh']}", marks=[pytest.mark.long] if number % STRIDE else [])
+        pytest.param(
+            row,
+            id=f"{number}-{row['mesh']}",
+            marks=pytest.mark.long if number % STRIDE else pytest.mark.full if number else (),
+        )
         for number, row in enumerate(rows())
     ]
 

@@ -48,6 +48,7 @@ def build(facts):
 """
 
 
+@pytest.mark.full
 def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
     told = json.loads(capsys.readouterr().out)

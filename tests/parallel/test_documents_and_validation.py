@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
+from harness.quick import rows
 from titan_core.api.attention import CausalAttention, flex
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
@@ -60,7 +61,10 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B", "CP 2, full")
+
+
+@pytest.mark.parametrize("case", rows(CASES, QUICK))
 def test_training_and_validation_are_those_of_one_device(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
 ) -> None:

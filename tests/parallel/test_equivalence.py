@@ -1,8 +1,8 @@
 """Every division and every recomputation trains as one device does.
 
 The table of :data:`harness.meshes.CASES` is run whole, on ``tiny`` as it is, by
-``uv run pytest -m long tests/parallel/test_equivalence.py``; each ordinary test run takes the fast part of it, on a smaller
-model and over fewer steps.
+``uv run pytest -m long tests/parallel/test_equivalence.py``; the full run takes the fast part of it, on a smaller model and
+over fewer steps, and the quick loop one mesh of each kind of that.
 """
 
 from __future__ import annotations
@@ -21,14 +21,25 @@ from harness.jobs import RunRecord, make_job, run_recipe
 from harness.meshes import CASES, CP, FAST, PP, RECOMPUTATION, SCHEDULE, SETTINGS, TINY, TP, Case, require_equal, run_in
 from titan_core.api.errors import UserError
 
+QUICK = {
+    ("FSDP 2", "none"),
+    ("HSDP 2x2", "none"),
+    ("TP 2", "selective"),
+    ("PP 2, 1F1B", "none"),
+    ("PP 2, ZBVZeroBubble", "selective"),
+    ("CP 2", "full"),
+    ("FSDP x TP", "full"),
+}
+
 
 def table() -> list[Any]:
-    """(case, recomputation, settings) for each test, the long ones marked."""
+    """(case, recomputation, settings) for each test, those for full and long runs marked."""
     rows = []
     for case in CASES:
         for mode in RECOMPUTATION:
             if mode in case.fast:
-                rows.append(pytest.param(case, mode, "fast", id=f"{case.name}-{mode}"))
+                marks = [] if (case.name, mode) in QUICK else [pytest.mark.full]
+                rows.append(pytest.param(case, mode, "fast", id=f"{case.name}-{mode}", marks=marks))
             size = "tiny" if case.tiny else "whole"
             rows.append(pytest.param(case, mode, size, id=f"whole-{case.name}-{mode}", marks=pytest.mark.long))
     return rows
@@ -55,15 +66,23 @@ def test_training_is_that_of_one_device(
     ("ranks", "overrides"),
     [
         (2, {"parallelism.fsdp_reshard_after_forward": "always"}),
-        (2, {"parallelism.fsdp_reshard_after_forward": "never"}),
-        (2, {"training.local_batch_size": 8}),
+        pytest.param(2, {"parallelism.fsdp_reshard_after_forward": "never"}, marks=pytest.mark.full),
+        pytest.param(2, {"training.local_batch_size": 8}, marks=pytest.mark.full),
         (1, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}),
-        (1, {"training.enable_cpu_offload": "true"}),
-        (4, {"training.enable_cpu_offload": "true", TP: 2}),
-        (2, {"compile.enable": "true", "compile.backend": "aot_eager", "activation_checkpoint.mode": "selective"}),
-        (2, {"compile.enable": "true", "compile.backend": "aot_eager", TP: 2}),
-        (2, {"compile.enable": "true", "compile.backend": "aot_eager", CP: 2}),
-        (2, {"compile.enable": "true", "compile.backend": "aot_eager", PP: 2, SCHEDULE: "Interleaved1F1B"}),
+        pytest.param(1, {"training.enable_cpu_offload": "true"}, marks=pytest.mark.full),
+        pytest.param(4, {"training.enable_cpu_offload": "true", TP: 2}, marks=pytest.mark.full),
+        pytest.param(
+            2,
+            {"compile.enable": "true", "compile.backend": "aot_eager", "activation_checkpoint.mode": "selective"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(2, {"compile.enable": "true", "compile.backend": "aot_eager", TP: 2}, marks=pytest.mark.full),
+        pytest.param(2, {"compile.enable": "true", "compile.backend": "aot_eager", CP: 2}, marks=pytest.mark.full),
+        pytest.param(
+            2,
+            {"compile.enable": "true", "compile.backend": "aot_eager", PP: 2, SCHEDULE: "Interleaved1F1B"},
+            marks=pytest.mark.full,
+        ),
         (2, {"compile.enable": "true", "activation_checkpoint.mode": "memory_budget"}),
     ],
     ids=str,
@@ -74,7 +93,9 @@ def test_settings_that_change_no_number(
     require_equal(gloo.run(ranks, run_in, str(tmp_path), {**FAST, **overrides}), one_device("fast"))
 
 
-@pytest.mark.parametrize(("ranks", "degree"), [(2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "degree"), [(2, 2), pytest.param(2, 1, marks=pytest.mark.full), pytest.param(4, 2, marks=pytest.mark.full)]
+)
 def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, degree: int) -> None:
     tied = {"model.args.tie_embeddings": "true", "training.steps": 5}
     (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **tied})
