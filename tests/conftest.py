@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Processes that tests start find the harness too, whose plugin has the model that they train.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
 # A busy machine is no failure of the code, and the first example may import a library.
 settings.register_profile("titan", deadline=None)
 settings.load_profile("titan")
