@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from titan_core.api.errors import UserError
+from titan_core.api.launcher import lock_for_ranks
 from titan_core.api.runs import folder_lock
-from titan_core.api.runs.child_runs import ChildRun
 from titan_core.api.runs.folder_lock import FolderLock, Holder
-from titan_core.runlog.run_directory import early_lock, lock_for_ranks, run_lock
+from titan_core.runlog.run_directory import early_lock, run_lock
 
 
 def lock(folder: Path) -> FolderLock:
@@ -168,9 +168,3 @@ def test_ranks_leave_the_lock_to_their_launcher_and_rank_0(in_tmp: Path, monkeyp
     monkeypatch.setenv("RANK", "0")
     with run_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
         pass
-
-
-def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
-    with lock(in_tmp / "run"), pytest.raises(UserError, match="run 'run': process"):
-        ChildRun("tiny", [], 1, Path("run")).train()
-    assert (in_tmp / "run").is_dir()

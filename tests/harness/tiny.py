@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
 from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
 
 
@@ -61,26 +62,29 @@ def define(args: TinyArgs) -> ModelDefinition:
 
 def layout(args: TinyArgs) -> ModelLayout:
     """Where the parts are, how they may be divided, and what values they begin with."""
+    output = Normal(args.dim**-0.5)
     return ModelLayout(
         num_blocks=args.n_layers,
         dim=args.dim,
-        heads=args.n_heads,
-        kv_heads=args.n_kv_heads,
         vocab_size=args.vocab_size,
         max_seq_len=args.max_seq_len,
         embedding=("tok_embeddings",),
         blocks="layers",
         head=("norm", "output"),
-        column=("layers.*.attention.w[qkv]", "layers.*.feed_forward.w[13]"),
-        row=("layers.*.attention.wo", "layers.*.feed_forward.w2"),
+        rules={
+            "layers.*.attention.w[qkv].weight": Column(),
+            "layers.*.attention.wo.weight": Row(),
+            "layers.*.feed_forward.w[13].weight": Column(),
+            "layers.*.feed_forward.w2.weight": Row(),
+            "*norm.weight": Replicate(),
+        },
         regions=("layers.*.attention", "layers.*.feed_forward"),
-        per_position=("layers.*.attention_norm", "layers.*.ffn_norm", "norm"),
-        mixers=("layers.*.attention.mixer",),
+        mixers={"layers.*.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads)},
         masks_documents=True,
         parameters={
             "*norm.weight": Constant(1.0),
-            "tok_embeddings.weight": Normal(args.dim**-0.5 if args.tie_embeddings else 1.0),
-            "output.weight": Normal(args.dim**-0.5),
+            "tok_embeddings.weight": output if args.tie_embeddings else Normal(1.0),
+            **({} if args.tie_embeddings else {"output.weight": output}),
             "*": Normal(0.02),
         },
         buffers={"angles": partial(_angles, args)},

@@ -14,9 +14,9 @@ from titan_core.cli.main import main
 @pytest.mark.parametrize(
     ("command", "held"),
     [
-        (["compare", "tiny", "--vary", "training.seed=1,2", "--output", "out"], "out/.lock"),
-        (["verify", "tiny", "--mesh", "1", "--mesh", "dp_shard=2", "--output", "out"], "out/.lock"),
-        (["data", "tokenize", "tiny", "--output", "out", "--workers", "1"], ".out.lock"),
+        (["compare", "llama3_debug", "--vary", "training.seed=1,2", "--output", "out"], "out/.lock"),
+        (["verify", "llama3_debug", "--mesh", "1", "--mesh", "dp_shard=2", "--output", "out"], "out/.lock"),
+        (["data", "tokenize", "llama3_debug", "--output", "out", "--workers", "1"], ".out.lock"),
         (["checkpoint", "convert", "source", "out"], ".out.lock"),
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(one[:2]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from titan_core.api.errors import UserError
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+from titan_core.api.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import build_byte
 from titan_models_llama.tokenizer import build_llama3
 

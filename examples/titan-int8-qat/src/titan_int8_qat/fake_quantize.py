@@ -4,7 +4,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api.model_part import ModelPart, TransformContext
-from titan_core.api.tools.patterns import matches
 from titan_int8_qat.config import Int8QATSection
 
 
@@ -12,7 +11,7 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Let every linear layer that the layout says may be divided round its weight. Names and parameters stay as they are."""
     bits = context.facts.section(Int8QATSection).bits
     for name, module in part.named_modules():
-        if type(module) is nn.Linear and matches(name, (*part.layout.column, *part.layout.row)):
+        if type(module) is nn.Linear and part.layout.divides_linear(name):
             module.__class__ = QuantizedLinear
             module.bits = bits
     return part

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from titan_core.api.errors import Problem
 from titan_core.api.job_facts import JobFacts
+from titan_core.api.layout_rules import CAUSAL_ATTENTION
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import TensorParallelKeys
 
@@ -17,6 +18,11 @@ def check(facts: JobFacts) -> Iterator[Problem]:
     degree = facts.mesh.degree("cp")
     if not facts.model.layout.mixers:
         yield facts.config.problem("model.name", "its layout does not say where positions mix", f"set {DEGREE} = 1")
+    for pattern, mixer in facts.model.layout.mixers.items():
+        if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None:
+            why = f"its mixers {pattern!r} are of kind {mixer.kind!r}; context parallelism divides {CAUSAL_ATTENTION!r}"
+            fix = f"set {DEGREE} = 1, or let the model's layout say how they are divided (Mixer.divided)"
+            yield facts.config.problem("model.name", f"{why}, and kinds that bring a rule of their own", fix)
     tensor = 1 if facts.section(TensorParallelKeys).disable_sequence_parallel else facts.mesh.degree("tp")
     seq_len = facts.section(TrainingSection).seq_len
     # Each rank has a head and a tail; together they divide by tensor parallelism's degree.
