@@ -10,11 +10,11 @@ import json
 
 from ci.workspace import CORE, ROOT, packages
 from titan_core.api.command import Command
-from titan_core.api.components import Dataset, LRSchedule, Model, Optimizer, Recipe, Tokenizer, Transform
+from titan_core.api.components import Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, Transform
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import Plugin, discover
 
-CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Optimizer, Recipe, Tokenizer)
+CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
 """Kinds of components that a config or a command line names; all others are chosen by keys."""
 FILE = ROOT / "packages/titan-core/provides.json"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from titan_core.data.byte_tokenizer import build_byte
+from titan_core.data.byte_tokenizer import ByteTokenizer
 
-BYTE = build_byte(None)
+BYTE = ByteTokenizer()
 
 
 @given(st.text())

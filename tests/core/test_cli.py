@@ -34,7 +34,7 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     listing = json.loads(lines(capsys))
     assert listing["broken"] == []
     (parallel,) = (one for one in listing["plugins"] if one["name"] == "harness_parallel")
-    assert {"stage": "parallelism", "name": "harness_data_parallel"}.items() <= parallel["provides"][0].items()
+    assert {"stage": "transform", "name": "harness_data_parallel"}.items() <= parallel["provides"][0].items()
 
 
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.contexts import tokenizer_at
 from titan_core.api.errors import UserError
-from titan_data.tokenizers.hugging_face import build_hf
+from titan_data.tokenizers.hugging_face import build as build_hf
 
 
 def test_hugging_face(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     )
     tokenizer.train_from_iterator(["hello world " * 20], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours = build_hf(str(tmp_path))
+    ours = build_hf(tokenizer_at(tmp_path))
     ids = ours.encode_document("hello </s> wörld")
     assert (ids[0], ids[-1]) == (0, 1)
     assert ids.count(1) == 1
@@ -31,4 +32,4 @@ def test_hugging_face(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("nonsense")
     for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
         with pytest.raises(UserError, match=message):
-            build_hf(str(path))
+            build_hf(tokenizer_at(path))

@@ -12,8 +12,8 @@ from titan_core.api.ref import Ref
 from titan_core.api.sections import TrainingSection
 
 if TYPE_CHECKING:
-    from titan_core.api.job_facts import JobFacts
-    from titan_core.api.model_part import ModelPart, TransformContext
+    from titan_core.api.build_context import JobContext, TrainingContext
+    from titan_core.api.model_part import ModelPart
 
 api = (1, 0)
 
@@ -23,7 +23,7 @@ SHARD = next(dim for dim in STANDARD_DIMS if dim.name == "dp_shard")
 MIXED = ("training.mixed_precision_param", "training.mixed_precision_reduce")
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Shard each block, and what is left of the model, and leave gradients as sums."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -42,13 +42,13 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     return part
 
 
-def _active(facts: JobFacts) -> bool:
-    training = facts.section(TrainingSection)
+def _active(context: JobContext[None]) -> bool:
+    training = context.facts.section(TrainingSection)
     mixed = {training.mixed_precision_param, training.mixed_precision_reduce} != {"float32"}
-    return mixed or facts.mesh.degree(SHARD.name) > 1
+    return mixed or context.facts.mesh.degree(SHARD.name) > 1
 
 
-def refuse(part: ModelPart, context: TransformContext) -> ModelPart:
+def refuse(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Other dimensions are there to be assembled, and for what needs a mesh and no model."""
     raise AssertionError(f"a test of a package's suite trains on {context.facts.mesh}: it belongs to tests/integration")
 
@@ -70,7 +70,7 @@ def titan_parallelisms() -> list[Transform]:
             name="harness_other_dimensions",
             summary="any mesh, for jobs that are not built",
             phase=Phase.TENSOR,
-            active=lambda facts: any(facts.mesh.degree(dim.name) > 1 for dim in others),
+            active=lambda context: any(context.facts.mesh.degree(dim.name) > 1 for dim in others),
             serves=tuple(dim.degree_key for dim in others),
             reduces=tuple(dim.name for dim in others if dim.divides in ("batch", "sequence")),
             apply=Ref("harness.parallel:refuse"),

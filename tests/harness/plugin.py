@@ -27,7 +27,7 @@ def titan_models() -> list[Model]:
 @hookimpl
 def titan_datasets() -> list[Dataset]:
     opens: Ref[Any] = Ref("harness.letters:open_letters")
-    return [Dataset(name="letters", summary="documents of given lengths, for tests", open=opens)]
+    return [Dataset(name="letters", summary="documents of given lengths, for tests", build=opens)]
 
 
 @hookimpl

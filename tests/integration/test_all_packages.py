@@ -10,6 +10,7 @@ import pytest
 import tomli
 
 from ci.workspace import packages
+from harness.jobs import make_job
 from titan_core.api.components import Recipe
 from titan_core.cli.main import main
 from titan_core.config.docs import field_docs
@@ -57,7 +58,7 @@ def test_plugins_are_listed_with_what_they_provide(capsys: pytest.CaptureFixture
     listing = json.loads(capsys.readouterr().out)
     assert listing["broken"] == []
     (parallel,) = (one for one in listing["plugins"] if one["name"] == "parallel")
-    assert {"stage": "parallelism", "name": "fsdp"}.items() <= parallel["provides"][0].items()
+    assert {"stage": "transform", "name": "fsdp"}.items() <= parallel["provides"][0].items()
 
 
 def test_the_default_recipe_is_divided_over_processes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,3 +66,16 @@ def test_the_default_recipe_is_divided_over_processes(capsys: pytest.CaptureFixt
     assert "valid for 4 process(es): dp_shard=4" in capsys.readouterr().out
     assert main(["job", "show", "--world-size", "2"]) == 0
     assert "DATA: fsdp (titan-parallel)" in capsys.readouterr().out
+
+
+def test_transforms_are_ordered_by_phase_then_name() -> None:
+    overrides = {
+        "parallelism.pipeline_parallel_degree": 2, "parallelism.tensor_parallel_degree": 2, "compile.enable": "true",
+        "activation_checkpoint.mode": "full", "float8.enable": "true", "float8.emulate": "true",
+        "compile.components": '["loss"]', "training.global_batch_size": 8,
+    }  # fmt: skip
+    job = make_job("llama3_debug", overrides, 8)
+    assert [(one.phase.name, one.name) for one in job.transforms] == [
+        ("PIPELINE", "pipeline_parallel"), ("PRECISION", "float8"), ("TENSOR", "tensor_parallel"),
+        ("RECOMPUTE", "activation_checkpoint"), ("COMPILE", "compile"), ("DATA", "fsdp"),
+    ]  # fmt: skip

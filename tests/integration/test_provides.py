@@ -9,15 +9,18 @@ import pytest
 
 from ci import provides
 from ci.workspace import CORE, packages
-from titan_core.api.components import Component, Dataset, LRSchedule, Model, Optimizer, Recipe, Tokenizer
+from titan_core.api.components import Component, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
+from titan_core.job.assemble import assemble
 from titan_core.plugins.providers import INDEX
 from titan_core.plugins.registry import Registry
 
-KINDS: dict[str, type[Component]] = {cls.kind: cls for cls in (Dataset, LRSchedule, Model, Optimizer, Recipe, Tokenizer)}
+KINDS: dict[str, type[Component]] = {
+    cls.kind: cls for cls in (Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
+}
 
 
 def test_the_index_is_that_of_the_plugins_and_installed() -> None:
@@ -62,8 +65,6 @@ def test_everything_of_a_package_that_is_missing_names_it(
 
 def test_a_key_of_the_cores_that_nothing_makes_real_names_the_package() -> None:
     config = [Override("training.enable_cpu_offload", "true")]
-    from titan_core.job.assemble import assemble
-
     loaded, registry = load_config("tiny", config, Registry.from_installed().without(["parallel"]))
     with pytest.raises(UserError, match=r"enable_cpu_offload = true: no plugin in use provides it; titan-parallel is swit"):
         assemble(loaded, registry, 1)

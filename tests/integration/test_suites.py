@@ -1,5 +1,5 @@
-"""A package's suite needs that package, what it declares, and the harness: deleting another package leaves it green. What its
-jobs use is held by ``tests/conftest.py``, which switches the other packages' plugins off."""
+"""A package's suite needs that package, what it declares, and the harness: deleting any other leaves it green. What its jobs
+use is held by ``tests/conftest.py``, which switches all other packages' plugins off."""
 
 from __future__ import annotations
 

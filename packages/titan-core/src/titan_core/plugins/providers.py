@@ -1,5 +1,5 @@
-"""Which package provides what no installed one does. titan-core's metadata has an index of what the packages released with it
-provide: ``provides.json``, generated from their plugins."""
+"""Which package provides what no installed one does: titan-core's metadata has an index of what the packages released with
+it provide, ``provides.json``, generated from their plugins."""
 
 from __future__ import annotations
 
