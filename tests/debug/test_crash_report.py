@@ -215,7 +215,7 @@ class Ranks:
 
     def fail(self, rank: int, error: Exception) -> None:
         """What the trainer of ``rank`` does when it raises ``error``."""
-        mesh = SimpleNamespace(mesh_dim_names=())
+        mesh = SimpleNamespace(names=())
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
         run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
         report = CrashReport(job_context())

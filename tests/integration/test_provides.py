@@ -46,7 +46,10 @@ def message_about(kind: str, name: str, registry: Registry, capsys: pytest.Captu
     return str(caught.value)
 
 
-@pytest.mark.parametrize("package", [name for name in packages() if name != CORE])
+PROVIDERS = sorted({package for names in provides.provided().values() for package in names.values()})
+
+
+@pytest.mark.parametrize("package", PROVIDERS)
 def test_everything_of_a_package_that_is_missing_names_it(
     package: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
