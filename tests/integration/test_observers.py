@@ -1,0 +1,80 @@
+"""Observation changes nothing: every observer there is, as often as it can look, on every kind of mesh, leaves losses,
+gradients and weights bit for bit as they are without it.
+
+The quick loop takes :data:`QUICK`, the full run the meshes of :data:`FAST`, all of them
+``uv run pytest -m long tests/integration/test_observers.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from harness.meshes import CASES, PP, SCHEDULE, TINY, Case, run_in
+from titan_core.api.components import Debugger
+from titan_core.api.metric_log import MetricLogger
+
+SETTINGS: dict[str, object] = {**TINY, "training.steps": 3, "training.global_batch_size": 8}
+OBSERVED: dict[str, object] = {
+    "metrics.log_freq": 1,
+    "metrics.enable_tensorboard": "true",
+    "numerics.statistics_freq": 1,
+    "profiling.enable_profiling": "true",
+    "profiling.profile_freq": 1,
+    "profiling.profiler_warmup": 0,
+    "validation.enable": "true",
+    "validation.dataset": "stdlib",
+    "validation.freq": 1,
+    "validation.steps": 1,
+    "checkpoint.enable": "true",
+    "checkpoint.interval": 1,
+    "checkpoint.async_mode": "async",
+}
+NOT_HERE = {"memory_snapshots": "records the allocations of GPUs", "wandb": "starts a service of its own"}
+
+MESHES = [
+    *CASES,
+    Case("PP 2, ZBVZeroBubble, offloaded", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "training.enable_cpu_offload": "true"}),
+    Case("PP 2, 1F1B, offloaded", 2, {PP: 2, "training.enable_cpu_offload": "true"}),
+]
+QUICK = "FSDP 2"
+FAST = ("FSDP 2", "TP 2", "CP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded", "PP 2, 1F1B, offloaded")
+
+
+def table() -> list[Any]:
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        return [] if name == QUICK else [pytest.mark.full] if name in FAST else [pytest.mark.long]
+
+    return [pytest.param(case, id=case.name, marks=marks(case.name)) for case in MESHES]
+
+
+def test_every_observer_takes_part() -> None:
+    """A new one has to be added to :data:`OBSERVED`."""
+    job = make_job("llama3_debug", {**SETTINGS, **OBSERVED}, world_size=1)
+    taking_part = {one.name for one in (*job.debuggers, *job.loggers)}
+    everyone = {one.name for kind in (Debugger, MetricLogger) for one in job.registry.all(kind)}
+    assert everyone == taking_part | NOT_HERE.keys()
+
+
+@pytest.mark.parametrize("case", table())
+def test_a_run_that_is_observed_is_bit_for_bit_the_one_that_is_not(gloo: GlooPool, tmp_path: Path, case: Case) -> None:
+    folders = [tmp_path / "plain", tmp_path / "observed"]
+    for folder in folders:
+        folder.mkdir()
+    plain = gloo.run(case.ranks, run_in, str(folders[0]), {**SETTINGS, **case.overrides}, True, "llama3_debug")
+    observed = gloo.run(
+        case.ranks, run_in, str(folders[1]), {**SETTINGS, **case.overrides, **OBSERVED}, True, "llama3_debug"
+    )
+    for one, other in zip(plain, observed, strict=True):
+        assert other.losses == one.losses
+        assert other.grad_norms == one.grad_norms
+        assert len(other.validation) == 3
+        for before, after in ((one.gradients, other.gradients), (one.final, other.final)):
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[name], after[name]) for name in before)
+    assert len(list((folders[1] / "outputs/llama3_debug/debug/statistics").iterdir())) == case.ranks
