@@ -22,6 +22,7 @@ import torch
 
 from titan_core.api.batch import Batch
 from titan_core.api.config import Override
+from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import TransformContext
 from titan_core.api.param_groups import param_groups
 from titan_core.api.sections import OptimizerSection
@@ -78,7 +79,7 @@ class Variant:
             batch = job.facts.batch
             shape = (batch.local_size, batch.seq_len)
             tokens = torch.randint(job.text_tokenizer.vocab_size, shape, device=world.device)
-            self.batch, self.tokens = Batch(tokens, tokens), tokens.numel()
+            self.batch, self.tokens = Microbatch(Batch(tokens, tokens), step=1, seed=0), tokens.numel()
             for _ in range(2):  # compiles
                 self.step()
             before = self.held()

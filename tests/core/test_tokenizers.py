@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from titan_core.api.errors import UserError
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+from titan_core.api.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import build_byte
 from titan_data.tokenizers.hugging_face import build_hf
 from titan_models_llama.tokenizer import build_llama3

@@ -43,8 +43,8 @@ from harness.small_gpt import DIM, HEADS, KV_HEADS, LAYOUT, SmallGPT
 from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Replicate, Rule, causal_attention
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart
+from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
 from titan_parallel.fsdp_check import check as fsdp_check
 
@@ -160,7 +160,7 @@ def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
 
 def test_a_parameter_without_a_rule_is_named() -> None:
     def plan_of(model: nn.Module) -> None:
-        tensor_parallel._require_rules(ModelPart(model, LAYOUT, cross_entropy_sum))
+        tensor_parallel._require_rules(ModelPart(model, LAYOUT, NextToken()))
 
     plan_of(SmallGPT())
     with pytest.raises(UserError, match=r"^parameter 'blocks\.0\.attention\.gain' of the model: no rule of the layout"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tiktoken
 
 from titan_core.api.errors import UserError
-from titan_core.api.tools.surrogates import without_surrogates
+from titan_core.api.tokenizer import without_surrogates
 
 if TYPE_CHECKING:
     import numpy

@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 
 def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     """Let the modules that mix positions see those of all ranks of the mesh dimension ``cp``, and divide the batches."""
+    if not part.objective.per_position:
+        raise UserError.one(
+            "objective.name",
+            "it is computed on all positions of a sequence together, and context parallelism divides them",
+            "set parallelism.context_parallel_degree = 1",
+        )
     mesh = context.mesh["cp"]
     rank, size = mesh.get_local_rank(), mesh.size()
     share = SequenceShare(mesh, tuple((one, 2 * size - 1 - one) for one in range(size)))
@@ -66,14 +72,7 @@ class HeadAndTail:
 
     def __call__(self, batch: Batch) -> Batch:
         """``[batch, seq]`` to ``[batch, seq / size]``."""
-        batch = with_positions(batch)
-        assert batch.positions is not None
-        return Batch(
-            self._share(batch.tokens),
-            self._share(batch.targets),
-            self._share(batch.positions),
-            batch.documents,  # whole: what a rank's queries see of other ranks' keys depends on it
-        )
+        return with_positions(batch).map_sequence(self._share)
 
     def _share(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(2 * self._size, dim=1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 
@@ -48,6 +48,31 @@ class SplitOutput(ParallelStyle):
             return whole.redistribute(placements=[self._layout]).to_local()
 
         module.register_forward_hook(split)
+        return module
+
+
+class DivideVocabulary(ParallelStyle):
+    """Of the layer that gives the logits each rank has some of the output features. Within, the logits are a DTensor;
+    ``logits`` is how they leave. A loss that was computed within leaves as it is."""
+
+    def __init__(self, hidden: Placement, logits: Placement) -> None:
+        super().__init__()
+        self._hidden, self._logits = hidden, logits
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def divide(name: str, child: nn.Module, mesh: DeviceMesh) -> None:
+            for own, parameter in list(child.named_parameters(recurse=False)):
+                divided = nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)]), parameter.requires_grad)
+                child.register_parameter(own, divided)
+
+        def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+            if isinstance(output, DTensor):
+                output = output.redistribute(placements=[self._logits]).to_local()
+            return output
+
+        distribute_module(module, device_mesh, divide)
+        GatherInput(self._hidden)._apply(module, device_mesh)
+        module.register_forward_hook(leave)
         return module
 
 

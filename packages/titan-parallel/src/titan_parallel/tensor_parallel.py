@@ -15,20 +15,19 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from titan_core.api.batch import with_positions
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Row, Rule
 from titan_core.api.layout_rules import Shard as ShardRule
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart, TransformContext
 from titan_core.api.tools.patterns import matches
+from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import LocalParameters, SumOutput
-from titan_parallel.loss_parallel import VocabularyParallelLoss
-from titan_parallel.styles import DivideColumns, GatherInput, SplitOutput, WaitForOutput
+from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
 
 
 def apply(part: ModelPart, context: TransformContext) -> ModelPart:
@@ -43,8 +42,10 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
             parallelize_module(part.module.get_submodule(name), mesh, style)
     part.retie()
     if not keys.disable_loss_parallel:
-        _require_cross_entropy(part)
-        part.loss = VocabularyParallelLoss(mesh.get_group(), part.layout.vocab_size)
+        _require_vocabulary_sharded(part)
+        # As DTensor divides: all ranks but the last ones have as many columns.
+        columns = -(-part.layout.vocab_size // mesh.size())
+        part.vocabulary = Vocabulary(mesh.get_group(), mesh.get_local_rank() * columns)
     if keys.enable_async_tensor_parallel:
         _enable_async(mesh, context.device)
     # A module inside of a region cannot infer positions from the length of its neighbours' hidden states.
@@ -121,7 +122,7 @@ def _is_in_region(name: str, layout: ModelLayout) -> bool:
 def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> Plan:
     output = Replicate() if keys.disable_loss_parallel else Shard(-1)
     logits = part.present(part.layout.head[-1:])
-    return {name: [ColwiseParallel(input_layouts=hidden, output_layouts=output)] for name in logits}
+    return {name: [DivideVocabulary(hidden, output)] for name in logits}
 
 
 def _require_rules(part: ModelPart) -> None:
@@ -144,17 +145,16 @@ def _require_rules(part: ModelPart) -> None:
         raise UserError(*problems)
 
 
-def _require_cross_entropy(part: ModelPart) -> None:
-    """The loss on a divided vocabulary takes the place of the whole one, and knows cross entropy alone.
-
-    Raises:
-        UserError: another transform has set another loss.
+def _require_vocabulary_sharded(part: ModelPart) -> None:
     """
-    if part.loss is not cross_entropy_sum:
+    Raises:
+        UserError: the objective needs the logits of the whole vocabulary.
+    """
+    if not part.objective.vocabulary_sharded:
         raise UserError.one(
-            "transform 'tensor_parallel'",
-            "it computes cross entropy on a divided vocabulary, and an earlier transform has set a loss of its own",
-            "set parallelism.disable_loss_parallel = true, or switch that transform off",
+            "objective.name",
+            "it is computed on the whole vocabulary, and tensor parallelism divides the logits",
+            "set parallelism.disable_loss_parallel = true, which gathers them",
         )
 
 

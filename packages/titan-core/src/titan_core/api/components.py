@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from titan_core.api.layout import ModelDefinition
     from titan_core.api.model_part import ModelPart, TransformContext
     from titan_core.api.model_trial import ModelTrial
+    from titan_core.api.objective import ObjectiveFunction
     from titan_core.api.param_groups import ParamGroup
     from titan_core.api.sections import LRSchedulerSection, OptimizerSection
     from titan_core.api.step import StepRunner
@@ -124,8 +125,10 @@ class Transform(Component):
     device before any transform, and with a :class:`~titan_core.api.model_trial.ModelTrial`: a small copy of it that runs."""
     hardware: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
     """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
-    step: Ref[Callable[[Sequence[ModelPart], TransformContext], StepRunner]] | None = None
-    """How a step runs forward and backward, where the transform changes that (pipeline schedules)."""
+    step: Ref[Callable[[StepRunner, Sequence[ModelPart], TransformContext], StepRunner]] | None = None
+    """How a step runs forward and backward, where the transform changes that (pipeline schedules): it is given the runner of
+    the transforms before it, and returns one that calls it or takes its place. A pipeline takes its place, so a transform
+    of a later phase wraps the pipeline's."""
     observe: Ref[Callable[[Sequence[ModelPart], TransformContext], object]] | None = None
     """Makes an object with lifecycle hooks, for what must be done around steps (an exchange of weights every so often)."""
 
@@ -182,6 +185,16 @@ class Optimizer(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Objective(Component):
+    """What training minimises, selected by ``objective.name``."""
+
+    kind = "objective"
+    build: Ref[Callable[[JobFacts], ObjectiveFunction]]
+    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    """What makes the job impossible, found before anything is built. Free of torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LRSchedule(Component):
     """A learning rate schedule, selected by ``lr_scheduler.name``."""
 
@@ -197,6 +210,8 @@ class Recipe(Component):
     kind = "recipe"
     package: str
     path: str
+    default: bool = False
+    """Whether commands take it where none is named. Two installed plugins with a default have the user choose."""
 
     @property
     def file(self) -> Traversable:

@@ -77,6 +77,9 @@ class ModelLayout:
     """Whether ``forward`` takes ``documents`` too, ids ``[batch, whole seq]`` or ``None``, and each mixer receives them
     as its last argument: no position then depends on another document."""
 
+    inputs: tuple[str, ...] = ()
+    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes, as keywords of their names."""
+
     # -- first values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)
     """Pattern of parameter names -> first value; the first pattern that matches decides."""

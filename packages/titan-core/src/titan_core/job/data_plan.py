@@ -11,8 +11,7 @@ from titan_core.api.config import Config
 from titan_core.api.dataset import DatasetRequest, DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
-from titan_core.api.tokenizer import TextTokenizer
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+from titan_core.api.tokenizer import TextTokenizer, fingerprint
 from titan_core.plugins.registry import Registry
 
 MIXTURE = "data.mixture"

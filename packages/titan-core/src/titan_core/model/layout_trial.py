@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,11 @@ from titan_core.model.trial import CannotTry, ModelTrial
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
+def try_model(model: nn.Module, job: Job, context: TransformContext) -> bool:
     """Try ``model`` (whole, on the meta device) with a few tokens.
+
+    Returns:
+        Whether its forward returns what the last module returns, so that the loss may be computed there.
 
     Raises:
         UserError: it does not do what its layout says, or what a transform of the job needs.
@@ -36,7 +39,7 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
             fix = "fix the model plugin, or do without these"
             raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
         log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
-        return
+        return False
     problems = list(_mistakes(trial))
     if not problems:
         # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
@@ -47,6 +50,18 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> None:
         problems = [problem for check in checks for problem in check(model, trial, context)]
     if problems:
         raise UserError(*problems)
+    return _returns_the_head(trial)
+
+
+def _returns_the_head(trial: ModelTrial) -> bool:
+    outputs: list[Any] = []
+
+    def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        outputs.append(forward(*arguments, **keywords))
+        return outputs[-1]
+
+    returned = trial.run(trial.tokens, around={trial.layout.head[-1]: keep})
+    return len(outputs) == 1 and returned is outputs[0]
 
 
 def _trial(model: nn.Module, job: Job, context: TransformContext) -> ModelTrial:
