@@ -34,28 +34,27 @@ class ToySection(Section):
     """Fail after this step."""
 
 class Store:
-    def __init__(self, request):
-        self.request = request
-        self.section = request.job.config.section(ToySection)
+    def __init__(self, context):
+        self.context, self.section = context, context.section
     def restore(self):
         import os
         if not os.path.exists(self.section.path):
             return
-        state, kept = self.request.state, torch.load(self.section.path, weights_only=False)
+        state, kept = self.context.state, torch.load(self.section.path, weights_only=False)
         state.parts[0].module.load_state_dict(kept["model"])
         state.optimizer.load_state_dict(kept["optimizer"])
         state.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         state.loader.load_state_dict(kept["data"])
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
-        self.request.lifecycle.restore_state(kept["observers"])
+        self.context.lifecycle.restore_state(kept["observers"])
     def before_update(self):
         pass
     def after_step(self, last, asked):
-        state = self.request.state
+        state = self.context.state
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,
-            tokens_seen=state.tokens_seen, observers=self.request.lifecycle.save_state()), self.section.path)
-        self.request.lifecycle.checkpoint_saved(state.step, self.section.path)
+            tokens_seen=state.tokens_seen, observers=self.context.lifecycle.save_state()), self.section.path)
+        self.context.lifecycle.checkpoint_saved(state.step, self.section.path)
         if state.step == self.section.stop:
             raise RuntimeError("power cut")
     def close(self):
@@ -64,7 +63,7 @@ class Store:
 @hookimpl
 def titan_checkpoints():
     return [Checkpoint(name="toy", summary="", config=ToySection, build=Ref("toy_checkpoint:Store"),
-        active=lambda facts: bool(facts.section(ToySection).path))]
+        active=lambda context: bool(context.section.path))]
 '''
 
 
@@ -72,11 +71,11 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     write_distribution(in_tmp / "site", "toy-checkpoint", TOY_CHECKPOINT)
     monkeypatch.syspath_prepend(str(in_tmp / "site"))
     monkeypatch.delitem(sys.modules, "toy_checkpoint", raising=False)
-    whole = run_recipe("llama3_debug", {**TINY, "training.steps": 6}, weights=True)
+    whole = run_recipe("tiny", {**TINY, "training.steps": 6}, weights=True)
     resumable = {**TINY, "training.steps": 6, "toy_checkpoint.path": "kept.pt", "job.dump_folder": "resumed"}
     with pytest.raises(RuntimeError, match="power cut"):
-        run_recipe("llama3_debug", {**resumable, "toy_checkpoint.stop": 3})
-    record = run_recipe("llama3_debug", resumable, weights=True)
+        run_recipe("tiny", {**resumable, "toy_checkpoint.stop": 3})
+    record = run_recipe("tiny", resumable, weights=True)
     assert record.losses == whole.losses[3:]
     assert all(torch.equal(record.final[name], tensor) for name, tensor in whole.final.items())
     steps = [json.loads(line)["step"] for line in (in_tmp / "resumed/metrics.jsonl").read_text().splitlines()]
@@ -90,5 +89,5 @@ def test_a_requested_checkpoint_that_nothing_can_save_is_reported(in_tmp: Path, 
             if step == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-    assert len(run_recipe("llama3_debug", TINY, observers=[Signals()]).losses) == 4
+    assert len(run_recipe("tiny", TINY, observers=[Signals()]).losses) == 4
     assert "SIGUSR1 requests a checkpoint, and this job has no way to save one" in caplog.text

@@ -83,7 +83,7 @@ KIND_OF = {
     "titan_checkpoints": "Checkpoint(name='odd', summary='', build=Ref('odd:raises'), active={active})",
     "titan_models": "Model(name='odd', summary='', flavors=dict(one=Args()), define=Ref('odd:{active}'))",
     "titan_tokenizers": "Tokenizer(name='odd', summary='', build=Ref('odd:{active}'))",
-    "titan_datasets": "Dataset(name='odd', summary='', open=Ref('odd:raises'), check=Ref('odd:{active}'))",
+    "titan_datasets": "Dataset(name='odd', summary='', build=Ref('odd:raises'), check=Ref('odd:{active}'))",
 }
 SELECT = {
     "titan_models": ["--model.name", "odd", "--model.flavor", "one"],
@@ -120,19 +120,19 @@ def test_assembly_names_the_plugin_whose_code_fails(
     assert not registry.found.broken
     overrides = parse_overrides(SELECT.get(hook, []))
     with pytest.raises(UserError) as caught:
-        assemble(*load_config("llama3_debug", overrides, registry))
+        assemble(*load_config("tiny", overrides, registry))
     (problem,) = [one for one in caught.value.problems if message in str(one)]
     assert "plugin 'odd' (odd 1.0)" in str(problem)
     # Without the plugin the job is assembled.
     off = [Override("plugins.disable", "['odd']")]
-    assemble(*load_config("llama3_debug", off, registry))
+    assemble(*load_config("tiny", off, registry))
 
 
 def test_what_a_plugin_raises_for_users_passes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     component = TRANSFORM.format(active="refuses", more="")
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
     with pytest.raises(UserError) as caught:
-        assemble(*load_config("llama3_debug", [], registry))
+        assemble(*load_config("tiny", [], registry))
     assert str(caught.value) == "odd: not today" and not isinstance(caught.value, PluginFailure)
 
 
@@ -142,18 +142,18 @@ def test_the_command_line_prints_one_line_and_lists_the_plugin(
     component = TRANSFORM.format(active="raises", more="")
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
-    assert main(["config", "check"]) == 2
+    assert main(["config", "check", "tiny"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("titan: error: plugin 'odd' (odd 1.0): parallelism 'odd': active raised ZeroDivisionError: odd; ")
+    assert line.startswith("titan: error: plugin 'odd' (odd 1.0): transform 'odd': active raised ZeroDivisionError: odd; ")
     assert '[plugins] disable = ["odd"]' in line and "TITAN_TRACEBACK=1" in line
     assert main(["plugins"]) == 0 and "odd 1.0" in capsys.readouterr().out
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
     with pytest.raises(PluginFailure) as caught:
-        main(["config", "check"])
+        main(["config", "check", "tiny"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("field", ["apply", "hardware", "build", "open", "step", "observe", "define", "arguments"])
+@pytest.mark.parametrize("field", ["apply", "hardware", "build", "step", "observe", "define", "arguments"])
 def test_every_reference_of_a_component_is_guarded(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
 @hookimpl
@@ -164,7 +164,7 @@ def titan_models(): return [Model(name='odd', summary='', flavors=dict(one=Args(
 @hookimpl
 def titan_optimizers(): return [Optimizer(name='odd', summary='', build=Ref('odd:raises'))]
 @hookimpl
-def titan_datasets(): return [Dataset(name='odd', summary='', open=Ref('odd:raises'))]
+def titan_datasets(): return [Dataset(name='odd', summary='', build=Ref('odd:raises'))]
 @hookimpl
 def titan_commands(): return [Command(name='odd', summary='', run=Ref('odd:raises'), arguments=Ref('odd:raises'))]
 """
@@ -211,7 +211,7 @@ def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path,
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_models(): return {returned}\n", monkeypatch)
     (broken,) = [one for one in registry.found.broken if one.name == "odd"]
     assert "hook titan_models " in broken.reason and BAD[returned] in broken.reason
-    assemble(*load_config("llama3_debug", [], registry))  # which does not need it
+    assemble(*load_config("tiny", [], registry))  # which does not need it
 
 
 @pytest.mark.parametrize("hook", REGISTRATION_HOOKS)
@@ -226,7 +226,7 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
     [
         (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref, and must be a plain function"),
         (TRANSFORM.format(active="True", more=""), "whose active is True, not a function"),
-        (TRANSFORM.format(active="yes", more=", before='fsdp'"), "whose before is 'fsdp', not a tuple of str"),
+        (TRANSFORM.format(active="yes", more=", reduces='fsdp'"), "whose reduces is 'fsdp', not a tuple of str"),
         (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves holds 1, not a str"),
         (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims holds 'x', not a MeshDim"),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),
@@ -278,7 +278,7 @@ def test_a_section_that_cannot_work_breaks_its_plugin_alone(
     registry = registry_with(tmp_path, hook, monkeypatch)
     (broken,) = [one for one in registry.found.broken if one.name == "odd"]
     assert SECTIONS[source] in broken.reason
-    assemble(*load_config("llama3_debug", [], registry))
+    assemble(*load_config("tiny", [], registry))
 
 
 def test_a_validator_that_raises_names_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def titan_parallelisms(): return [Transform(name='odd', summary='', phase=Phase.
 """
     registry = registry_with(tmp_path, source, monkeypatch)
     with pytest.raises(PluginFailure, match=r"plugin 'odd' \(odd 1.0\): section \[s\] raised KeyError: 2"):
-        load_config("llama3_debug", [Override("s.key", "2")], registry)
+        load_config("tiny", [Override("s.key", "2")], registry)
 
 
 class Observer:

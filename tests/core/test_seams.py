@@ -97,14 +97,14 @@ def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = 
         config=RingKeys,
         phase=Phase.DATA,
         mesh_dims=(MeshDim("ring", "ring.degree", divides, copies, data_parallel=treated),),
-        active=lambda facts: facts.mesh.degree("ring") > 1,
+        active=lambda context: context.facts.mesh.degree("ring") > 1,
         serves=("ring.degree",),
         reduces=reduces,
         apply=Ref("harness.transforms:bare"),
     )
     found = Registry.from_installed().found
     plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))
-    config, registry = load_config("llama3_debug", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
+    config, registry = load_config("tiny", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
     return assemble(config, registry, 2)
 
 

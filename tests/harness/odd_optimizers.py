@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import os
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from titan_core.api.param_groups import ParamGroup
-from titan_core.api.sections import LRSchedulerSection, OptimizerSection
+from harness.jobs import Recorder, RunRecord, make_job
+from titan_core.api.optimizer import LRScheduleContext, OptimizerContext
+from titan_core.api.ref import Ref
+from titan_core.train import trainer
 
 
 class Odd(Optimizer):
@@ -49,8 +52,8 @@ class Odd(Optimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "phase"})
 
 
-def build_odd(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Odd([{"params": group.params, "lr": group.lr} for group in groups], section.lr)
+def build_odd(context: OptimizerContext[None]) -> Optimizer:
+    return Odd([group.as_dict() for group in context.groups], context.groups[0].lr)
 
 
 class Secretive(torch.optim.SGD):
@@ -65,17 +68,17 @@ class Secretive(torch.optim.SGD):
                 self.state[parameter]["secret"] = self.kept
 
 
-def build_secretive(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Secretive([group.params[0] for group in groups], section.lr)
+def build_secretive(context: OptimizerContext[None]) -> Optimizer:
+    return Secretive([group.parameters[0].tensor for group in context.groups], context.groups[0].lr)
 
 
-def build_with_an_object_in_a_group(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Odd([{"params": group.params, "lr": group.lr, "hook": print} for group in groups], section.lr)
+def build_with_an_object_in_a_group(context: OptimizerContext[None]) -> Optimizer:
+    return Odd([{**group.as_dict(), "hook": print} for group in context.groups], context.groups[0].lr)
 
 
-def build_exponential(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+def build_exponential(context: LRScheduleContext[None]) -> LRScheduler:
     """Each rate follows from the one before, and not from the step."""
-    return ExponentialLR(optimizer, 0.7)
+    return ExponentialLR(context.optimizer, 0.7)
 
 
 class _Bumpy:
@@ -87,9 +90,9 @@ class _Bumpy:
         return 1.0 / self.calls
 
 
-def build_bumpy(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+def build_bumpy(context: LRScheduleContext[None]) -> LRScheduler:
     """A function with a state of its own."""
-    return LambdaLR(optimizer, _Bumpy())
+    return LambdaLR(context.optimizer, _Bumpy())
 
 
 class WithObject(ExponentialLR):
@@ -98,5 +101,32 @@ class WithObject(ExponentialLR):
         super().__init__(optimizer, 0.9)
 
 
-def build_with_an_object(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
-    return WithObject(optimizer)
+def build_with_an_object(context: LRScheduleContext[None]) -> LRScheduler:
+    return WithObject(context.optimizer)
+
+
+SETTINGS: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
+    "training.seq_len": 16,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 4,
+    "training.steps": 6,
+    "training.max_norm": 0.0,
+    "optimizer.lr": 0.003,
+    "checkpoint.enable": "true",
+    "job.device": "cpu",
+}
+
+
+def train_in(
+    folder: str, overrides: dict[str, object], optimizer: str | None = "build_odd", schedule: str | None = None
+) -> RunRecord:
+    os.chdir(folder)
+    job = make_job("tiny", {**SETTINGS, **overrides})
+    if optimizer is not None:
+        job = dataclasses.replace(job, optimizer=dataclasses.replace(job.optimizer, build=Ref(f"{__name__}:{optimizer}")))
+    if schedule is not None:
+        job = dataclasses.replace(job, lr_schedule=dataclasses.replace(job.lr_schedule, build=Ref(f"{__name__}:{schedule}")))
+    recorder = Recorder(weights=True)
+    trainer.train(job, [recorder])
+    return recorder.record

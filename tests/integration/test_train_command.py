@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.dataset import DatasetRequest
-from titan_core.data.byte_tokenizer import build_byte
+from titan_core.api.dataset import DatasetContext
+from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 
 SMALL = [
@@ -35,6 +35,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -> None:
     one = titan("train", *SMALL, "--job.dump_folder", "one", cwd=tmp_path)
     two = titan("train", "--nproc-per-node", "2", *SMALL, "--job.dump_folder", "two", cwd=tmp_path)
@@ -49,6 +50,7 @@ def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -
     assert losses["plain"] == losses["two"]
 
 
+@pytest.mark.full
 def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) -> None:
     result = titan("train", "--training.steps", "60", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -59,9 +61,9 @@ def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) 
 
 def unigram_entropy() -> float:
     """Nats a token that knowing each token's frequency costs, over the embedded corpus."""
-    tokenizer = build_byte(None)
+    tokenizer = ByteTokenizer()
     counts: Counter[int] = Counter()
-    for text in open_stdlib(DatasetRequest("stdlib", None, "text", 0, "")).shard(0, 1, 0):
+    for text in open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None)).shard(0, 1, 0):
         counts.update(tokenizer.encode_document(text))
     total = sum(counts.values())
     return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -12,7 +12,6 @@ from harness.jobs import make_job
 from harness.objectives import first_step
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
-from titan_core.api.model_part import TransformContext
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 
@@ -40,9 +39,9 @@ class CountMatmuls(TorchDispatchMode):
 
 def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
     """(bytes kept for backward, matrix products, attention calls) of one forward and backward."""
-    job = make_job("llama3_debug", {**TINY, **overrides})
+    job = make_job("tiny", {**TINY, **overrides})
     with join_world(job) as world:
-        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        (part,) = build_parts(job, world.mesh, world.device)
         tokens = torch.zeros(2, 64, dtype=torch.int64)
         kept: dict[int, int] = {}
 
@@ -79,15 +78,15 @@ def test_selective_keeps_attention_and_half_of_the_products(in_tmp: Path) -> Non
 
 def test_an_option_that_is_neither_op_nor_a_number_is_refused() -> None:
     with pytest.raises(UserError, match=r'selective_ac_option = "ops": must be "op" or a whole number'):
-        make_job("llama3_debug", {"activation_checkpoint.selective_ac_option": "ops"})
+        make_job("tiny", {"activation_checkpoint.selective_ac_option": "ops"})
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) -> None:
     def gradients(overrides: dict[str, object]) -> list[torch.Tensor]:
-        job = make_job("llama3_debug", {**TINY, **overrides})
+        job = make_job("tiny", {**TINY, **overrides})
         with join_world(job) as world:
-            (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+            (part,) = build_parts(job, world.mesh, world.device)
             for number in range(3):
                 tokens = torch.arange(128).view(2, 64) + number
                 part.forward_loss(first_step(Batch(tokens, tokens))).backward()

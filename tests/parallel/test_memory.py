@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.api.model_part import TransformContext
 from titan_core.model import build
 from titan_core.model.build import build_parts
 from titan_core.train import trainer
@@ -45,7 +44,7 @@ def held(folder: str) -> int:
 
     original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
     try:
-        trainer.train(make_job("llama3_debug", STEP))
+        trainer.train(make_job("tiny", STEP))
     finally:
         trainer.Trainer = original  # type: ignore[misc]
     parameters, gradients, state = sizes
@@ -78,11 +77,11 @@ class Largest(TorchDispatchMode):
 
 
 def largest_allocation(overrides: dict[str, object]) -> int:
-    job = make_job("llama3_debug", {**STEP, **overrides})
+    job = make_job("tiny", {**STEP, **overrides})
     # The trial of a small copy computes logits of a few tokens, which are no parameters.
     with pytest.MonkeyPatch.context() as patch, join_world(job) as world, Largest() as largest:
         patch.setattr(build, "try_model", lambda *_: None)
-        build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        build_parts(job, world.mesh, world.device)
     return largest.bytes
 
 

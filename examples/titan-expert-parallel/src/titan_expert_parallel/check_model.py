@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Experts
-from titan_core.api.model_part import TransformContext
 from titan_core.api.model_trial import Around, ModelTrial
+from titan_expert_parallel.config import ExpertParallelKeys
 
 
 def experts_in(module: nn.Module, path: str, layout: ModelLayout) -> dict[str, Experts]:
@@ -20,7 +21,7 @@ def experts_in(module: nn.Module, path: str, layout: ModelLayout) -> dict[str, E
     return {name: rule for name, rule in rules.items() if isinstance(rule, Experts)}
 
 
-def check_model(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
     """Experts must stand in modules of their own, be as many as can be divided, and each compute its own rows."""
     degree, sizes = context.facts.mesh.degree("ep"), {}
     for path, module in model.named_modules():
@@ -40,7 +41,7 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TransformContext) 
         sizes[path] = counts.pop()
         if sizes[path] % degree:
             key = "parallelism.expert_parallel_degree"
-            yield context.facts.config.problem(key, f"must divide the {sizes[path]} experts of {path!r}")
+            yield context.config.problem(key, f"must divide the {sizes[path]} experts of {path!r}")
             return
     calls = trial.calls_of(sizes)
     for call in calls:

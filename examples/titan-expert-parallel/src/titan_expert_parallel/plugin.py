@@ -20,7 +20,7 @@ def titan_parallelisms() -> list[Transform]:
             config=ExpertParallelKeys,
             phase=Phase.EXPERT,
             mesh_views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),),
-            active=lambda facts: facts.mesh.degree("ep") > 1,
+            active=lambda context: context.facts.mesh.degree("ep") > 1,
             serves=(DEGREE,),
             check=Ref("titan_expert_parallel.check:check"),
             check_model=Ref("titan_expert_parallel.check_model:check_model"),

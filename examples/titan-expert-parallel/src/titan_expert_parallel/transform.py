@@ -14,12 +14,14 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.job_mesh import JobMesh
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_expert_parallel.check_model import experts_in
+from titan_expert_parallel.config import ExpertParallelKeys
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> ModelPart:
     """Divide the modules that hold experts over the view ``ep``."""
     for path, module in part.named_modules():
         rules = experts_in(module, path, part.layout)

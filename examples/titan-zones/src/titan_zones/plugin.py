@@ -20,7 +20,7 @@ def titan_parallelisms() -> list[Transform]:
             config=ZonesSection,
             phase=Phase.DATA,
             mesh_dims=(ZONE,),
-            active=lambda facts: facts.mesh.degree("zone") > 1,
+            active=lambda context: context.facts.mesh.degree("zone") > 1,
             serves=("zones.count",),
             apply=Ref("titan_zones.transform:apply"),
         )

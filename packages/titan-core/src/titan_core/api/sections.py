@@ -76,9 +76,7 @@ class TrainingSection(Section):
     )  # fmt: skip
 
     dataset: str = "stdlib"
-    """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
-    dataset_path), "json", "parquet", "arrow", "text" (local files in dataset_path), "tokenized" (made by `titan data
-    tokenize`), or a plugin's."""
+    """Dataset: "stdlib" (Python's own source text, needs no network), or a plugin's (see `titan plugins`)."""
     dataset_path: AnyPath | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
     dataset_split: str | None = None
@@ -188,8 +186,8 @@ class ValidationSection(Section):
 
     enable: bool = False
     """Measure the loss on other data now and then."""
-    dataset: str = "c4_validation"
-    """As training.dataset."""
+    dataset: str = ""
+    """As training.dataset; needed where enable is true."""
     dataset_path: AnyPath | None = None
     """As training.dataset_path."""
     dataset_split: str | None = None

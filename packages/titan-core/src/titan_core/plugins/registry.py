@@ -8,15 +8,13 @@ from functools import cached_property
 from types import ModuleType
 from typing import TypeVar
 
-from titan_core.api.components import (
-    Component,
-    Transform,
-)
+from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
 from titan_core.plugins.guard import Origin
+from titan_core.plugins.providers import provider
 
 C = TypeVar("C", bound=Component)
 
@@ -74,8 +72,7 @@ class Registry:
                 continue  # its components would only repeat the same complaint
             plugins[plugin.name] = plugin
             for component in plugin.components:
-                # All transforms share one space of names, since phases order them by name.
-                key = ("transform" if isinstance(component, Transform) else component.kind, component.name)
+                key = (component.kind, component.name)
                 if key in components:
                     problems.append(_conflict(f"{key[0]} {component.name!r}", components[key], plugin))
                 components.setdefault(key, plugin)
@@ -122,9 +119,7 @@ class Registry:
 
     def suggest(self, kind: type[C], name: str) -> str:
         """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to fix."""
-        from titan_core.plugins.known_packages import package_for
-
-        package = package_for(name)
+        package = provider(kind.kind, name)
         if package is not None and package not in {plugin.distribution for plugin in self.found.plugins}:
             return self.remedy(package)
         return nearest(name, self.names(kind)) + self.broken_note()
