@@ -43,7 +43,7 @@ def hand_written(trainer: Trainer) -> Callable[[], None]:
     data = trainer.state.loader.next_step()
     assert data is not None
     batches: list[Batch] = data.microbatches
-    num_targets = data.num_targets()
+    num_targets = data.target_weight
 
     def step() -> None:
         for batch in batches:
@@ -85,7 +85,7 @@ def main() -> None:
     config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     job = assemble(config, registry, 1)
     with join_world(job) as world:
-        lifecycle = Lifecycle([debugger.build.load()(job.facts) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
         trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
         loop, ours = measure(trainer, world, arguments.rounds, arguments.block)
         trainer.close()

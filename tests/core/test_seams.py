@@ -94,7 +94,7 @@ def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = 
         config=RingKeys,
         phase=Phase.DATA,
         mesh_dims=(MeshDim("ring", "ring.degree", divides, copies),),
-        active=lambda facts: facts.mesh.degree("ring") > 1,
+        active=lambda context: context.facts.mesh.degree("ring") > 1,
         serves=("ring.degree",),
         reduces=reduces,
         apply=Ref("harness.transforms:bare"),

@@ -229,19 +229,6 @@ def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Pat
         run_recipe("llama3_debug", settings)
 
 
-def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
-    """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
-    from titan_core.runlog import peak_flops
-
-    device = torch.device("cpu")
-    peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])
-        ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
-        assert ideal({}, device) == peak_flops.IdealTime(6.0, estimated=False)
-        assert ideal({torch.float8_e4m3fn: 4e12}, device) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)
-
-
 def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
     """How many gathers of float8 a run has made."""
     from titan_float8 import gathered_inputs

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.gloo_pool import GlooPool
 from titan_core.api.batch import Batch
+from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.gathered_attention import GatheredAttention
 
@@ -49,7 +50,8 @@ def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
         expected = F.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True)
         (expected * g).sum().backward()
         mine = [share(one, rank, size, 2).clone().requires_grad_() for one in (q, k, v)]
-        output = GatheredAttention(mesh).forward(*mine, documents)
+        chunks = tuple((one, 2 * size - 1 - one) for one in range(size))
+        output = GatheredAttention(SequenceShare(mesh, chunks)).forward(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
         for one, other in zip(mine, whole, strict=True):

@@ -64,14 +64,6 @@ def test_a_rank_keeps_positions_that_begin_anew_with_each_document() -> None:
     assert share.positions.tolist() == [[2, 0, 1, 0]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_gathered_chunks_come_back_into_the_order_of_the_sequence(size: int) -> None:
-    whole = torch.arange(8 * size).view(1, 1, -1, 1)
-    tokens = whole[:, 0, :, 0]
-    shares = [HeadAndTail(rank, size)(Batch(tokens, tokens)).tokens.view(1, 1, -1, 1) for rank in range(size)]
-    assert torch.equal(gathered_attention._in_order(torch.cat(shares, dim=2), chunk=4), whole)
-
-
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_the_queries_of_a_chunk_see_what_they_see_in_the_whole(documents: Tensor | None, kv_heads: int) -> None:

@@ -16,10 +16,8 @@ import numpy
 
 from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
 from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.token_ids import token_ids
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
@@ -51,16 +49,16 @@ def tokenize(
     Raises:
         UserError: the dataset cannot be read, or another one was begun in ``folder``.
     """
-    tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+    tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
     # What goes to which part depends on no job's seed.
-    dataset = replace(dataset, request=replace(dataset.request, seed=0))
-    source = dataset.open.load()(dataset.request)
+    dataset = replace(dataset, context=replace(dataset.context, seed=0))
+    source = dataset.build.load()(dataset.context)
     if source.num_documents is not None:
         parts = max(1, min(parts, source.num_documents))
     mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
-    request = dataset.request
-    plan = {"dataset": request.name, "path": request.path, "split": request.split, "text_field": request.text_field,
-            "format": request.format,
+    context = dataset.context
+    plan = {"dataset": context.name, "path": context.path, "split": context.split, "text_field": context.text_field,
+            "format": context.format,
             "tokenizer": mark, "documents": source.num_documents, "parts": parts}  # fmt: skip
     _begin(folder, plan)
     names = [f"part-{number:05d}" for number in range(parts)]
@@ -154,7 +152,7 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
 @functools.cache
 def _opened(spec: StreamSpec, dataset: DatasetSpec) -> tuple[TextTokenizer, DocumentSource]:
     """Once in each worker."""
-    return spec.tokenizer.load()(spec.tokenizer_path), dataset.open.load()(dataset.request)
+    return spec.tokenizer.load()(spec.tokenizer_context), dataset.build.load()(dataset.context)
 
 
 def _written(folder: Path, dtype: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from titan_core.api.components import Model, Recipe, Tokenizer, recipes_in
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
@@ -40,11 +42,9 @@ def titan_models() -> list[Model]:
 
 @hookimpl
 def titan_tokenizers() -> list[Tokenizer]:
-    return [
-        Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build_llama3"))
-    ]
+    return [Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build"))]
 
 
 @hookimpl
 def titan_recipes() -> list[Recipe]:
-    return recipes_in("titan_models_llama")
+    return [replace(recipe, default=recipe.name == "llama3_debug") for recipe in recipes_in("titan_models_llama")]

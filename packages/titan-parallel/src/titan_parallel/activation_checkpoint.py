@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import current_microbatch, entered
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
@@ -32,9 +33,9 @@ _SAVED = {
 _MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]) -> ModelPart:
     """Let blocks recompute. Their names and classes stay as they are: only ``forward`` is another."""
-    section = context.facts.section(ActivationCheckpointSection)
+    section = context.section
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
     twice = splits_backward(context.facts)
@@ -57,18 +58,23 @@ def _recompute(block: nn.Module, **options: Any) -> None:
     # A function of its own, no functools.partial of ``checkpoint``: the compiler starts at Python frames outside of torch.
     # preserve_rng_state stays on: what draws from torch's generators must draw the same numbers again.
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        microbatch, inferring = current_microbatch(), is_shape_inference()
-
-        def of_microbatch(*arguments: Any, **keywords: Any) -> Any:
-            # Recomputation runs during another microbatch or none, and on a GPU in a thread of autograd's.
-            with entered(microbatch), shape_inference() if inferring else nullcontext():
-                return original(*arguments, **keywords)
-
         # Compiled code keeps the microbatch's tensors, as it keeps its other inputs.
-        compute = original if torch.compiler.is_compiling() else of_microbatch
+        compute = original if torch.compiler.is_compiling() else _within_microbatch(original)
         return checkpoint(compute, *arguments, use_reentrant=False, **options, **keywords)
 
     block.forward = forward
+
+
+def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward``, always called within the microbatch that is current now. Recomputation runs during another one or none,
+    and on a GPU in a thread of autograd's."""
+    microbatch, inferring = current_microbatch(), is_shape_inference()
+
+    def compute(*arguments: Any, **keywords: Any) -> Any:
+        with entered(microbatch), shape_inference() if inferring else nullcontext():
+            return forward(*arguments, **keywords)
+
+    return compute
 
 
 def _policy_of_a_call() -> Callable[..., CheckpointPolicy]:

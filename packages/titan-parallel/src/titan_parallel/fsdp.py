@@ -13,15 +13,16 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import FSDPKeys
 from titan_parallel.data_mesh import data_mesh
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     """Shard the embedding, each block and the head as units of communication, and leave gradients as sums."""
-    policy = context.facts.section(FSDPKeys).fsdp_reshard_after_forward
+    policy = context.section.fsdp_reshard_after_forward
     if policy == "default" and context.facts.mesh.degree("pp") > 1:
         policy = "never"  # else each microbatch would gather every parameter again
     training = context.facts.section(TrainingSection)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from titan_core.api.build_context import JobContext, S
 from titan_core.api.components import Component
-from titan_core.api.config_changes import RefusedChange
+from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
@@ -20,6 +21,34 @@ if TYPE_CHECKING:
 
     from titan_core.api.model_part import ModelPart
     from titan_core.api.world import World
+
+
+@dataclass(frozen=True)
+class RefusedChange:
+    """Something that a resumed run must not have otherwise than the run that was saved, unless its user allows it."""
+
+    key: str
+    """What allows it in ``checkpoint.allow_changed``."""
+    problem: Problem
+    """Without that key."""
+    allowable: bool = True
+
+
+def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
+    """The error of ``refused`` changes: each by itself, and one list of keys that allows all of them.
+
+    Args:
+        allowed: the present value of ``checkpoint.allow_changed``, which the list keeps.
+    """
+    keys = list(dict.fromkeys([*allowed, *(change.key for change in refused if change.allowable)]))
+    hint = f"checkpoint.allow_changed = {json.dumps(keys, ensure_ascii=False)}"
+    problems = list(dict.fromkeys(change.problem for change in refused))
+    if not all(change.allowable for change in refused):
+        return UserError(*problems)
+    if len(problems) == 1:
+        problem = problems[0]
+        return UserError(replace(problem, fix=f"{problem.fix}; or, to continue with the change, {hint}"))
+    return UserError(*problems, Problem("", f"to continue with all of these changes, {hint}"))
 
 
 class DataPosition(Protocol):
@@ -87,8 +116,8 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class CheckpointRequest:
-    """What a checkpoint plugin is built with."""
+class CheckpointContext(JobContext[S]):
+    """What a checkpoint store is built with."""
 
     job: Job
     world: World
@@ -103,7 +132,7 @@ class CheckpointStore(Protocol):
     """Saves and restores one run."""
 
     def restore(self) -> None:
-        """Bring the request's state to the newest checkpoint; leave it as it is where there is none."""
+        """Bring the context's state to the newest checkpoint; leave it as it is where there is none."""
         ...
 
     def after_step(self, last: bool, asked: bool) -> None:
@@ -130,5 +159,5 @@ class Checkpoint(Component):
     """A way of saving and restoring a run."""
 
     kind = "checkpoint"
-    build: Ref[Callable[[CheckpointRequest], CheckpointStore]]
-    active: Callable[[JobFacts], bool]
+    build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]
+    active: Callable[[JobContext[Any]], bool]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.build_context import BuildContext, S
 from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,8 +52,8 @@ class CorruptRecord(Exception):
 
 
 @dataclass(frozen=True)
-class DatasetRequest:
-    """What a config asks of a dataset."""
+class DatasetContext(BuildContext[S]):
+    """What a dataset is checked and opened with. It travels to worker processes."""
 
     name: str
     """The component's name (one implementation may register several)."""
@@ -73,7 +74,7 @@ class DatasetRequest:
     skip_corrupt: bool = False
     """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
-    """Fingerprint of the job's tokenizer (:mod:`titan_core.api.tools.tokenizer_fingerprint`), for datasets of tokens."""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.api.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
 
@@ -99,8 +100,8 @@ class DocumentSource(Protocol):
     """An opened dataset.
 
     It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
-    (:func:`~titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data changed. A source
-    without one is known by its path alone.
+    (:func:`~titan_core.api.tools.shuffled.fingerprint_files`), by which a resumed run notices that its data changed. A
+    source without one is known by its path alone.
     """
 
     @property
@@ -131,8 +132,8 @@ class DatasetSpec:
     name: str
     """What it is called in metrics."""
     weight: float
-    open: Ref[Callable[[DatasetRequest], DocumentSource]]
-    request: DatasetRequest
+    build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
+    context: DatasetContext[Any]
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,35 @@ class StreamSpec:
     """Datasets, how they are mixed and tokenised, and how the global batch is divided into logical shards."""
 
     datasets: tuple[DatasetSpec, ...]
-    tokenizer: Ref[Callable[[str | None], TextTokenizer]]
-    tokenizer_path: str | None
+    tokenizer: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
+    tokenizer_context: TokenizerContext[Any]
     plan: BatchPlan
     seed: int
     on_end: OnEnd
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
     """Documents among which a streamed dataset is shuffled."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
+
+    tokens: NDArray[Any]
+    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    weights: NDArray[Any] | None
+    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
+    lengths: list[list[int]]
+    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
+    datasets: list[int]
+    """The dataset of each row."""
+    positions: dict[str, State]
+    """Each logical shard's position after these rows."""
+    epoch: int
+    """How many times the datasets were read to their end."""
+    corrupt: int
+    """Corrupt records that were skipped so far."""
+    empty: int
+    """Empty documents that were left out so far."""
+    ended: bool
+    """Whether there is nothing in these rows."""

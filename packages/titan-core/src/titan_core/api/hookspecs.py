@@ -34,14 +34,14 @@ if TYPE_CHECKING:
         Model,
         Objective,
         Optimizer,
-        PrecisionTransform,
         Recipe,
         Tokenizer,
         Transform,
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
-    from titan_core.api.metric_log import MetricLogger
+    from titan_core.api.launcher import Launcher
+    from titan_core.api.metric_log import MetricLogger, Record
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -61,8 +61,8 @@ def titan_parallelisms() -> Sequence[Transform]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_precisions() -> Sequence[PrecisionTransform]:  # type: ignore[empty-body]
-    """Precision stage: transforms that change the number formats of a model's modules."""
+def titan_precisions() -> Sequence[Transform]:  # type: ignore[empty-body]
+    """Precision stage: transforms, of phase PRECISION, that change the number formats of a model's modules."""
 
 
 @hookspec
@@ -113,6 +113,11 @@ def titan_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
 @hookspec
 def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
     """Subcommands of ``titan``."""
+
+
+@hookspec
+def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
+    """Ways to start the ranks of a job from ``titan train``."""
 
 
 # ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
@@ -167,6 +172,11 @@ def titan_step_end(report: StepReport) -> None:
 
 
 @hookspec
+def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
+    """A logged step is about to go to the metric loggers: further figures for it, under other names. On rank 0 alone."""
+
+
+@hookspec
 def titan_validation_end(report: ValidationReport) -> None:
     """The loss on the validation data was measured."""
 
@@ -215,7 +225,7 @@ def titan_diagnose(run: str, since: float) -> str | None:
     directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
     say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
 
-    Called by ``titan train`` in the launcher, on plugin modules alone: no observer lives there."""
+    Called in the launcher's process, on plugin modules alone: no observer lives there."""
 
 
 @hookspec

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.config_changes import RefusedChange, refusal
-from titan_core.api.dataset import DocumentSource, State, StreamSpec
+from titan_core.api.checkpoint import RefusedChange, refusal
+from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.job import Job
 from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.prefetch import Prefetch
-from titan_core.data.shards import ShardGroup, StepRows
+from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import stream_changes, stream_identity
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
-from titan_core.api.dataset import DocumentSource, State, StreamSpec
+from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
-from titan_core.data.shards import ShardGroup, StepRows
+from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 
 Positions = dict[str, State]
@@ -128,7 +128,7 @@ _group: Future[ShardGroup] = Future()
 
 def _open(spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
     try:
-        tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+        tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
         _group.set_result(_make_group(spec, open_sources(spec), tokenizer, indices, positions))
     except Exception as error:  # noqa: BLE001 - kept for the first read, which raises it where it is waited for
         _group.set_exception(error)

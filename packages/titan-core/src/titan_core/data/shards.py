@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import DocumentSource, State, StreamSpec
+from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream, Window
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
-
-    tokens: NDArray[Any]
-    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
-    weights: NDArray[Any] | None
-    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
-    lengths: list[list[int]]
-    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
-    datasets: list[int]
-    """The dataset of each row."""
-    positions: dict[str, State]
-    """Each logical shard's position after these rows."""
-    epoch: int
-    """How many times the datasets were read to their end."""
-    corrupt: int
-    """Corrupt records that were skipped so far."""
-    empty: int
-    """Empty documents that were left out so far."""
-    ended: bool
-    """Whether there is nothing in these rows."""
 
 
 class LogicalShard:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, token_ids
 from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.token_ids import token_ids
 
 log = logging.getLogger(__name__)
 

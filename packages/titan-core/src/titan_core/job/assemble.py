@@ -25,9 +25,8 @@ from titan_core.api.sections import (
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
-from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
+from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.job.transform_order import in_order
 from titan_core.plugins.known_packages import package_for
 from titan_core.plugins.registry import Registry
 
@@ -75,32 +74,30 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         raise UserError(*problems)
 
     facts = JobFacts(config, mesh, batch, definition)
-    active = [transform for transform in registry.all(Transform) if transform.active(facts)]
+    active = [transform for transform in registry.all(Transform) if transform.active(transform.context(facts))]
     problems += check_served(facts, active, registry)
     problems += check_reduced(facts, active)
-    loggers = [one for one in registry.all(MetricLogger) if one.active(facts)]
-    debuggers = [one for one in registry.all(Debugger) if one.active(facts)]
+    loggers = [one for one in registry.all(MetricLogger) if one.active(one.context(facts))]
+    debuggers = [one for one in registry.all(Debugger) if one.active(one.context(facts))]
     objectives = [] if objective is None else [objective]
     checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
     for component in checked:
         if component.check is not None:
-            problems += component.check.load()(facts)
-    transforms = attempt(in_order, active)
-    checkpoints = [one for one in registry.all(Checkpoint) if one.active(facts)]
+            problems += component.check.load()(component.context(facts))
+    checkpoints = [one for one in registry.all(Checkpoint) if one.active(one.context(facts))]
     if len(checkpoints) > 1:
         names = ", ".join(one.name for one in checkpoints)
         problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
     if problems:
         raise UserError(*problems)
     assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
-    assert transforms is not None
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
         registry=registry,
         model=model,
         model_args=args,
-        transforms=tuple(transforms),
+        transforms=tuple(sorted(active, key=lambda one: (one.phase, one.name))),
         data=stream,
         validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
         tokenizer=tokenizer,
@@ -117,7 +114,8 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     name = config.value(key)
     if name not in registry.names(kind):
-        raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
+        why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
+        raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
 
 
@@ -161,7 +159,7 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
-        return tokenizer.build.load()(path)
+        return tokenizer.build.load()(tokenizer_context(config, tokenizer))
     except PluginFailure:
         raise
     except UserError as error:
@@ -189,7 +187,7 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:
     """Whether the model can keep attention inside of documents."""
     if config.section(DataSection).document_mask and not model.layout.masks_documents:
-        why = f"model {config.value('model.name')!r} cannot keep attention inside of a document"
+        why = f"model {config.section(ModelSection).name!r} cannot keep attention inside of a document"
         yield config.problem("data.document_mask", why, "switch it off, or let the model's layout and mixers know documents")
 
 

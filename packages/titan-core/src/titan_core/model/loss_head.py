@@ -71,7 +71,7 @@ def loss_of(objective: ObjectiveFunction, logits: Tensor, batch: Batch, vocabula
 
 def attach(part: ModelPart, chunk_tokens: int) -> None:
     """Compute the loss of ``part`` in its last module, if ``part`` has it. Called after all transforms, whose hooks remain
-    around the module.
+    around the module, and for models alone that return what this module returns.
 
     Args:
         chunk_tokens: ``objective.chunk_tokens``.

@@ -23,11 +23,11 @@ from titan_core.api.components import (  # fmt: skip
     Model,
     Objective,
     Optimizer,
-    PrecisionTransform,
     Recipe,
     Tokenizer,
     Transform,
 )
+from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
@@ -40,7 +40,7 @@ DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_models": Model,
     "titan_parallelisms": Transform,
-    "titan_precisions": PrecisionTransform,
+    "titan_precisions": Transform,
     "titan_checkpoints": Checkpoint,
     "titan_debuggers": Debugger,
     "titan_datasets": Dataset,
@@ -51,6 +51,7 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_metric_loggers": MetricLogger,
     "titan_recipes": Recipe,
     "titan_commands": Command,
+    "titan_launchers": Launcher,
 }
 
 
