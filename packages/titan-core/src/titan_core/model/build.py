@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Transform
 from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.patterns import matches
@@ -26,7 +26,7 @@ from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
 
 
-def build_parts(job: Job, mesh: DeviceMesh, device: torch.device) -> list[ModelPart]:
+def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
     """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
 
     Raises:

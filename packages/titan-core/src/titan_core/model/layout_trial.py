@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
@@ -22,7 +22,7 @@ from titan_core.model.trial import CannotTry, ModelTrial
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device) -> bool:
+def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -> bool:
     """Try ``model`` (whole, on the meta device) with a few tokens.
 
     Returns:
