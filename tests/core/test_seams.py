@@ -118,14 +118,6 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
     assert ring_job(divides, copies=True).facts.mesh.copies == 2
 
 
-@pytest.mark.parametrize("treated", ["shard", "replicate"])
-@pytest.mark.parametrize("divides", ["batch", "sequence"])
-def test_data_parallelism_covers_a_third_partys_dimension(divides: Divides, treated: Treated) -> None:
-    job = ring_job(divides, treated=treated)
-    assert "fsdp" in {transform.name for transform in job.transforms}
-    assert job.facts.mesh.data_dims(treated)[-1] == "ring"
-
-
 @pytest.mark.parametrize("divides", ["layers", "weights"])
 def test_a_dimension_with_the_same_data_needs_none(divides: Divides) -> None:
     assert ring_job(divides).facts.mesh.degree("ring") == 2
