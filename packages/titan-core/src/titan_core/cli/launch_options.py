@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, NoReturn
 
 from titan_core.api.errors import UserError
@@ -24,14 +25,44 @@ _WITHOUT_LAUNCHER = (
 """Torchrun's names, which its users try first."""
 
 
-def add_launch_options(parser: argparse.ArgumentParser, registry: Registry) -> None:
-    """Add the options of each installed launcher; without one, have those of torchrun refused with the fix."""
-    launchers = registry.all(Launcher)
-    for launcher in launchers:
-        launcher.arguments.load()(parser)
-    if not launchers:
-        fix = f"{registry.remedy(PACKAGE)}, or start each rank with torchrun"
-        parser.add_argument(*_WITHOUT_LAUNCHER, action=_refusal(fix), nargs="?", help=argparse.SUPPRESS)
+class LaunchOptions:
+    """Adds the options of each installed launcher to ``parser``; without one, has those of torchrun refused with the fix. A
+    launcher whose options cannot be added is reported and left out: a job in this process does not need it."""
+
+    def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
+        self._defaults: dict[str, dict[str, Any]] = {}
+        self._launchers = registry.all(Launcher)
+        for launcher in self._launchers:
+            alone = type(parser)(add_help=False)
+            try:
+                add = launcher.arguments.load()
+                add(alone)
+                defaults = vars(alone.parse_args([]))
+                add(parser)
+            except UserError as error:
+                print(f"titan: warning: launcher {launcher.name!r} is left out: {error}", file=sys.stderr)
+                continue
+            self._defaults[launcher.name] = defaults
+        if not self._launchers:
+            fix = f"{registry.remedy(PACKAGE)}, or start each rank with torchrun"
+            parser.add_argument(*_WITHOUT_LAUNCHER, action=_refusal(fix), nargs="?", help=argparse.SUPPRESS)
+
+    def requested(self, arguments: argparse.Namespace) -> Launcher | None:
+        """The launcher that has an option with another value than its default.
+
+        Raises:
+            UserError: several have one.
+        """
+        given = vars(arguments)
+        found = [
+            launcher
+            for launcher in self._launchers
+            if any(given[name] != value for name, value in self._defaults.get(launcher.name, {}).items())
+        ]
+        if len(found) > 1:
+            names = ", ".join(launcher.name for launcher in found)
+            raise UserError.one("command line", f"options of several launchers: {names}", "give those of one")
+        return found[0] if found else None
 
 
 def _refusal(fix: str) -> type[argparse.Action]:
