@@ -29,7 +29,7 @@ from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.saving import Saving
 from titan_ckpt.tensors import model_tensors
 from titan_core.api.batch import Batch
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.config import Override
 from titan_core.api.step import StepInput
 from titan_core.config.load import load_config
@@ -107,8 +107,11 @@ def main() -> None:
         kept = state_of(parameter_names(state.parts), state.optimizer, group_values(state.optimizer))
         tensors = {**model_tensors(state.parts), **kept.tensors}
         num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
-        request = CheckpointRequest(job, world, state, trainer.lifecycle, lambda folder, where: None)
-        saving = Saving(request, config.section(CheckpointSection), Folder(root))
+        context = CheckpointContext(
+            section=config.section(CheckpointSection), facts=job.facts, job=job, world=world, state=state,
+            lifecycle=trainer.lifecycle, hold=lambda folder, where: None,
+        )  # fmt: skip
+        saving = Saving(context, Folder(root))
         batches = [Batch(torch.zeros(4, 256, dtype=torch.int64), torch.zeros(4, 256, dtype=torch.int64))]
         data = memoryview(torch.zeros(64 * MIB, dtype=torch.uint8).random_(256).numpy())
         peaks = {"saving": Peak(), "saving beside training": Peak()}

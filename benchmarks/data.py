@@ -22,8 +22,9 @@ from pathlib import Path
 import tiktoken
 
 from titan_core.api.config import Override
-from titan_core.api.dataset import DatasetRequest
+from titan_core.api.dataset import DatasetContext
 from titan_core.api.job import Job
+from titan_core.api.tokenizer import TokenizerContext
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
@@ -32,7 +33,7 @@ from titan_core.data.stdlib import open_stdlib
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
 from titan_data.tokenize import tokenize
-from titan_models_llama.tokenizer import build_llama3
+from titan_models_llama.tokenizer import build
 
 
 def make_tokenizer(path: Path, texts: list[str]) -> None:
@@ -98,12 +99,12 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=4, help="how often the corpus is in the tokenised dataset")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="."))
-    source = open_stdlib(DatasetRequest("stdlib", None, "text", 0, ""))
+    source = open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None))
     texts = [str(text) for text in source.shard(0, 1, 0)]
     tokenizer = folder / "tokenizer.model"
     make_tokenizer(tokenizer, texts)
     # One of its own: a regular expression is quickest in the thread that used it first.
-    encoding = build_llama3(str(tokenizer))._encoding
+    encoding = build(TokenizerContext(str(tokenizer), section=None))._encoding
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     write_records(folder / "texts.jsonl", texts)
     alone: dict[str, list[float]] = {"text": [], "json": []}

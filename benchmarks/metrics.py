@@ -48,7 +48,7 @@ def make_job(plugins: str) -> Job:
 
 def make_trainer(job: Job, world: World) -> Trainer:
     """With the observers that the job has."""
-    lifecycle = Lifecycle([*(one.build.load()(job.facts) for one in job.debuggers)])
+    lifecycle = Lifecycle([*(one.build.load()(one.context(job.facts)) for one in job.debuggers)])
     trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
     if not job.loggers:
         lifecycle.unregister(trainer.metrics)

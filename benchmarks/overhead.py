@@ -85,7 +85,7 @@ def main() -> None:
     config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     job = assemble(config, registry, 1)
     with join_world(job) as world:
-        lifecycle = Lifecycle([debugger.build.load()(job.facts) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
         trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
         loop, ours = measure(trainer, world, arguments.rounds, arguments.block)
         trainer.close()

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
+from titan_core.api.components import Transform
 from titan_core.api.config import Override
-from titan_core.api.model_part import TransformContext
 from titan_core.api.step import GradientAccumulation, StepInput
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
@@ -87,12 +87,13 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
     config, registry = load_config("llama3_debug", given, Registry.from_installed())
     job = assemble(config, registry, int(os.environ["WORLD_SIZE"]))
     with join_world(job) as world:
-        context = TransformContext(job.facts, world.mesh, world.device)
-        parts = build_parts(job, context)
+        pipeline = registry.get(Transform, "pipeline_parallel")
+        parts = build_parts(job, world.mesh, world.device)
         for part in parts:
             for block in part.blocks().values():
                 let_sleep(block, seconds)
-        step = make_step(GradientAccumulation(parts[0]), parts, context)
+        plain = GradientAccumulation(parts[0])
+        step = make_step(plain, parts, pipeline.training_context(job.facts, world.mesh, world.device))
         tokens = torch.zeros(microbatches, 8, dtype=torch.int64)
         times = []
         for _ in range(rounds + 1):

@@ -23,8 +23,7 @@ import torch
 from titan_core.api.batch import Batch
 from titan_core.api.config import Override
 from titan_core.api.microbatch import Microbatch
-from titan_core.api.model_part import TransformContext
-from titan_core.api.param_groups import param_groups
+from titan_core.api.optimizer import param_groups, trained_parameters
 from titan_core.api.sections import OptimizerSection
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.config.load import load_config
@@ -72,10 +71,10 @@ class Variant:
         self.seconds: list[float] = []
         with join_world(job) as world:
             self.device = world.device
-            (self.part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
-            named = list(self.part.module.named_parameters())
-            section = config.section(OptimizerSection)
-            self.optimizer = job.optimizer.build.load()(param_groups(named, section), section)
+            (self.part,) = build_parts(job, world.mesh, world.device)
+            groups = param_groups(trained_parameters([self.part]), config.section(OptimizerSection))
+            context = job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups)
+            self.optimizer = job.optimizer.build.load()(context)
             batch = job.facts.batch
             shape = (batch.local_size, batch.seq_len)
             tokens = torch.randint(job.text_tokenizer.vocab_size, shape, device=world.device)

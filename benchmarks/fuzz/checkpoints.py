@@ -35,7 +35,7 @@ from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.restoring import restore
 from titan_ckpt.stored import NAME, chunk_digest
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
@@ -120,15 +120,14 @@ class _Fuzz:
         self.whole, self.folder, self.count, self.seed = whole, folder, count, seed
         self.failures: list[str] = []
 
-    def run(self, request: CheckpointRequest) -> None:
+    def run(self, context: CheckpointContext[CheckpointSection]) -> None:
         """All of them."""
         levels = {name: logging.getLogger(name).level for name in ("titan_ckpt", "titan_core")}
         for name in levels:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self.built = group_values(request.state.optimizer)
-        section = request.job.config.section(CheckpointSection)
-        assert self._restored(request, section, self.whole.parent)
-        original = self._state(request)
+        self.built = group_values(context.state.optimizer)
+        assert self._restored(context, self.whole.parent)
+        original = self._state(context)
         for number in range(self.count):
             chance = random.Random(f"{self.seed} {number}")
             place = self.folder / "case"
@@ -139,7 +138,7 @@ class _Fuzz:
             try:
                 with redirect_stderr(StringIO()):
                     status = main(["checkpoint", "verify", str(place)])
-                if self._restored(request, section, place) and (different := _differences(self._state(request), original)):
+                if self._restored(context, place) and (different := _differences(self._state(context), original)):
                     said = "whole" if status == 0 else f"broken ({status})"
                     self.failures.append(f"{case}: loaded with another {different}; verify says {said}")
             except Exception as error:  # noqa: BLE001 - any is what is looked for
@@ -150,26 +149,26 @@ class _Fuzz:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
-    def _restored(self, request: CheckpointRequest, section: CheckpointSection, place: Path) -> bool:
+    def _restored(self, context: CheckpointContext[CheckpointSection], place: Path) -> bool:
         """Whether a run is restored from the checkpoint, and not refused."""
-        state = request.state
+        state = context.state
         state.optimizer.state.clear()
         with torch.no_grad():
             for tensor in model_tensors(state.parts).values():
                 tensor.fill_(-7)
         state.step = state.tokens_seen = -7
         try:
-            return restore(request, section, Folder(str(place)), self.built).step is not None
+            return restore(context, Folder(str(place)), self.built).step is not None
         except UserError:
             return False
 
-    def _state(self, request: CheckpointRequest) -> dict[str, Any]:
+    def _state(self, context: CheckpointContext[CheckpointSection]) -> dict[str, Any]:
         """Everything that a run has, in a form that can be compared."""
-        state = request.state
+        state = context.state
         optimizer = state_of(parameter_names(state.parts), state.optimizer, self.built)
         tensors = {**model_tensors(state.parts), **optimizer.tensors}
         rates = [group["lr"] for group in state.optimizer.param_groups]
-        values = {name: json.dumps(value) for name, value in plain.collect(request, optimizer).items()}
+        values = {name: json.dumps(value) for name, value in plain.collect(context, optimizer).items()}
         return {"rates": rates, **values, **{name: bytes(bytes_of(one)) for name, one in tensors.items()}}
 
 
@@ -180,11 +179,11 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> str:
 class _Store:
     """Takes the place of a run's checkpoints."""
 
-    def __init__(self, request: CheckpointRequest) -> None:
-        self._request = request
+    def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
+        self._context = context
 
     def restore(self) -> None:
-        _Fuzz.running.run(self._request)
+        _Fuzz.running.run(self._context)
 
     def after_step(self, last: bool, asked: bool) -> None:
         pass
@@ -196,9 +195,9 @@ class _Store:
         pass
 
 
-def store(request: CheckpointRequest) -> _Store:
+def store(context: CheckpointContext[CheckpointSection]) -> _Store:
     """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
-    return _Store(request)
+    return _Store(context)
 
 
 def _damage(chance: random.Random, folder: Path) -> str:

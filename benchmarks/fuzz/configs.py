@@ -265,7 +265,7 @@ def _is_tiny(job: Job) -> bool:
         job.facts.mesh.world_size == 1
         and job.facts.model.num_params < 10**6
         and batch.tokens_per_step < 10**4
-        and job.data.datasets[0].request.name == "stdlib"
+        and job.data.datasets[0].context.name == "stdlib"
         and sections["data"]["num_workers"] == 0
         and not sections["compile"]["enable"]
         and not sections["validation"]["enable"]

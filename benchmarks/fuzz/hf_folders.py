@@ -27,8 +27,9 @@ from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
 from titan_ckpt.cli import pick
 from titan_ckpt.convert import read_whole
 from titan_core.api.errors import UserError
+from titan_core.api.tokenizer import TokenizerContext
 from titan_core.cli.main import main
-from titan_data.tokenizers.hugging_face import build_hf
+from titan_data.tokenizers.hugging_face import build
 
 SECONDS = 10.0
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -131,7 +132,7 @@ def _same(one: tuple[dict[str, Tensor], Any], other: tuple[dict[str, Tensor], An
 
 def _open_tokenizer(folder: Path) -> None:
     try:
-        build_hf(str(folder)).encode_document("a few words")
+        build(TokenizerContext(str(folder), section=None)).encode_document("a few words")
     except UserError:
         return
 

@@ -29,7 +29,7 @@ TRAINER = "tests/core/test_trainer.py"
 
 STEP, NORM, TRAIN = "core/api/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
 LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/world.py", "core/train/finite_guard.py"
-ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/param_groups.py"
+ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/optimizer.py"
 ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
 
 MUTANTS = (
@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
     # -- optimizer
     Mutant("betas-swapped", ADAM, "betas=(section.beta1, section.beta2)", "betas=(section.beta2, section.beta1)", (ORACLE,)),
-    Mutant("adam-for-adamw", ADAM, "return _build(torch.optim.AdamW, groups, section)", "return _build(torch.optim.Adam, groups, section)", (ORACLE,)),
-    Mutant("adamw-for-adam", ADAM, "return _build(torch.optim.Adam, groups, section)", "return _build(torch.optim.AdamW, groups, section)", (ORACLE,)),
+    Mutant("adam-for-adamw", ADAM, "return _build(torch.optim.AdamW, context)", "return _build(torch.optim.Adam, context)", (ORACLE,)),
+    Mutant("adamw-for-adam", ADAM, "return _build(torch.optim.Adam, context)", "return _build(torch.optim.AdamW, context)", (ORACLE,)),
     Mutant("eps-by-default", ADAM, "        eps=section.eps,\n", "", (ORACLE,)),
     Mutant("fused-by-no-name", ADAM, 'section.implementation in ("auto", "fused")', 'section.implementation == "fused"', (OPTIM, MODEL),
            ),
@@ -124,8 +124,11 @@ MUTANTS = (
     Mutant("groups-with-the-default-rate", GROUPS, '"lr": self.lr, ', "", (ORACLE,)),
     Mutant("scale-of-the-rate-ignored", GROUPS, "section.lr * spec.lr_scale", "section.lr", (OPTIM,)),
     Mutant("last-pattern-decides", GROUPS, "zip(specs, groups, strict=True) if matches", "reversed(list(zip(specs, groups, strict=True))) if matches", (OPTIM,)),
-    Mutant("frozen-parameters-train", GROUPS, "if not parameter.requires_grad:", "if False:", (OPTIM,)),
-    Mutant("rest-comes-last", GROUPS, "for group in (rest, *groups, undecayed) if group.params]", "for group in (*groups, undecayed, rest) if group.params]", (ORACLE,)),
+    Mutant("frozen-parameters-train", GROUPS, "if tensor.requires_grad:", "if True:", (OPTIM,)),
+    Mutant("rest-comes-last", GROUPS, "for group in (rest, *groups, undecayed) if group.parameters]", "for group in (*groups, undecayed, rest) if group.parameters]", (ORACLE,)),
+    Mutant("role-of-a-bias-missed", GROUPS, ' or name.endswith("bias")', "", (OPTIM,)),
+    Mutant("stacks-taken-for-matrices", GROUPS, "if parameter.dim() == 2 else", "if parameter.dim() >= 2 else", (OPTIM,)),
+    Mutant("head-taken-for-an-embedding", GROUPS, "ParameterRole.HEAD if in_head else", "ParameterRole.EMBEDDING if in_head else", (OPTIM,)),
     # -- schedule
     Mutant("schedule-a-step-early", SCHEDULE, "return (step + 1) / warmup", "return min(1.0, (step + 2) / warmup)", (OPTIM,)),
     Mutant("schedule-a-step-late", SCHEDULE, "return (step + 1) / warmup", "return step / warmup", (OPTIM,)),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.components import Model, Phase, Transform
+from titan_core.api.components import Model
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.mesh import MeshDim, dims_in_order
@@ -17,7 +17,6 @@ from titan_core.api.ref import Ref
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.job.transform_order import in_order
 from titan_core.plugins.registry import Registry
 
 REGISTRY = Registry.from_installed()
@@ -110,22 +109,17 @@ def test_identity_knows_config_and_versions() -> None:
     assert job.identity()["plugins"]["titan-models-llama:llama"] == "0.1.0"
 
 
-def transform(name: str, phase: Phase = Phase.TENSOR, **order: tuple[str, ...]) -> Transform:
-    return Transform(name=name, summary="", phase=phase, apply=Ref("a:b"), active=lambda facts: True, **order)  # type: ignore[arg-type]
-
-
-def test_transforms_are_ordered_by_phase_then_wish_then_name() -> None:
-    given = [
-        transform("data", Phase.DATA), transform("c", before=("a",)), transform("a"), transform("b", after=("a",)),
-        transform("cut", Phase.PIPELINE), transform("z", Phase.PRECISION, before=("a",)),
+def test_transforms_are_ordered_by_phase_then_name() -> None:
+    overrides = {
+        "parallelism.pipeline_parallel_degree": 2, "parallelism.tensor_parallel_degree": 2, "compile.enable": "true",
+        "activation_checkpoint.mode": "full", "float8.enable": "true", "float8.emulate": "true",
+        "compile.components": '["loss"]', "training.global_batch_size": 8,
+    }  # fmt: skip
+    job = make_job("llama3_debug", overrides, 8)
+    assert [(one.phase.name, one.name) for one in job.transforms] == [
+        ("PIPELINE", "pipeline_parallel"), ("PRECISION", "float8"), ("TENSOR", "tensor_parallel"),
+        ("RECOMPUTE", "activation_checkpoint"), ("COMPILE", "compile"), ("DATA", "fsdp"),
     ]  # fmt: skip
-    assert [one.name for one in in_order(given)] == ["cut", "z", "c", "a", "b", "data"]
-    assert in_order(reversed(given)) == in_order(given)
-
-
-def test_contradicting_wishes_are_an_error() -> None:
-    with pytest.raises(UserError, match="phase TENSOR: their wishes for an order contradict each other: "):
-        in_order([transform("a", before=("b",)), transform("b", before=("a",))])
 
 
 def test_a_model_whose_code_cannot_be_imported_hides_no_other_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ class OneToken:
 def test_sequences_without_a_target_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     spec = stream(letters("30,40,50,60"), letters("1", "single"), plan=plan(1, global_size=4, shards=1))
     for document_mask in (False, True):
-        sources: Any = [spec.datasets[0].open.load()(spec.datasets[0].request), OneToken()]
+        sources: Any = [spec.datasets[0].build.load()(spec.datasets[0].context), OneToken()]
         loader = DataLoader(spec, sources, BYTE, 0, document_mask=document_mask)
         step = loader.next_step()
         assert step is not None

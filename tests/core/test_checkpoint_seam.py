@@ -34,28 +34,27 @@ class ToySection(Section):
     """Fail after this step."""
 
 class Store:
-    def __init__(self, request):
-        self.request = request
-        self.section = request.job.config.section(ToySection)
+    def __init__(self, context):
+        self.context, self.section = context, context.section
     def restore(self):
         import os
         if not os.path.exists(self.section.path):
             return
-        state, kept = self.request.state, torch.load(self.section.path, weights_only=False)
+        state, kept = self.context.state, torch.load(self.section.path, weights_only=False)
         state.parts[0].module.load_state_dict(kept["model"])
         state.optimizer.load_state_dict(kept["optimizer"])
         state.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         state.loader.load_state_dict(kept["data"])
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
-        self.request.lifecycle.restore_state(kept["observers"])
+        self.context.lifecycle.restore_state(kept["observers"])
     def before_update(self):
         pass
     def after_step(self, last, asked):
-        state = self.request.state
+        state = self.context.state
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,
-            tokens_seen=state.tokens_seen, observers=self.request.lifecycle.save_state()), self.section.path)
-        self.request.lifecycle.checkpoint_saved(state.step, self.section.path)
+            tokens_seen=state.tokens_seen, observers=self.context.lifecycle.save_state()), self.section.path)
+        self.context.lifecycle.checkpoint_saved(state.step, self.section.path)
         if state.step == self.section.stop:
             raise RuntimeError("power cut")
     def close(self):
@@ -64,7 +63,7 @@ class Store:
 @hookimpl
 def titan_checkpoints():
     return [Checkpoint(name="toy", summary="", config=ToySection, build=Ref("toy_checkpoint:Store"),
-        active=lambda facts: bool(facts.section(ToySection).path))]
+        active=lambda context: bool(context.section.path))]
 '''
 
 

@@ -35,7 +35,7 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     listing = json.loads(lines(capsys))
     assert listing["broken"] == []
     (parallel,) = (one for one in listing["plugins"] if one["name"] == "parallel")
-    assert {"stage": "parallelism", "name": "fsdp"}.items() <= parallel["provides"][0].items()
+    assert {"stage": "transform", "name": "fsdp"}.items() <= parallel["provides"][0].items()
 
 
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:

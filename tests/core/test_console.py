@@ -36,9 +36,9 @@ class ConsoleRun:
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        from titan_core.api.metric_log import LoggerRequest
+        from titan_core.api.metric_log import LoggerContext
 
-        self.log = ConsoleLog(LoggerRequest(run, "CPU"), self.console)
+        self.log = ConsoleLog(LoggerContext(section=None, facts=run.job.facts, run=run, device_name="CPU"), self.console)
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:

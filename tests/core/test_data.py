@@ -76,7 +76,7 @@ def test_worker_processes_read_the_same_tokens(ranks: int, microbatches: int) ->
 def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: int, seed: int, buffer: int) -> None:
     kind = "stream:" if buffer else ""
     spec = letters(kind + ",".join(map(str, lengths)), seed=seed)
-    documents = spec.open.load()(spec.request)
+    documents = spec.build.load()(spec.context)
     if buffer:
         documents = ShuffledStream(documents, buffer, seed)
     taken: list[int] = []

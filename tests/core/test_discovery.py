@@ -20,7 +20,7 @@ from titan_core.api.ref import Ref
 api = (1, 0)
 @hookimpl
 def titan_datasets():
-    return [Dataset(name={name!r}, summary="made up", open=Ref("nowhere:at_all"))]
+    return [Dataset(name={name!r}, summary="made up", build=Ref("nowhere:at_all"))]
 """
 
 HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (1, 0)\n"

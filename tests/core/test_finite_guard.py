@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.contexts import job_context
 from harness.one_of_many import OneOfMany
 from titan_core.api.events import Finding, StepReport
+from titan_core.api.sections import TrainingSection
 from titan_core.api.tools import late_reports
 from titan_core.api.tools.late_reports import LateReports
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
@@ -66,7 +68,7 @@ def test_a_gpus_steps_are_looked_at_when_the_next_one_is_under_way(monkeypatch: 
 
 def guard(action: Any) -> tuple[FiniteGuard, list[Finding]]:
     found: list[Finding] = []
-    one = FiniteGuard(action)
+    one = FiniteGuard(job_context(TrainingSection(on_nan=action)))
     one.titan_train_start(cast(Any, SimpleNamespace(tell=found.append, world=OneOfMany({}))))
     return one, found
 

@@ -119,7 +119,7 @@ counted = []
 
 @hookimpl
 def titan_metric_loggers():
-    return [MetricLogger(name="breaks", summary="", build=Ref("broken_logger:Breaks"), active=lambda facts: True)]
+    return [MetricLogger(name="breaks", summary="", build=Ref("broken_logger:Breaks"), active=lambda context: True)]
 """
 
 

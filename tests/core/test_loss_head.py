@@ -13,7 +13,7 @@ from harness.objectives import first_step
 from harness.small_gpt import LAYOUT, VOCAB, SmallGPT
 from harness.storages import LargestLive
 from titan_core.api.batch import IGNORE, Batch, Extra
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.build import build_parts
@@ -107,7 +107,7 @@ class Capped(SmallGPT):
 def test_a_model_that_changes_its_logits_keeps_them(model: type[SmallGPT], in_head: bool) -> None:
     job = small_gpt.job_of(small_gpt.definition(model), {"objective.chunk_tokens": 6})
     with join_world(job) as world:
-        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        (part,) = build_parts(job, world.mesh, world.device)
     assert part.loss_in_head is in_head
     expected = NextToken()(part.module(batch().tokens), batch(), Vocabulary())
     assert part.forward_loss(first_step(batch())).item() == pytest.approx(expected.item(), rel=1e-6)

@@ -20,11 +20,8 @@ from titan_core.api.errors import UserError
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import Absent, ModelPart, arguments_of
-from titan_core.api.param_groups import param_groups
-from titan_core.api.sections import OptimizerSection
 from titan_core.model.philox import philox
 from titan_core.model.random_values import fill
-from titan_core.optim.adam import build_adam, build_adamw
 
 
 def plan(world_size: int, **overrides: object) -> BatchPlan:
@@ -158,17 +155,6 @@ def test_attention_is_the_softmax_of_what_is_seen(documents: Tensor | None) -> N
             weights = torch.softmax(q[0, head, query] @ k[0, head // 2, keys].T / 8**0.5, 0)
             expected[0, head, query] = weights @ v[0, head // 2, keys]
     torch.testing.assert_close(CausalAttention()(q, k, v, documents), expected)
-
-
-@pytest.mark.parametrize("build", [build_adam, build_adamw])
-@pytest.mark.parametrize(
-    ("implementation", "fused", "foreach"),
-    [("auto", True, False), ("fused", True, False), ("foreach", False, True), ("for-loop", False, False)],
-)
-def test_the_implementation_is_the_one_that_was_chosen(build: Any, implementation: Any, fused: bool, foreach: bool) -> None:
-    section = OptimizerSection(implementation=implementation)
-    optimizer = build(param_groups(nn.Linear(2, 2).named_parameters(), section), section)
-    assert all((group["fused"], group["foreach"]) == (fused, foreach) for group in optimizer.param_groups)
 
 
 def test_each_element_has_the_word_of_its_index() -> None:

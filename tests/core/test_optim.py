@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from harness.contexts import grouped, optimizer_context, schedule_context
 from harness.gloo_pool import GlooPool
+from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api.errors import UserError
+from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.param_groups import ParamGroup, param_groups
+from titan_core.api.model_part import ModelPart
+from titan_core.api.optimizer import ParamGroup, param_groups, trained_parameters
 from titan_core.api.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
 from titan_core.api.world import World
 from titan_core.optim.adam import build_adam, build_adamw
@@ -54,8 +58,8 @@ def test_shapes_of_decay() -> None:
 def test_more_warmup_than_steps_is_all_warmup(caplog: pytest.LogCaptureFixture) -> None:
     assert factors(4, warmup_steps=8) == [0.25, 0.5, 0.75, 1.0]
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    build_wsd(optimizer, LRSchedulerSection(warmup_steps=8, decay_ratio=0.5), 10)
-    build_wsd(optimizer, LRSchedulerSection(warmup_steps=8), 4)
+    build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8, decay_ratio=0.5), 10))
+    build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8), 4))
     assert "decaying over 2" in caplog.text
     assert "training has 4 steps; warming up over all" in caplog.text
 
@@ -87,7 +91,7 @@ def test_an_optimizers_step_has_the_rate_of_its_number() -> None:
     """Not of the one before or after; in each group, times the rate of the group."""
     section = LRSchedulerSection(warmup_steps=2, decay_ratio=0.5)
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (0.4, 0.1)])
-    schedule = build_wsd(optimizer, section, 6)
+    schedule = build_wsd(schedule_context(optimizer, section, 6))
     taken = []
     for _ in range(6):
         for group in optimizer.param_groups:
@@ -126,13 +130,16 @@ DECAYED = {"renormalise.weight", "experts"}
 NOT_DECAYED = {"ln_1.weight", "ln_1.bias", "renormalise.bias", "temperature", "scale", "experts_bias"}
 
 
+def names(group: ParamGroup) -> list[str]:
+    return [one.name for one in group.parameters]
+
+
 def decay_by_name(groups: Sequence[ParamGroup]) -> dict[str, float]:
-    assert all(len(group.names) == len(group.params) for group in groups)
-    return {name: group.weight_decay for group in groups for name in group.names}
+    return {name: group.weight_decay for group in groups for name in names(group)}
 
 
 def test_vectors_scalars_and_biases_do_not_decay_by_default() -> None:
-    groups = param_groups(Varied().named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
+    groups = grouped(Varied().named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
     assert decay_by_name(groups) == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
     assert [group.lr for group in groups] == [0.1, 0.1]
 
@@ -144,7 +151,7 @@ def divided_decay() -> tuple[dict[str, float], list[int]]:
         model = Varied()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # it divides no scalars
-        groups = param_groups(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
+        groups = grouped(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
         return decay_by_name(groups), list(model.experts.to_local().shape)  # type: ignore[operator]
     finally:
         dist.destroy_process_group()
@@ -165,7 +172,7 @@ def test_no_groups_decay_everything_as_torch_and_torchtitan_do(build: Any, cls: 
         torch.manual_seed(0)
         model = Varied()
         optimizer = (
-            build(param_groups(model.named_parameters(), section), section)
+            build(optimizer_context(model.named_parameters(), section))
             if ours
             else cls(model.parameters(), lr=0.05, betas=(0.7, 0.99), eps=1e-3, weight_decay=0.3, foreach=False)
         )
@@ -183,7 +190,7 @@ def test_a_step_is_that_of_the_papers(build: Any) -> None:
     """Written out in double precision: each setting does what its name says, group by group."""
     section = OptimizerSection(lr=0.05, beta1=0.6, beta2=0.95, eps=1e-2, weight_decay=0.3)
     matrix, gain = nn.Parameter(torch.tensor([[0.5, -2.0]])), nn.Parameter(torch.tensor([1.5]))
-    optimizer = build(param_groups([("w", matrix), ("g", gain)], section), section)
+    optimizer = build(optimizer_context([("w", matrix), ("g", gain)], section))
     expected = {"w": matrix.detach().double(), "g": gain.detach().double()}
     means = {name: (torch.zeros(1).double(), torch.zeros(1).double()) for name in expected}
     for step in range(1, 5):
@@ -208,7 +215,7 @@ def test_a_step_is_that_of_the_papers(build: Any) -> None:
 def test_an_optimizers_name_is_torchs() -> None:
     section = OptimizerSection()
     made = {
-        one.name: type(one.build.load()(param_groups(module().named_parameters(), section), section))
+        one.name: type(one.build.load()(optimizer_context(module().named_parameters(), section)))
         for one in titan_optimizers()
     }
     assert made == {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
@@ -220,14 +227,14 @@ def test_an_optimizers_name_is_torchs() -> None:
 )
 def test_the_implementation_is_the_one_that_was_set(implementation: Any, fused: bool, foreach: bool) -> None:
     section = OptimizerSection(implementation=implementation)
-    optimizer = build_adamw(param_groups(module().named_parameters(), section), section)
+    optimizer = build_adamw(optimizer_context(module().named_parameters(), section))
     assert (optimizer.defaults["fused"], optimizer.defaults["foreach"]) == (fused, foreach)
 
 
 def test_patterns_set_decay_and_rate_of_their_parameters_alone() -> None:
     section = OptimizerSection(lr=0.1, weight_decay=0.2, param_groups=[ParamGroupSpec(pattern="norm*", weight_decay=0.0)])
     model = module()
-    optimizer = build_adamw(param_groups(model.named_parameters(), section), section)
+    optimizer = build_adamw(optimizer_context(model.named_parameters(), section))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -242,17 +249,70 @@ def test_the_first_pattern_that_matches_decides() -> None:
         weight_decay=0.2,
         param_groups=[ParamGroupSpec(pattern="linear.*", lr_scale=0.5), ParamGroupSpec(pattern="*", weight_decay=0.0)],
     )
-    groups = param_groups(module().named_parameters(), section)
-    assert [(group.lr, group.weight_decay, group.names) for group in groups] == [
+    groups = grouped(module().named_parameters(), section)
+    assert [(group.lr, group.weight_decay, names(group)) for group in groups] == [
         (0.05, 0.2, ["linear.weight", "linear.bias"]),
         (0.1, 0.0, ["norm.weight", "norm.bias"]),
     ]
 
 
+def part_of(module: nn.Module) -> ModelPart:
+    return ModelPart(module, LAYOUT, cross_entropy_sum)
+
+
 def test_a_model_without_parameters_to_train_is_refused() -> None:
-    frozen = module().requires_grad_(False)
+    frozen = SmallGPT().requires_grad_(False)
     with pytest.raises(UserError, match="no parameter to train"):
-        param_groups(frozen.named_parameters(), OptimizerSection())
+        param_groups(trained_parameters([part_of(frozen)]), OptimizerSection())
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = SmallGPT()
+    model.embedding.requires_grad_(False)
+    assert not any(one.name.startswith("embedding.") for one in trained_parameters([part_of(model)]))
+
+
+class WithExperts(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].experts = nn.Parameter(torch.zeros(2, 3, 5))
+        self.blocks[0].experts_bias = nn.Parameter(torch.zeros(2, 5))
+        self.output.bias = nn.Parameter(torch.zeros(288))
+
+
+def roles() -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {one.name: (one.role.value, tuple(one.shape)) for one in trained_parameters([part_of(WithExperts())])}
+
+
+def test_each_parameter_has_a_role_by_layout_and_shape() -> None:
+    found = roles()
+    assert found["embedding.token.weight"] == ("embedding", (288, 24))
+    assert found["embedding.position.weight"] == ("embedding", (64, 24))
+    assert found["blocks.0.attention.q.weight"] == ("hidden matrix", (24, 24))
+    assert found["blocks.1.mlp.up.weight"] == ("hidden matrix", (48, 24))
+    assert found["blocks.0.experts"] == ("hidden stack", (2, 3, 5))
+    assert found["output.weight"] == ("head", (288, 24))
+    vectors = ("blocks.0.mlp.up.bias", "blocks.0.norms.0.weight", "norm.weight", "output.bias", "blocks.0.experts_bias")
+    assert {found[name][0] for name in vectors} == {"vector"}
+    assert found.keys() == dict(WithExperts().named_parameters()).keys()
+
+
+def divided_roles() -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Of the same model, divided by FSDP: on no rank is a parameter as large as it is."""
+    dist.init_process_group("gloo")
+    try:
+        model = WithExperts()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return {one.name: (one.role.value, tuple(one.shape)) for one in trained_parameters([part_of(model)])}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_roles_and_shapes_do_not_depend_on_the_mesh(gloo: GlooPool) -> None:
+    assert gloo.run(2, divided_roles) == [roles()] * 2
 
 
 @pytest.mark.parametrize("implementation", ["auto", "for-loop", "foreach", "fused"])
@@ -263,7 +323,7 @@ def test_implementations_agree(implementation: str, build: Any) -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         section = OptimizerSection(lr=0.1, implementation=chosen)  # type: ignore[arg-type]
-        optimizer = build(param_groups(model.named_parameters(), section), section)
+        optimizer = build(optimizer_context(model.named_parameters(), section))
         for _ in range(3):
             model(torch.ones(2, 4)).pow(2).sum().backward()
             optimizer.step()

@@ -83,7 +83,7 @@ KIND_OF = {
     "titan_checkpoints": "Checkpoint(name='odd', summary='', build=Ref('odd:raises'), active={active})",
     "titan_models": "Model(name='odd', summary='', flavors=dict(one=Args()), define=Ref('odd:{active}'))",
     "titan_tokenizers": "Tokenizer(name='odd', summary='', build=Ref('odd:{active}'))",
-    "titan_datasets": "Dataset(name='odd', summary='', open=Ref('odd:raises'), check=Ref('odd:{active}'))",
+    "titan_datasets": "Dataset(name='odd', summary='', build=Ref('odd:raises'), check=Ref('odd:{active}'))",
 }
 SELECT = {
     "titan_models": ["--model.name", "odd", "--model.flavor", "one"],
@@ -144,7 +144,7 @@ def test_the_command_line_prints_one_line_and_lists_the_plugin(
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["config", "check"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("titan: error: plugin 'odd' (odd 1.0): parallelism 'odd': active raised ZeroDivisionError: odd; ")
+    assert line.startswith("titan: error: plugin 'odd' (odd 1.0): transform 'odd': active raised ZeroDivisionError: odd; ")
     assert '[plugins] disable = ["odd"]' in line and "TITAN_TRACEBACK=1" in line
     assert main(["plugins"]) == 0 and "odd 1.0" in capsys.readouterr().out
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
@@ -153,7 +153,7 @@ def test_the_command_line_prints_one_line_and_lists_the_plugin(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("field", ["apply", "hardware", "build", "open", "step", "observe", "define", "arguments"])
+@pytest.mark.parametrize("field", ["apply", "hardware", "build", "step", "observe", "define", "arguments"])
 def test_every_reference_of_a_component_is_guarded(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
 @hookimpl
@@ -164,7 +164,7 @@ def titan_models(): return [Model(name='odd', summary='', flavors=dict(one=Args(
 @hookimpl
 def titan_optimizers(): return [Optimizer(name='odd', summary='', build=Ref('odd:raises'))]
 @hookimpl
-def titan_datasets(): return [Dataset(name='odd', summary='', open=Ref('odd:raises'))]
+def titan_datasets(): return [Dataset(name='odd', summary='', build=Ref('odd:raises'))]
 @hookimpl
 def titan_commands(): return [Command(name='odd', summary='', run=Ref('odd:raises'), arguments=Ref('odd:raises'))]
 """
@@ -226,7 +226,7 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
     [
         (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref, and must be a plain function"),
         (TRANSFORM.format(active="True", more=""), "whose active is True, not a function"),
-        (TRANSFORM.format(active="yes", more=", before='fsdp'"), "whose before is 'fsdp', not a tuple of str"),
+        (TRANSFORM.format(active="yes", more=", reduces='fsdp'"), "whose reduces is 'fsdp', not a tuple of str"),
         (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves holds 1, not a str"),
         (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims holds 'x', not a MeshDim"),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),

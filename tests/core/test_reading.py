@@ -118,7 +118,7 @@ def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
     spec = letters("1,2")
     with pytest.raises(UserError, match="all 2 documents of logical shard 0 of 1 are empty"):
         TokenStream(
-            spec.open.load()(spec.request), Mute(), 0, 1, "repeat", "letters", DocumentReader(ReadPolicy(), "letters")
+            spec.build.load()(spec.context), Mute(), 0, 1, "repeat", "letters", DocumentReader(ReadPolicy(), "letters")
         ).take(5)
 
 

@@ -28,7 +28,7 @@ def test_single_batches_are_mixed_well() -> None:
 
 def test_a_streams_buffer_is_restored_exactly() -> None:
     spec = letters("stream:" + LENGTHS)
-    source = ShuffledStream(spec.open.load()(spec.request), 7, seed=5)
+    source = ShuffledStream(spec.build.load()(spec.context), 7, seed=5)
     whole = list(source.shard(1, 3, 0))
     assert whole != list(source._source.shard(1, 3, 0))
     assert whole != list(source.shard(1, 3, 1))
@@ -46,7 +46,7 @@ def test_a_streams_buffer_is_restored_exactly() -> None:
 def test_epochs_differ_in_order_and_agree_in_content() -> None:
     def order(seed: int, epoch: int) -> list[Any]:
         spec = letters(",".join(map(str, range(50))), seed=seed)
-        return list(spec.open.load()(spec.request).shard(0, 1, epoch))
+        return list(spec.build.load()(spec.context).shard(0, 1, epoch))
 
     assert order(0, 0) != order(0, 1)
     assert sorted(order(0, 0)) == sorted(order(0, 1))

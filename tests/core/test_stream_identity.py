@@ -69,7 +69,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 
 
 def with_request(spec: StreamSpec, **changes: Any) -> DatasetSpec:
-    return replace(spec.datasets[0], request=replace(spec.datasets[0].request, **changes))
+    return replace(spec.datasets[0], context=replace(spec.datasets[0].context, **changes))
 
 
 @pytest.mark.parametrize("change", CHANGES)

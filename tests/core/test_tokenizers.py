@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.contexts import tokenizer_at
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import fingerprint
-from titan_core.data.byte_tokenizer import build_byte
-from titan_data.tokenizers.hugging_face import build_hf
-from titan_models_llama.tokenizer import build_llama3
+from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_data.tokenizers.hugging_face import build as build_hf
+from titan_models_llama.tokenizer import build as build_llama3
 
-BYTE = build_byte(None)
+BYTE = ByteTokenizer()
 
 
 @given(st.text())
@@ -37,7 +38,7 @@ def rank_file(path: Path, merges: list[bytes]) -> Path:
 
 
 def test_llama3_rank_file(tmp_path: Path) -> None:
-    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", [b"he", b"ll", b"hell", b"hello", b" w"])))
+    tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", [b"he", b"ll", b"hell", b"hello", b" w"])))
     assert tokenizer.vocab_size == 261 + 256
     # as in Llama 3.1, counted from the first special id: 128000 begin, 128001 end
     assert tokenizer.encode_document("hello w").tolist() == [261, 259, 260, 262]
@@ -49,12 +50,12 @@ def test_llama3_rank_file(tmp_path: Path) -> None:
 
 def test_llama3_cuts_numbers_into_three_digits(tmp_path: Path) -> None:
     merges = [b"12", b"123", b"45", b"1234", b"12345"]
-    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", merges)))
+    tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", merges)))
     assert [tokenizer.decode([one]) for one in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
 
 
 def test_a_million_blanks_are_no_reason_to_panic(tmp_path: Path) -> None:
-    tokenizer = build_llama3(str(rank_file(tmp_path / "tokenizer.model", [b"  "])))
+    tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", [b"  "])))
     text = "a" + " " * 1_000_000 + "b"
     assert tokenizer.decode(tokenizer.encode_document(text)[1:-1]) == text
 
@@ -68,7 +69,7 @@ def test_what_is_no_rank_file(tmp_path: Path, content: bytes | None, message: st
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
-        build_llama3(str(path))
+        build_llama3(tokenizer_at(path))
 
 
 def test_hugging_face(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     )
     tokenizer.train_from_iterator(["hello world " * 20], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours = build_hf(str(tmp_path))
+    ours = build_hf(tokenizer_at(tmp_path))
     ids = ours.encode_document("hello </s> wörld")
     assert (ids[0], ids[-1]) == (0, 1)
     assert ids.count(1) == 1
@@ -92,7 +93,7 @@ def test_hugging_face(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("nonsense")
     for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
         with pytest.raises(UserError, match=message):
-            build_hf(str(path))
+            build_hf(tokenizer_at(path))
 
 
 def test_halves_of_surrogate_pairs_are_replaced() -> None:
@@ -102,7 +103,7 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
 
 def test_a_fingerprint_is_that_of_the_ids(tmp_path: Path) -> None:
     def made(name: str, merges: list[bytes]) -> str:
-        return fingerprint(build_llama3(str(rank_file(tmp_path / name, merges))))
+        return fingerprint(build_llama3(tokenizer_at(rank_file(tmp_path / name, merges))))
 
     assert made("one", [b"th", b"the"]) == made("two", [b"th", b"the"])
     assert len({fingerprint(BYTE), made("one", [b"th", b"the"]), made("two", [b"th", b"qu"])}) == 3

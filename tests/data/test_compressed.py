@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from titan_core.api.dataset import DatasetRequest
+from titan_core.api.dataset import DatasetContext
 from titan_core.api.errors import UserError
 from titan_data.compressed import Damaged, decompress
 from titan_data.huggingface import open_local
@@ -103,8 +103,8 @@ def test_flipped_bits_are_never_other_text(tmp_path: Path, ending: str) -> None:
         packed[place] ^= 1 << place % 8
 
 
-def request(kind: str, path: Path) -> DatasetRequest:
-    return DatasetRequest(kind, str(path), "text", 0, "recipe: training.dataset_path")
+def request(kind: str, path: Path) -> DatasetContext[None]:
+    return DatasetContext(kind, str(path), "text", 0, "recipe: training.dataset_path", section=None)
 
 
 @pytest.mark.parametrize("ending", PACK)

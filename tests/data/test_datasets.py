@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_core.api.errors import UserError
 from titan_core.data.stdlib import open_stdlib
 from titan_data.huggingface import StreamedDocuments, open_local
@@ -18,8 +18,8 @@ from titan_data.local_files import check_files
 from titan_data.text_files import PIECE, open_text
 
 
-def request(name: str, path: Path | None, field: str = "text") -> DatasetRequest:
-    return DatasetRequest(name, None if path is None else str(path), field, 0, "recipe: training.dataset_path")
+def request(name: str, path: Path | None, field: str = "text") -> DatasetContext[None]:
+    return DatasetContext(name, None if path is None else str(path), field, 0, "recipe: training.dataset_path", section=None)
 
 
 def test_the_standard_library_is_a_corpus() -> None:

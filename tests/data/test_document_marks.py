@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from harness.contexts import tokenizer_at
 from titan_core.api.errors import UserError
-from titan_core.data.byte_tokenizer import build_byte
-from titan_data.tokenizers.hugging_face import HuggingFaceTokenizer, build_hf
+from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_data.tokenizers.hugging_face import HuggingFaceTokenizer
+from titan_data.tokenizers.hugging_face import build as build_hf
 
 SPECIAL = ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>", "<begin>", "<end>", "<more>")
 ID = {name: number for number, name in enumerate(SPECIAL)}
@@ -53,7 +55,7 @@ def made(
     for name, contents in (("tokenizer_config.json", config), ("special_tokens_map.json", special)):
         if contents is not None:
             (folder / name).write_text(contents if isinstance(contents, str) else json.dumps(contents))
-    return build_hf(str(folder))
+    return build_hf(tokenizer_at(folder))
 
 
 CONFIG = {"bos_token": "<begin>", "eos_token": "<end>"}
@@ -124,9 +126,9 @@ def test_the_marks_are_those_that_the_files_say(tmp_path: Path, case: str) -> No
 
 def test_a_named_file_has_a_folders_config_and_another_file_has_not(tmp_path: Path) -> None:
     made(tmp_path, config=CONFIG)
-    assert build_hf(str(tmp_path / "tokenizer.json")).begin_ids == [ID["<begin>"]]
+    assert build_hf(tokenizer_at(tmp_path / "tokenizer.json")).begin_ids == [ID["<begin>"]]
     (tmp_path / "tokenizer.json").rename(tmp_path / "other.json")
-    assert build_hf(str(tmp_path / "other.json")).begin_ids == [ID["<s>"]]
+    assert build_hf(tokenizer_at(tmp_path / "other.json")).begin_ids == [ID["<s>"]]
 
 
 BROKEN: dict[str, tuple[object, str]] = {
@@ -166,7 +168,7 @@ def test_config_bytes_that_are_no_text_are_one_clear_error(tmp_path: Path) -> No
     made(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b'{"bos_token": "\xff"}')
     with pytest.raises(UserError, match=r"tokenizer_config\.json: not JSON"):
-        build_hf(str(tmp_path))
+        build_hf(tokenizer_at(tmp_path))
 
 
 def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) 
 
 
 def test_byte_tokens_have_marks_of_their_own() -> None:
-    byte = build_byte(None)
+    byte = ByteTokenizer()
     assert (byte.begin_ids, byte.end_ids) == ([256], [257])
 
 
@@ -191,5 +193,6 @@ def test_a_vocabulary_that_does_not_cover_every_text_is_no_error(tmp_path: Path)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=[("<s>", 0)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert (
-        build_hf(str(tmp_path)).describe_marks()[0] == "documents begin with '<s>' (0): the post-processor of tokenizer.json"
+        build_hf(tokenizer_at(tmp_path)).describe_marks()[0]
+        == "documents begin with '<s>' (0): the post-processor of tokenizer.json"
     )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.dataset import DatasetRequest
+from titan_core.api.dataset import DatasetContext
 from titan_core.api.errors import UserError
 from titan_data.huggingface import open_hub, open_local
 from titan_data.local_files import ENDINGS, check_files, check_hub, find_files
@@ -22,11 +22,11 @@ from titan_data.text_files import open_text
 
 def request(
     name: str, path: Path | str, split: str | None = None, default: Literal["train", "validation"] = "train"
-) -> DatasetRequest:
-    return DatasetRequest(name, str(path), "text", 0, "here", split=split, default_split=default)
+) -> DatasetContext[None]:
+    return DatasetContext(name, str(path), "text", 0, "here", split=split, default_split=default, section=None)
 
 
-def found(asked: DatasetRequest) -> list[str]:
+def found(asked: DatasetContext[None]) -> list[str]:
     root = Path(asked.path or "")
     root = root if root.is_dir() else root.parent
     return [str(file.relative_to(root)) for file in find_files(asked, ENDINGS[asked.name])]
@@ -184,7 +184,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "saved"
 
 
-def texts(asked: DatasetRequest) -> list[Any]:
+def texts(asked: DatasetContext[None]) -> list[Any]:
     return sorted(open_local(asked).shard(0, 1, 0))
 
 
@@ -306,10 +306,10 @@ def test_a_job_passes_its_splits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "validation.dataset_split": "test",
     }  # fmt: skip
     job = make_job("llama3_debug", {"data.mixture": mixture, **validation})
-    assert [(one.request.split, one.request.default_split) for one in job.data.datasets] == [
+    assert [(one.context.split, one.context.default_split) for one in job.data.datasets] == [
         (None, "train"),
         ("test", "train"),
     ]
     assert job.validation is not None
-    assert job.validation.datasets[0].request.split == "test"
-    assert job.validation.datasets[0].request.default_split == "validation"
+    assert job.validation.datasets[0].context.split == "test"
+    assert job.validation.datasets[0].context.default_split == "validation"

@@ -19,7 +19,7 @@ import pytest
 from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
 from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, ReadPolicy
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DatasetSpec, ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.api.tokenizer import fingerprint
@@ -39,9 +39,11 @@ def make(folder: Path, parts: int = 7, workers: int = 1) -> list[Any]:
     return list(tokenize(spec, spec.datasets[0], "byte", folder, parts, workers))
 
 
-def request(folder: Path, tokenizer: str = "", vocab_size: int | None = None) -> DatasetRequest:
+def request(folder: Path, tokenizer: str = "", vocab_size: int | None = None) -> DatasetContext[None]:
     where = "training.dataset_path"
-    return DatasetRequest("tokenized", str(folder), "text", 0, where, tokenizer=tokenizer, vocab_size=vocab_size)
+    return DatasetContext(
+        "tokenized", str(folder), "text", 0, where, tokenizer=tokenizer, vocab_size=vocab_size, section=None
+    )
 
 
 def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     source = open_tokenized(request(tmp_path / "tokens", fingerprint(BYTE)))
     assert source.num_documents == len(LENGTHS)
     spec = letters(",".join(map(str, LENGTHS)))
-    texts = [BYTE.encode_document(text).tolist() for text in spec.open.load()(spec.request).shard(0, 1, 0)]
+    texts = [BYTE.encode_document(text).tolist() for text in spec.build.load()(spec.context).shard(0, 1, 0)]
     assert sorted(one.tolist() for one in source.shard(0, 1, 0)) == sorted(texts)
     assert json.loads((tmp_path / "tokens" / INDEX).read_text())["dtype"] == "<u2"
     training = DatasetSpec("tokenized", 1.0, Ref("titan_data.tokenized:open_tokenized"), request(tmp_path / "tokens"))
@@ -242,7 +244,7 @@ def test_ends_of_documents_that_go_back_are_reported_with_their_file(tmp_path: P
 def test_a_jobs_tokenised_dataset_is_held_against_its_tokenizer(tmp_path: Path) -> None:
     make(tmp_path / "tokens")
     settings = {"training.dataset": "tokenized", "training.dataset_path": tmp_path / "tokens"}
-    asked = make_job("llama3_debug", settings).data.datasets[0].request
+    asked = make_job("llama3_debug", settings).data.datasets[0].context
     assert asked.vocab_size == BYTE.vocab_size
     assert asked.tokenizer == fingerprint(BYTE)
 
@@ -262,7 +264,7 @@ def test_ids_of_a_tokenizers_or_datasets_plugin_are_held_against_the_vocabulary(
     reader = DocumentReader(ReadPolicy(), "mine")
     why = "the vocabulary ends at 257|not a list of token ids"
     with pytest.raises(UserError, match=f"dataset 'mine', logical shard 0 of 1, .*{why}.*fix the plugin of the tokenizer"):
-        TokenStream(spec.open.load()(spec.request), Odd(), 0, 1, "repeat", "mine", reader).take(5)
+        TokenStream(spec.build.load()(spec.context), Odd(), 0, 1, "repeat", "mine", reader).take(5)
 
     class Source:
         def __len__(self) -> int:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.contexts import job_context
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.api.errors import UserError
@@ -214,10 +215,10 @@ class Ranks:
 
     def fail(self, rank: int, error: Exception) -> None:
         """What the trainer of ``rank`` does when it raises ``error``."""
-        mesh = SimpleNamespace(mesh_dim_names=())
+        mesh = SimpleNamespace(names=())
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
         run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
-        report = CrashReport()
+        report = CrashReport(job_context())
         report.titan_train_start(cast(RunStart, run))
         report.titan_exception(error)
 

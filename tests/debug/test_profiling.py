@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.contexts import job_context
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api.errors import UserError
@@ -170,7 +171,7 @@ def test_chosen_ranks_write_and_any_rank_can_be_asked(gloo: GlooPool, tmp_path: 
 
 
 def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
-    profiler = Profiler(ProfilingSection())
+    profiler = Profiler(job_context(ProfilingSection()))
     report: Any = object()
 
     def step() -> None:
@@ -245,13 +246,15 @@ def snapshots(folder: Path) -> list[str]:
 def test_memory_snapshots_every_so_many_steps(in_tmp: Path) -> None:
     history = FakeHistory()
     section = ProfilingSection(enable_memory_snapshot=True, profile_freq=2, ranks=[0])
-    run_recipe("llama3_debug", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(section, history)])
+    run_recipe("llama3_debug", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(job_context(section), history)])
     assert snapshots(in_tmp) == ["step-2/rank-0.pickle", "step-4/rank-0.pickle"]
     assert history.calls == ["start", "write", "write", "stop"]
     found = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
     assert [one["step"] for one in found if one.get("kind") == "memory snapshot"] == [2, 4]
     other = FakeHistory()
-    run_recipe("llama3_debug", RUN, observers=[SnapshotsAsOnCuda(section.model_copy(update={"ranks": [1]}), other)])
+    run_recipe(
+        "llama3_debug", RUN, observers=[SnapshotsAsOnCuda(job_context(section.model_copy(update={"ranks": [1]})), other)]
+    )
     assert other.calls == []
 
 
@@ -266,7 +269,7 @@ def test_a_memory_snapshot_when_memory_runs_out(in_tmp: Path, chained: bool) -> 
             raise
 
     history = FakeHistory()
-    observers = [SnapshotsAsOnCuda(ProfilingSection(enable_memory_snapshot=True), history), AtEndOf(3, run_out)]
+    observers = [SnapshotsAsOnCuda(job_context(ProfilingSection(enable_memory_snapshot=True)), history), AtEndOf(3, run_out)]
     with pytest.raises(RuntimeError):
         run_recipe("llama3_debug", RUN, observers=observers)
     assert snapshots(in_tmp) == ["step-3-out-of-memory/rank-0.pickle"]

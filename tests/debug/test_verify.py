@@ -48,9 +48,9 @@ class Wrong:
 
 @hookimpl
 def titan_debuggers():
-    return [Debugger(name="wrong", summary="", active=lambda facts: True, build=Ref("wrong_plugin:build"))]
+    return [Debugger(name="wrong", summary="", active=lambda context: True, build=Ref("wrong_plugin:build"))]
 
-def build(facts):
+def build(context):
     return Wrong()
 """
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy
 
 from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DatasetSpec, DocumentSource, ReadPolicy, StreamSpec
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DatasetSpec, DocumentSource, ReadPolicy, StreamSpec
 from titan_core.api.ref import Ref
+from titan_core.api.tokenizer import TokenizerContext
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.data.byte_tokenizer import build_byte
+from titan_core.data.byte_tokenizer import ByteTokenizer
 
-BYTE = build_byte(None)
-BYTE_REF: Ref[Any] = Ref("titan_core.data.byte_tokenizer:build_byte")
+BYTE = ByteTokenizer()
+BYTE_REF: Ref[Any] = Ref("titan_core.data.byte_tokenizer:build")
 
 
 class Letters:
@@ -44,19 +45,21 @@ class Stream:
         return ordered.shard(index, count, epoch)
 
 
-def open_letters(request: DatasetRequest) -> DocumentSource:
-    kind, _, lengths = (request.path or "").rpartition(":")
+def open_letters(context: DatasetContext[None]) -> DocumentSource:
+    kind, _, lengths = (context.path or "").rpartition(":")
     # Datasets of a mixture have alphabets of their own.
-    letters = Letters([one for one in lengths.split(",") if one], 33 if request.name == "letters" else 33 + 90)
-    return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, request.seed)
+    letters = Letters([one for one in lengths.split(",") if one], 33 if context.name == "letters" else 33 + 90)
+    return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, context.seed)
 
 
 def letters(lengths: str, name: str = "letters", weight: float = 1.0, seed: int = 0) -> DatasetSpec:
-    request = DatasetRequest(name, lengths, "text", seed, "test")
-    return DatasetSpec(name, weight, Ref("harness.letters:open_letters"), request)
+    context = DatasetContext(name, lengths, "text", seed, "test", section=None)
+    return DatasetSpec(name, weight, Ref("harness.letters:open_letters"), context)
 
 
 def stream(
     *datasets: DatasetSpec, plan: BatchPlan, on_end: Any = "repeat", on_corrupt: Any = "stop", **more: Any
 ) -> StreamSpec:
-    return StreamSpec(datasets, BYTE_REF, None, plan, 0, on_end, ReadPolicy(on_corrupt, 2, 0.0), **more)
+    return StreamSpec(
+        datasets, BYTE_REF, TokenizerContext(None, section=None), plan, 0, on_end, ReadPolicy(on_corrupt, 2, 0.0), **more
+    )

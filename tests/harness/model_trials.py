@@ -11,7 +11,6 @@ from harness import small_gpt
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api.job import Job
 from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import TransformContext
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 
@@ -30,7 +29,7 @@ def require(job: Job) -> None:
     with torch.device("meta"):
         model: Any = job.facts.model.build()
     check_layout(model, job.facts.model.layout, "small")
-    try_model(model, job, TransformContext(job.facts, None, torch.device("cpu")))  # type: ignore[arg-type]
+    try_model(model, job, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def job_on(mesh: dict[str, object], build: Callable[[], object] = SmallGPT, layout: ModelLayout = LAYOUT) -> Job:

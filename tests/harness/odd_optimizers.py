@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from titan_core.api.param_groups import ParamGroup
-from titan_core.api.sections import LRSchedulerSection, OptimizerSection
+from titan_core.api.optimizer import LRScheduleContext, OptimizerContext
 
 
 class Odd(Optimizer):
@@ -49,8 +47,8 @@ class Odd(Optimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "phase"})
 
 
-def build_odd(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Odd([{"params": group.params, "lr": group.lr} for group in groups], section.lr)
+def build_odd(context: OptimizerContext[None]) -> Optimizer:
+    return Odd([group.as_dict() for group in context.groups], context.groups[0].lr)
 
 
 class Secretive(torch.optim.SGD):
@@ -65,17 +63,17 @@ class Secretive(torch.optim.SGD):
                 self.state[parameter]["secret"] = self.kept
 
 
-def build_secretive(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Secretive([group.params[0] for group in groups], section.lr)
+def build_secretive(context: OptimizerContext[None]) -> Optimizer:
+    return Secretive([group.parameters[0].tensor for group in context.groups], context.groups[0].lr)
 
 
-def build_with_an_object_in_a_group(groups: Sequence[ParamGroup], section: OptimizerSection) -> Optimizer:
-    return Odd([{"params": group.params, "lr": group.lr, "hook": print} for group in groups], section.lr)
+def build_with_an_object_in_a_group(context: OptimizerContext[None]) -> Optimizer:
+    return Odd([{**group.as_dict(), "hook": print} for group in context.groups], context.groups[0].lr)
 
 
-def build_exponential(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+def build_exponential(context: LRScheduleContext[None]) -> LRScheduler:
     """Each rate follows from the one before, and not from the step."""
-    return ExponentialLR(optimizer, 0.7)
+    return ExponentialLR(context.optimizer, 0.7)
 
 
 class _Bumpy:
@@ -87,9 +85,9 @@ class _Bumpy:
         return 1.0 / self.calls
 
 
-def build_bumpy(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
+def build_bumpy(context: LRScheduleContext[None]) -> LRScheduler:
     """A function with a state of its own."""
-    return LambdaLR(optimizer, _Bumpy())
+    return LambdaLR(context.optimizer, _Bumpy())
 
 
 class WithObject(ExponentialLR):
@@ -98,5 +96,5 @@ class WithObject(ExponentialLR):
         super().__init__(optimizer, 0.9)
 
 
-def build_with_an_object(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduler:
-    return WithObject(optimizer)
+def build_with_an_object(context: LRScheduleContext[None]) -> LRScheduler:
+    return WithObject(context.optimizer)

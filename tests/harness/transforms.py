@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Phase, Transform
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.ref import Ref
 from titan_core.api.vocabulary import Vocabulary
@@ -24,62 +25,62 @@ class Smoothed(ObjectiveFunction):
         return self._objective(logits, batch, vocabulary) + 1e-3 * vocabulary.sum(logits.float().square()).sum()
 
 
-def other_loss(part: ModelPart, context: TransformContext) -> ModelPart:
+def other_loss(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.objective = NextToken()
     return part
 
 
-def wrapped_loss(part: ModelPart, context: TransformContext) -> ModelPart:
+def wrapped_loss(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.wrap_objective(Smoothed)
     return part
 
 
-def whole_vocabulary(part: ModelPart, context: TransformContext) -> ModelPart:
+def whole_vocabulary(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.wrap_objective(lambda objective: Smoothed(objective, vocabulary_sharded=False))
     return part
 
 
-def offloaded(part: ModelPart, context: TransformContext) -> ModelPart:
+def offloaded(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.parameters_on = torch.device("cpu")
     return part
 
 
-def elsewhere(part: ModelPart, context: TransformContext) -> ModelPart:
+def elsewhere(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.parameters_on = torch.device("meta")
     return part
 
 
-def batches(part: ModelPart, context: TransformContext) -> ModelPart:
+def batches(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.batch_transforms += (lambda batch: batch,)
     return part
 
 
-def only_my_batches(part: ModelPart, context: TransformContext) -> ModelPart:
+def only_my_batches(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.batch_transforms = (lambda batch: batch,)
     return part
 
 
-def evaluation(part: ModelPart, context: TransformContext) -> ModelPart:
+def evaluation(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.after_evaluation += (lambda: None,)
     return part
 
 
-def accounts(part: ModelPart, context: TransformContext) -> ModelPart:
+def accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.add_flops(torch.float16, 2.0)
     return part
 
 
-def no_accounts(part: ModelPart, context: TransformContext) -> ModelPart:
+def no_accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.flops = {}
     return part
 
 
-def casts(part: ModelPart, context: TransformContext) -> ModelPart:
+def casts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.casts["blocks.0"] = lambda tensor: tensor
     return part
 
 
-def bare(part: ModelPart, context: TransformContext) -> list[ModelPart]:
+def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
     """A part of its own, with the module and the layout alone."""
     return [ModelPart(part.module, part.layout, part.objective)]
 
@@ -87,5 +88,5 @@ def bare(part: ModelPart, context: TransformContext) -> list[ModelPart]:
 def transform(function: str, phase: Phase = Phase.PRECISION) -> Transform:
     """The transform that is ``function``."""
     return Transform(
-        name=function, summary="", phase=phase, active=lambda facts: True, apply=Ref(f"harness.transforms:{function}")
+        name=function, summary="", phase=phase, active=lambda context: True, apply=Ref(f"harness.transforms:{function}")
     )

@@ -3,66 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def install(folder: Path, example: str) -> dict[str, str]:
-    """Install an example into a folder of its own, as an index would give it; the environment that sees it."""
-    subprocess.run(
-        [
-            "uv",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--python",
-            sys.executable,
-            "--target",
-            str(folder),
-            str(EXAMPLES / example),
-        ],
-        check=True,
-    )
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
-def train_with(
-    site: str, folder: str, recipe: str, overrides: dict[str, object], trace: Sequence[str] = ()
-) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
-    """Train in this process with what is installed in ``site``; also this rank's shards of ``trace`` after each step."""
-    from titan_core.api.hookspecs import hookimpl
-
-    os.chdir(folder)
-    traced: dict[str, list[torch.Tensor]] = {name: [] for name in trace}
-
-    class Trace:
-        @hookimpl
-        def titan_train_start(self, run: Any) -> None:
-            self.parameters = dict(pair for part in run.parts for pair in part.module.named_parameters())
-
-        @hookimpl(trylast=True)
-        def titan_step_end(self) -> None:
-            for name, values in traced.items():
-                values.append(self.parameters[name].detach().to_local().clone())
-
-    sys.path.insert(0, site)
-    try:
-        return run_recipe(recipe, {"job.device": "cpu", **overrides}, observers=[Trace()]), traced
-    finally:
-        sys.path.remove(site)
+from harness.third_party import TINY_LLAMA, install, train_with
 
 
 def test_a_third_partys_model_trains_under_fsdp_by_command(tmp_path: Path) -> None:
@@ -106,15 +55,6 @@ def test_a_third_partys_model_is_divided_in_every_way(
     for record, _ in gloo.run(ranks, train_with, site, folder, "tinygpt", {**SHORT, **mesh}):
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
-
-
-TINY_LLAMA: dict[str, object] = {
-    "model.args": "{dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
-    "training.seq_len": 48,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 8,
-    "training.steps": 6,
-}
 
 
 def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.dataset import DatasetRequest
-from titan_core.data.byte_tokenizer import build_byte
+from titan_core.api.dataset import DatasetContext
+from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 
 SMALL = [
@@ -59,9 +59,9 @@ def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) 
 
 def unigram_entropy() -> float:
     """Nats a token that knowing each token's frequency costs, over the embedded corpus."""
-    tokenizer = build_byte(None)
+    tokenizer = ByteTokenizer()
     counts: Counter[int] = Counter()
-    for text in open_stdlib(DatasetRequest("stdlib", None, "text", 0, "")).shard(0, 1, 0):
+    for text in open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None)).shard(0, 1, 0):
         counts.update(tokenizer.encode_document(text))
     total = sum(counts.values())
     return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -12,7 +12,6 @@ from harness.jobs import make_job
 from harness.objectives import first_step
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
-from titan_core.api.model_part import TransformContext
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 
@@ -42,7 +41,7 @@ def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
     """(bytes kept for backward, matrix products, attention calls) of one forward and backward."""
     job = make_job("llama3_debug", {**TINY, **overrides})
     with join_world(job) as world:
-        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        (part,) = build_parts(job, world.mesh, world.device)
         tokens = torch.zeros(2, 64, dtype=torch.int64)
         kept: dict[int, int] = {}
 
@@ -87,7 +86,7 @@ def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) ->
     def gradients(overrides: dict[str, object]) -> list[torch.Tensor]:
         job = make_job("llama3_debug", {**TINY, **overrides})
         with join_world(job) as world:
-            (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+            (part,) = build_parts(job, world.mesh, world.device)
             for number in range(3):
                 tokens = torch.arange(128).view(2, 64) + number
                 part.forward_loss(first_step(Batch(tokens, tokens))).backward()

@@ -17,7 +17,7 @@ from harness.objectives import first_step
 from titan_core.api.attention import CausalAttention, flex
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
-from titan_core.api.model_part import TransformContext, arguments_of
+from titan_core.api.model_part import arguments_of
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 
@@ -114,7 +114,7 @@ def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
     targets[:, -1] = IGNORE
     targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
     with join_world(job) as world:
-        (part,) = build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        (part,) = build_parts(job, world.mesh, world.device)
     packed = part.forward_loss(first_step(Batch(tokens, targets, positions=positions, documents=documents)))
     packed.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in part.module.named_parameters()}

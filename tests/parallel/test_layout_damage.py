@@ -40,12 +40,15 @@ from harness.odd_gpts import (
     shifted,
 )
 from harness.small_gpt import DIM, HEADS, KV_HEADS, LAYOUT, SmallGPT
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import UserError
+from titan_core.api.job import Job
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Replicate, Rule, causal_attention
 from titan_core.api.model_part import ModelPart
 from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
+from titan_parallel.config import FSDPKeys
 from titan_parallel.fsdp_check import check as fsdp_check
 
 BUFFER = {"steps": lambda: torch.zeros(1)}
@@ -148,14 +151,17 @@ def test_damage_is_refused_by_name(damage: Damage) -> None:
     assert all(problem.fix for problem in caught.value.problems)
 
 
+def context_of(job: Job) -> JobContext[FSDPKeys]:
+    return JobContext(section=job.config.section(FSDPKeys), facts=job.facts)
+
+
 def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
     layout = replace(LAYOUT, tied={"blocks.1.mlp.up.weight": "blocks.0.mlp.up.weight"})
-    facts = job_on(DP, Tied, layout).facts
-    (problem,) = fsdp_check(facts)
+    (problem,) = fsdp_check(context_of(job_on(DP, Tied, layout)))
     assert "ties 'blocks.1.mlp.up.weight' to 'blocks.0.mlp.up.weight', and FSDP gathers the two apart" in str(problem)
     for pair in ("output.weight", "embedding.token.weight"), ("blocks.0.mlp.up.weight", "blocks.0.attention.q.weight"):
         shared = replace(LAYOUT, tied=dict([pair]))
-        assert not list(fsdp_check(job_on(DP, SmallGPT, shared).facts))
+        assert not list(fsdp_check(context_of(job_on(DP, SmallGPT, shared))))
 
 
 def test_a_parameter_without_a_rule_is_named() -> None:

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.api.model_part import TransformContext
 from titan_core.model import build
 from titan_core.model.build import build_parts
 from titan_core.train import trainer
@@ -82,7 +81,7 @@ def largest_allocation(overrides: dict[str, object]) -> int:
     # The trial of a small copy computes logits of a few tokens, which are no parameters.
     with pytest.MonkeyPatch.context() as patch, join_world(job) as world, Largest() as largest:
         patch.setattr(build, "try_model", lambda *_: None)
-        build_parts(job, TransformContext(job.facts, world.mesh, world.device))
+        build_parts(job, world.mesh, world.device)
     return largest.bytes
 
 

@@ -3,13 +3,14 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_int8_qat.config import Int8QATSection
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[Int8QATSection]) -> ModelPart:
     """Let every linear layer that the layout says may be divided round its weight. Names and parameters stay as they are."""
-    bits = context.facts.section(Int8QATSection).bits
+    bits = context.section.bits
     for name, module in part.named_modules():
         if type(module) is nn.Linear and part.layout.divides_linear(name):
             module.__class__ = QuantizedLinear

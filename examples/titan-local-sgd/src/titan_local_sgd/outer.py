@@ -7,13 +7,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
+from titan_core.api.sections import TrainingSection
 from titan_local_sgd.config import LocalSGDSection
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[LocalSGDSection]) -> ModelPart:
     """The model stays as it is: islands differ in what their ranks do between steps."""
     return part
 
@@ -21,10 +23,10 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
 class OuterOptimizer:
     """Brings the islands together every so many steps."""
 
-    def __init__(self, parts: Sequence[ModelPart], context: TransformContext) -> None:
-        self._section = context.facts.section(LocalSGDSection)
+    def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[LocalSGDSection]) -> None:
+        self._section = context.section
         self._group = context.mesh["island"].get_group()
-        self._steps = context.facts.config.value("training.steps")
+        self._steps = context.facts.section(TrainingSection).steps
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self._names = [name for name, _ in named]
         self._weights = [parameter.detach() for _, parameter in named]

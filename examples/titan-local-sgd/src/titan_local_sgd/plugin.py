@@ -20,7 +20,7 @@ def titan_parallelisms() -> list[Transform]:
             config=LocalSGDSection,
             phase=Phase.DATA,
             mesh_dims=(ISLAND,),
-            active=lambda facts: facts.mesh.degree("island") > 1,
+            active=lambda context: context.facts.mesh.degree("island") > 1,
             serves=("local_sgd.islands",),
             apply=Ref("titan_local_sgd.outer:apply"),
             observe=Ref("titan_local_sgd.outer:OuterOptimizer"),

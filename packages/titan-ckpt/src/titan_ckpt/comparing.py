@@ -14,6 +14,7 @@ from titan_ckpt.config_changes import ConfigChange, config_changes
 from titan_core.api.checkpoint import RefusedChange, refusal
 from titan_core.api.errors import Problem
 from titan_core.api.job import Job
+from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.shown import show
 
@@ -73,7 +74,9 @@ def require_same_training(
     for change in changes.values():
         log.info("changed since the checkpoint of step %d: %s", step, change)
     if "training.steps" in changes:
-        log.warning("the learning rate follows the schedule of %s steps from now on", job.config.value("training.steps"))
+        log.warning(
+            "the learning rate follows the schedule of %s steps from now on", job.config.section(TrainingSection).steps
+        )
     plugins: dict[str, str] = {**about.get("plugins", {}), "torch": about.get("torch", "")}
     now = {**job.identity()["plugins"], "torch": torch.__version__}
     for name in dict.fromkeys([*plugins, *now]):

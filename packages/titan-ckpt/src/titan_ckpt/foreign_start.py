@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titan_ckpt.config import CheckpointSection
 from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.foreign_checks import (
@@ -24,7 +25,7 @@ from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, kind_of, open_files
 from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.stored import MODEL
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.plain_json import read_object
@@ -32,13 +33,13 @@ from titan_core.api.tools.plain_json import read_object
 log = logging.getLogger(__name__)
 
 
-def foreign_kind(request: CheckpointRequest, path: str) -> str | None:
+def foreign_kind(context: CheckpointContext[CheckpointSection], path: str) -> str | None:
     """The foreign format of what is at ``path``, the same on all ranks; ``None`` where it is none."""
-    return request.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
+    return context.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
 
 
 def begin_from_foreign(
-    request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]
+    context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Load the weights in ``path`` into the model, but for those that match ``excluded``.
 
@@ -49,13 +50,13 @@ def begin_from_foreign(
         UserError: they are not those of this job's model; on all ranks, whichever found it out.
     """
     opened, mistake = None, None
-    names = [name for of_rank in request.world.gather(list(model_tensors(request.state.parts))) for name in of_rank]
-    require_patterns_match(request.job, excluded, names, str(path))
+    names = [name for of_rank in context.world.gather(list(model_tensors(context.state.parts))) for name in of_rank]
+    require_patterns_match(context.job, excluded, names, str(path))
     try:
-        opened = _open(request, path, kind, excluded)
+        opened = _open(context, path, kind, excluded)
     except UserError as error:
         mistake = error
-    request.world.raise_together(mistake)
+    context.world.raise_together(mistake)
     assert opened is not None
     tensors, reader = opened
     load(tensors, storage_reader=reader)
@@ -74,14 +75,14 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _open(
-    request: CheckpointRequest, path: Path, kind: str, excluded: Sequence[str]
+    context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
 ) -> tuple[dict[str, Tensor], ForeignReader]:
     """What to load, and from where.
 
     Raises:
         UserError: they are not those of this job's model.
     """
-    job = request.job
+    job = context.job
     where = job.config.where("checkpoint.initial_load_path", str(path))
     form = next((one for one in job.model.formats if one.name == kind), None)
     if form is None:
@@ -99,7 +100,7 @@ def _open(
     ]
     if differences:
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
-    tensors = model_tensors(request.state.parts)
+    tensors = model_tensors(context.state.parts)
     tensors = {name: one for name, one in tensors.items() if not matches(name, excluded)}
     declared = declared_tensors(form, args, job.model.name)
     foreign = {f"{MODEL}.{one.parameter}": one for one in declared if not one.copy}
@@ -110,6 +111,6 @@ def _open(
         raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
     wanted = {name.removeprefix(f"{MODEL}."): (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}
     require_weights(files, declared, wanted, form.ignored, where)
-    if request.world.rank == 0:  # it reads whole tensors
+    if context.world.rank == 0:  # it reads whole tensors
         require_equal_copies(files, declared, where)
     return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_core.api.checkpoint import CheckpointRequest
-from titan_core.api.param_groups import ParamGroup
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.optimizer_state import group_values, state_of
+from titan_core.api.checkpoint import CheckpointContext
+from titan_core.api.optimizer import (
+    ParameterRole,
+    ParamGroup,
+    TrainedParameter,
+    param_groups,
+    trained_parameters,
+)
 from titan_core.api.sections import OptimizerSection
 
 
-def try_optimizer(request: CheckpointRequest) -> None:
+def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
     """Take a step with another optimizer of the same kind, on copies of a few small parameters. The run keeps its own as is:
     a step may change more than can be taken back.
 
     Raises:
         Unsaveable: its state cannot be saved.
     """
-    names = parameter_names(request.state.parts)
-    section = request.job.config.section(OptimizerSection)
+    job, world = context.job, context.world
+    section = job.config.section(OptimizerSection)
     groups: list[ParamGroup] = []
     copies: dict[nn.Parameter, str] = {}
-    for group in request.state.optimizer.param_groups:
-        smallest: dict[int, nn.Parameter] = {}  # vectors and matrices may be kept differently
-        for parameter in group["params"]:
-            known = smallest.get(parameter.dim())
-            if known is None or parameter.numel() < known.numel():
-                smallest[parameter.dim()] = parameter
-        trial = {nn.Parameter(one.detach().clone()): names[one] for one in smallest.values() if one in names}
-        copies |= trial
-        decay = group.get("weight_decay", section.weight_decay)
-        groups.append(ParamGroup(float(group.get("initial_lr", group["lr"])), decay, list(trial), list(trial.values())))
-    optimizer = request.job.optimizer.build.load()(groups, section)
+    for group in param_groups(trained_parameters(context.state.parts), section):
+        smallest: dict[tuple[ParameterRole, int], TrainedParameter] = {}  # each kind may be kept differently
+        for parameter in group.parameters:
+            kind = parameter.role, parameter.tensor.dim()
+            known = smallest.get(kind)
+            if known is None or parameter.tensor.numel() < known.tensor.numel():
+                smallest[kind] = parameter
+        trial = [replace(one, tensor=nn.Parameter(one.tensor.detach().clone())) for one in smallest.values()]
+        copies |= {one.tensor: one.name for one in trial}
+        groups.append(replace(group, parameters=trial))
+    optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
     built = group_values(optimizer)
-    for parameter in copies:
-        parameter.grad = torch.full_like(parameter, 1e-3)
+    for copy in copies:
+        copy.grad = torch.full_like(copy, 1e-3)
     optimizer.step()
     state_of(copies, optimizer, built)

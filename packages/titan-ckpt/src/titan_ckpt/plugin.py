@@ -18,8 +18,8 @@ def titan_checkpoints() -> list[Checkpoint]:
             name="distributed",
             summary="each rank its shards, by torch.distributed.checkpoint; atomic, verified, for any mesh",
             config=CheckpointSection,
-            active=lambda facts: facts.section(CheckpointSection).enable,
-            build=Ref("titan_ckpt.store:build"),
+            active=lambda context: context.section.enable,
+            build=Ref("titan_ckpt.store:Store"),
         )
     ]
 

@@ -37,7 +37,7 @@ from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import by_copy, model_tensors, observers_tensors
-from titan_core.api.checkpoint import CheckpointRequest, RefusedChange, refusal
+from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refusal
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
 
@@ -64,7 +64,9 @@ class _Attempt:
 
 
 def restore(
-    request: CheckpointRequest, section: CheckpointSection, folder: Folder, built: Sequence[Mapping[str, Any]]
+    context: CheckpointContext[CheckpointSection],
+    folder: Folder,
+    built: Sequence[Mapping[str, Any]],
 ) -> Restored:
     """Resume from the newest whole checkpoint in ``folder``, or the one that the config names; without any, begin with the
     weights that it names.
@@ -75,22 +77,22 @@ def restore(
     Raises:
         UserError: there are checkpoints, and none can be used.
     """
-    world = request.world
-    wanted = section.load_step
+    world = context.world
+    wanted = context.section.load_step
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         wanted = -1  # the launcher starts the job again after a failure: what it did since is not to be lost
-    excluded = section.exclude_from_loading if wanted >= 0 else []
+    excluded = context.section.exclude_from_loading if wanted >= 0 else []
     candidates = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
     lost = False
     for step in candidates:
         found = world.on_first_rank(lambda step=step: entry(step_folder(folder, step), step))  # type: ignore[misc]
-        problem = found.problem or _load(request, section, found, _Attempt(found.folder, excluded, built))
+        problem = found.problem or _load(context, found, _Attempt(found.folder, excluded, built))
         if not problem:
             if problems:
                 log.warning("resuming from step %d, not from the newest checkpoint", step)
             if wanted >= 0:
-                _warn_of_later(request, folder, step)
+                _warn_of_later(context, folder, step)
             return Restored(step, _inherited(found))
         problems.append(Problem(str(found.folder), problem))
         lost = lost or not found.unfinished
@@ -99,8 +101,8 @@ def restore(
     if wanted >= 0 or lost:
         fix = "set checkpoint.folder to another place to start over, or fix what is reported above"
         raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
-    if section.initial_load_path:
-        return Restored(None, _begin_from(request, section, section.initial_load_path, built))
+    if context.section.initial_load_path:
+        return Restored(None, _begin_from(context, context.section.initial_load_path, built))
     return Restored(None)
 
 
@@ -109,9 +111,9 @@ def _inherited(found: Entry) -> dict[str, Any]:
     return {key: found.manifest.about[key] for key in ("hf",) if key in found.manifest.about}
 
 
-def _warn_of_later(request: CheckpointRequest, folder: Folder, step: int) -> None:
+def _warn_of_later(context: CheckpointContext[CheckpointSection], folder: Folder, step: int) -> None:
     """Later checkpoints belong to what is being left, and would be taken first at the next start."""
-    later = [one for one in request.world.on_first_rank(lambda: steps_in(folder)) if one > step]
+    later = [one for one in context.world.on_first_rank(lambda: steps_in(folder)) if one > step]
     if later:
         log.warning(
             "%s has later checkpoints too, and a start without checkpoint.load_step takes the newest: "
@@ -121,7 +123,7 @@ def _warn_of_later(request: CheckpointRequest, folder: Folder, step: int) -> Non
 
 
 def _begin_from(
-    request: CheckpointRequest, section: CheckpointSection, path: str, built: Sequence[Mapping[str, Any]]
+    context: CheckpointContext[CheckpointSection], path: str, built: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Begin with weights from elsewhere: another run's, or in another format.
 
@@ -131,16 +133,16 @@ def _begin_from(
     Raises:
         UserError: there are none, or they are another model's.
     """
-    excluded = section.exclude_from_loading
-    kind = foreign_kind(request, path)
+    excluded = context.section.exclude_from_loading
+    kind = foreign_kind(context, path)
     if kind is not None:
-        return begin_from_foreign(request, Path(path), kind, excluded)
+        return begin_from_foreign(context, Path(path), kind, excluded)
     folder = Folder(path)
-    found = request.world.on_first_rank(lambda: _entry_or_problem(folder))
+    found = context.world.on_first_rank(lambda: _entry_or_problem(folder))
     attempt = _Attempt(folder, excluded, built)
-    problem = found.problem or _load(request, section, found, attempt, weights_only=section.initial_load_model_only)
+    problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)
     if problem:
-        where = request.job.config.where("checkpoint.initial_load_path", path)
+        where = context.job.config.where("checkpoint.initial_load_path", path)
         raise UserError.one(where, problem, "name the folder of a checkpoint, such as .../checkpoint/step-1000")
     return _inherited(found)
 
@@ -154,34 +156,37 @@ def _entry_or_problem(folder: Folder) -> Entry:
 
 
 def _load(
-    request: CheckpointRequest, section: CheckpointSection, found: Entry, attempt: _Attempt, weights_only: bool = False
+    context: CheckpointContext[CheckpointSection],
+    found: Entry,
+    attempt: _Attempt,
+    weights_only: bool = False,
 ) -> str:
     """Load a checkpoint; why it could not be loaded, if so. All ranks come to the same answer.
 
     Raises:
         UserError: it is whole, and of something else.
     """
-    manifest, state, world = found.manifest, request.state, request.world
+    manifest, state, world = found.manifest, context.state, context.world
     assert manifest is not None
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
         return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
-    _require_same_copies(request, found.folder, manifest, weights_only)
+    _require_same_copies(context, found.folder, manifest, weights_only)
     tensors = model_tensors(state.parts)
     if not weights_only:
-        tensors |= observers_tensors(request.lifecycle)
-    _require_patterns_match(request, found.folder, manifest, tensors, attempt.excluded)
+        tensors |= observers_tensors(context.lifecycle)
+    _require_patterns_match(context, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
-    _require_same_tensors(request, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
+    _require_same_tensors(context, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     if manifest.copies == world.plan.copies:
         tensors = by_copy(tensors, world)
     optimizer = None
     if not weights_only:
-        changes = _require_same_training(request, manifest, section.allow_changed)
-        optimizer = _plan_optimizer(request, found, manifest, attempt.excluded)
+        changes = _require_same_training(context, manifest, context.section.allow_changed)
+        optimizer = _plan_optimizer(context, found, manifest, attempt.excluded)
         tensors |= by_copy(optimizer.tensors, world)
     else:
-        require_same_model(request.job, manifest.about, section.allow_changed, partial=bool(attempt.excluded))
+        require_same_model(context.job, manifest.about, context.section.allow_changed, partial=bool(attempt.excluded))
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
@@ -195,7 +200,7 @@ def _load(
         return ""
     broken, mistake = "", None
     try:
-        _apply(request, manifest, optimizer, attempt, changes)
+        _apply(context, manifest, optimizer, attempt, changes)
     except ValueError as error:
         broken = f"its state is damaged: {error}"
     except UserError as error:
@@ -209,7 +214,9 @@ def _load(
     return ""
 
 
-def _require_same_training(request: CheckpointRequest, manifest: Manifest, allowed: Sequence[str]) -> Changes:
+def _require_same_training(
+    context: CheckpointContext[CheckpointSection], manifest: Manifest, allowed: Sequence[str]
+) -> Changes:
     """See :func:`~titan_ckpt.comparing.require_same_training`; the data is compared too.
 
     Raises:
@@ -217,23 +224,25 @@ def _require_same_training(request: CheckpointRequest, manifest: Manifest, allow
     """
     of_data: list[RefusedChange] = []
     with suppress(ValueError), damaged("the data's"):  # restoring the data's state reports the damage
-        of_data = request.state.loader.refused_changes(manifest.state["loader"], allowed)
+        of_data = context.state.loader.refused_changes(manifest.state["loader"], allowed)
     changes, mistake = Changes((), ()), None
     try:
-        changes = require_same_training(request.job, manifest.about, manifest.step, allowed, of_data)
+        changes = require_same_training(context.job, manifest.about, manifest.step, allowed, of_data)
     except UserError as error:
         mistake = error
-    request.world.raise_together(mistake)
+    context.world.raise_together(mistake)
     return changes
 
 
-def _plan_optimizer(request: CheckpointRequest, found: Entry, manifest: Manifest, excluded: list[str]) -> OptimizerPlan:
+def _plan_optimizer(
+    context: CheckpointContext[CheckpointSection], found: Entry, manifest: Manifest, excluded: list[str]
+) -> OptimizerPlan:
     """Where the optimizer's state goes.
 
     Raises:
         UserError: it is another optimizer's; on every rank.
     """
-    state, world = request.state, request.world
+    state, world = context.state, context.world
     begin_optimizer(state.optimizer)
     saved, plan, mistake = manifest.state["optimizer"], OptimizerPlan(), None
     try:
@@ -256,7 +265,11 @@ def _plan_optimizer(request: CheckpointRequest, found: Entry, manifest: Manifest
 
 
 def _apply(
-    request: CheckpointRequest, manifest: Manifest, optimizer: OptimizerPlan, attempt: _Attempt, changes: Changes
+    context: CheckpointContext[CheckpointSection],
+    manifest: Manifest,
+    optimizer: OptimizerPlan,
+    attempt: _Attempt,
+    changes: Changes,
 ) -> None:
     """What comes after the tensors are loaded.
 
@@ -264,7 +277,7 @@ def _apply(
         UserError: it does not belong to this job.
         ValueError: it is damaged.
     """
-    state, saved = request.state, manifest.state["optimizer"]
+    state, saved = context.state, manifest.state["optimizer"]
     names = parameter_names(state.parts)
     anew = optimizer.excluded
     with damaged("the optimizer's"):
@@ -273,7 +286,7 @@ def _apply(
         if problems:
             raise _another_optimizer(attempt.folder, problems, changes.allowed)
         saved_rates(state.optimizer, names, saved, anew)
-    plain.apply(dict(manifest.state), request, changes.allowed, changes.schedule)
+    plain.apply(dict(manifest.state), context, changes.allowed, changes.schedule)
 
 
 def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
@@ -290,25 +303,31 @@ def _shown(problems: list[str]) -> str:
     return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
 
 
-def _require_same_copies(request: CheckpointRequest, folder: Folder, manifest: Manifest, weights_only: bool) -> None:
+def _require_same_copies(
+    context: CheckpointContext[CheckpointSection], folder: Folder, manifest: Manifest, weights_only: bool
+) -> None:
     """Where copies of the weights train apart, each continues as it was. Weights alone may begin any number of copies, if
     those in the checkpoint are the same.
 
     Raises:
         UserError: the checkpoint's copies are not the job's; on every rank.
     """
-    here, there = request.world.plan.copies, manifest.copies
+    here, there = context.world.plan.copies, manifest.copies
     if here == there:
         return
     if not weights_only:
         why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
         fix = "resume with as many; or start over with the weights: checkpoint.initial_load_path and another folder"
         raise UserError.one(str(folder), why, fix)
-    request.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
+    context.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 
 
 def _require_patterns_match(
-    request: CheckpointRequest, folder: Folder, manifest: Manifest, tensors: Mapping[str, Tensor], excluded: list[str]
+    context: CheckpointContext[CheckpointSection],
+    folder: Folder,
+    manifest: Manifest,
+    tensors: Mapping[str, Tensor],
+    excluded: list[str],
 ) -> None:
     """See :func:`~titan_ckpt.excluding.require_patterns_match`.
 
@@ -317,15 +336,15 @@ def _require_patterns_match(
     """
     if not excluded:
         return
-    names = [*manifest.tensors, *(name for of_rank in request.world.gather(list(tensors)) for name in of_rank)]
+    names = [*manifest.tensors, *(name for of_rank in context.world.gather(list(tensors)) for name in of_rank)]
     saved = manifest.state.get("optimizer", {}).get("parameters", {})
     names += [leaf for name, tree in saved.items() for leaf in leaves_of(tree, f"{OPTIMIZER}.{name}")]
     names += [f"{OPTIMIZER}.{name}" for name in saved] + [OPTIMIZER, OWN]
-    require_patterns_match(request.job, excluded, names, str(folder))
+    require_patterns_match(context.job, excluded, names, str(folder))
 
 
 def _require_same_tensors(
-    request: CheckpointRequest,
+    context: CheckpointContext[CheckpointSection],
     folder: Folder,
     manifest: Manifest,
     tensors: Mapping[str, Tensor],
@@ -341,7 +360,7 @@ def _require_same_tensors(
         UserError: on every rank, naming the first few that are not.
     """
     ours: dict[str, tuple[tuple[int, ...], str]] = {}
-    for of_rank in request.world.gather({name: (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}):
+    for of_rank in context.world.gather({name: (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}):
         ours |= of_rank
     differences = []
     for name, (shape, dtype) in ours.items():
@@ -359,7 +378,7 @@ def _require_same_tensors(
         model = manifest.about.get("model", "another model")
         raise UserError.one(
             str(folder),
-            f"it is a checkpoint of {model}, and this job trains {request.job.name}: {_shown(differences)}",
+            f"it is a checkpoint of {model}, and this job trains {context.job.name}: {_shown(differences)}",
             "train that model, set checkpoint.folder to another place, or name what differs in "
             "checkpoint.exclude_from_loading",
         )

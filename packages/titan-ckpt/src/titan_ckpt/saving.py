@@ -27,8 +27,9 @@ from titan_ckpt.staging import Staging
 from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, observers_tensors
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
+from titan_core.api.sections import TrainingSection
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +37,14 @@ log = logging.getLogger(__name__)
 class Saving:
     """Writes a run's checkpoints into ``folder``. All ranks call the same methods in the same order."""
 
-    def __init__(self, request: CheckpointRequest, section: CheckpointSection, folder: Folder) -> None:
-        self._request, self._section, self._folder = request, section, folder
-        self._job, self._world, self._state = request.job, request.world, request.state
-        self._asynchronous = section.async_mode != "disabled"
+    def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
+        self._context, self._section, self._folder = context, context.section, folder
+        self._job, self._world, self._state = context.job, context.world, context.state
+        self._asynchronous = self._section.async_mode != "disabled"
         # A save beside training must not mix its messages with training's.
         self._group = self._world.new_background_group() if self._asynchronous else None
         self._staging = self._make_staging()
-        self._retention = Retention(folder, section.keep_latest_k, section.keep_every_n_steps)
+        self._retention = Retention(folder, self._section.keep_latest_k, self._section.keep_every_n_steps)
         self._pending: tuple[int, Future[None]] | None = None
         self._beside = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
@@ -67,7 +68,7 @@ class Saving:
             UserError: the last one could not be written; or something cannot be saved at all.
         """
         step = self._state.step
-        exported = last and self._section.last_save_model_only and step >= self._job.config.value("training.steps")
+        exported = last and self._section.last_save_model_only and step >= self._job.config.section(TrainingSection).steps
         weights_only = exported or step == 0  # the optimizer has no state yet
         tensors = model_tensors(self._state.parts)
         # The next forward pass may change buffers, and an observer its tensors, before the update waits for the copy of all
@@ -83,7 +84,7 @@ class Saving:
             tensors |= kept
             unguarded |= kept.keys()
             try:
-                values = plain.collect(self._request, optimizer)
+                values = plain.collect(self._context, optimizer)
             except Unsaveable as error:  # all ranks know of it
                 raise unsaveable(error) from None
         self.require_alike()
@@ -140,7 +141,7 @@ class Saving:
         found: dict[str, Tensor] = {}
         mistake = None
         try:
-            found = observers_tensors(self._request.lifecycle)
+            found = observers_tensors(self._context.lifecycle)
         except Unsaveable as error:
             mistake = unsaveable(error)
         self._world.raise_together(mistake)
@@ -202,7 +203,7 @@ class Saving:
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
-        self._request.lifecycle.checkpoint_saved(step, str(folder))
+        self._context.lifecycle.checkpoint_saved(step, str(folder))
 
         def prune() -> None:
             try:

@@ -9,14 +9,15 @@ from typing import Any
 import torch.distributed as dist
 
 from titan_ckpt import rng
+from titan_ckpt.config import CheckpointSection
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
 from titan_ckpt.plain_values import Unsaveable, damaged, require_alike
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.tools.plain_json import survives_json
 
 
-def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, Any]:
+def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerState) -> dict[str, Any]:
     """The state of all ranks; to be called by all.
 
     Args:
@@ -26,7 +27,7 @@ def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, 
         Unsaveable: something cannot be kept as JSON, or belongs to a rank.
         ValueError: an observer keeps what JSON cannot say.
     """
-    state, world = request.state, request.world
+    state, world = context.state, context.world
     loader = state.loader.state_dict()
     by_rank: list[Any] = world.gather((loader["shards"], rng.collect(world.device)))
     shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
@@ -42,11 +43,13 @@ def collect(request: CheckpointRequest, optimizer: OptimizerState) -> dict[str, 
         "loader": {"stream_of": loader["stream_of"], "shards": shards},
         "mesh": dict(world.plan.degrees),
         "generators": [generators for _, generators in by_rank],
-        "observers": request.lifecycle.save_state(),
+        "observers": context.lifecycle.save_state(),
     }
 
 
-def apply(saved: dict[str, Any], request: CheckpointRequest, allowed: Sequence[str], new_schedule: bool) -> None:
+def apply(
+    saved: dict[str, Any], context: CheckpointContext[CheckpointSection], allowed: Sequence[str], new_schedule: bool
+) -> None:
     """Bring the run to what :func:`collect` returned, on this mesh or on another. The optimizer is restored already.
 
     Args:
@@ -57,7 +60,7 @@ def apply(saved: dict[str, Any], request: CheckpointRequest, allowed: Sequence[s
         UserError: it is of another stream of data.
         ValueError: it is nothing that :func:`collect` returns.
     """
-    state, world = request.state, request.world
+    state, world = context.state, context.world
     state.loader.load_state_dict(saved["loader"], allowed)
     with damaged("the schedule's"):
         restore_schedule(state.lr_scheduler, saved["lr_scheduler"], new_schedule)
@@ -68,6 +71,6 @@ def apply(saved: dict[str, Any], request: CheckpointRequest, allowed: Sequence[s
         if len(saved["generators"]) != world.size:
             raise ValueError(f"it has random generators of {len(saved['generators'])} ranks, not of {world.size}")
         rng.apply(saved["generators"][dist.get_rank()], world.device)
-    for name, present in request.lifecycle.save_state().items():
+    for name, present in context.lifecycle.save_state().items():
         require_alike(saved["observers"].get(name), present, f"the state of the observer {name!r}")
-    request.lifecycle.restore_state(saved["observers"])
+    context.lifecycle.restore_state(saved["observers"])

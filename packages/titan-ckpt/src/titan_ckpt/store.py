@@ -9,32 +9,28 @@ from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.restoring import restore
 from titan_ckpt.saving import Saving, unsaveable
 from titan_ckpt.schedule_state import schedule_state
-from titan_core.api.checkpoint import CheckpointRequest
+from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
-
-
-def build(request: CheckpointRequest) -> Store:
-    """The checkpoints of a run."""
-    return Store(request)
+from titan_core.api.sections import TrainingSection
 
 
 class Store:
     """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
 
-    def __init__(self, request: CheckpointRequest) -> None:
-        self._request = request
-        self._section = request.job.config.section(CheckpointSection)
-        self._folder = checkpoint_folder(request.job.dump_folder, self._section.folder)
-        self._saving = Saving(request, self._section, self._folder)
+    def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
+        self._context = context
+        self._section = context.section
+        self._folder = checkpoint_folder(context.job.dump_folder, self._section.folder)
+        self._saving = Saving(context, self._folder)
         self._require_writable()
         self._compared = False
 
     def restore(self) -> None:
         """See :func:`~titan_ckpt.restoring.restore`."""
         self._saving.observers_tensors()  # what cannot be saved cannot be loaded either
-        restored = restore(self._request, self._section, self._folder, self._saving.built)
+        restored = restore(self._context, self._folder, self._saving.built)
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited
-        if restored.step is None and self._request.job.config.value("training.stop_at_step") != 0:
+        if restored.step is None and self._context.facts.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
 
     def after_step(self, last: bool, asked: bool) -> None:
@@ -43,11 +39,11 @@ class Store:
         if not self._compared:  # the first step shows what differs; not hours later the first checkpoint
             self._compared = True
             self._saving.require_alike()
-        step = self._request.state.step
+        step = self._context.state.step
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or asked or first or step % self._section.interval == 0):
             return
-        self._request.lifecycle.settle(step)
+        self._context.lifecycle.settle(step)
         self._saving.finish_pending()
         if last and self._saving.newest == step:
             return  # it was saved before the data turned out to have ended
@@ -69,13 +65,13 @@ class Store:
         """
         mistake = None
         try:
-            try_optimizer(self._request)
+            try_optimizer(self._context)
         except Unsaveable as error:
             mistake = unsaveable(error)
-        self._request.world.raise_together(mistake)
+        self._context.world.raise_together(mistake)
         self._saving.require_alike()
         try:
-            schedule_state(self._request.state.lr_scheduler, self._request.world)
+            schedule_state(self._context.state.lr_scheduler, self._context.world)
         except Unsaveable as error:
             raise unsaveable(error) from None
 
@@ -93,14 +89,14 @@ class Store:
                 self._folder.write(".writable", b"")
                 self._folder.remove(".writable")
                 if (path := self._folder.local_path) is not None:
-                    self._request.hold(path, f"checkpoints in {self._folder}")
+                    self._context.hold(path, f"checkpoints in {self._folder}")
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
                 return getattr(error, "strerror", None) or str(error)
             return ""
 
-        problem = self._request.world.on_first_rank(probe)
+        problem = self._context.world.on_first_rank(probe)
         if problem:
             raise UserError.one(str(self._folder), f"cannot be written: {problem}", "set checkpoint.folder to another place")
 

@@ -7,7 +7,7 @@ from titan_core.api.components import Dataset, Debugger, LRSchedule, Objective, 
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
-from titan_core.api.sections import TrainingSection
+from titan_core.api.sections import LRSchedulerSection, OptimizerSection, TrainingSection
 
 api = (1, 0)
 
@@ -18,7 +18,7 @@ def titan_datasets() -> list[Dataset]:
         Dataset(
             name="stdlib",
             summary="source text of Python's standard library; needs no network",
-            open=Ref("titan_core.data.stdlib:open_stdlib"),
+            build=Ref("titan_core.data.stdlib:open_stdlib"),
             check=Ref("titan_core.data.stdlib:check_stdlib"),
         ),
     ]
@@ -30,7 +30,7 @@ def titan_tokenizers() -> list[Tokenizer]:
         Tokenizer(
             name="byte",
             summary="one token a byte; needs no file",
-            build=Ref("titan_core.data.byte_tokenizer:build_byte"),
+            build=Ref("titan_core.data.byte_tokenizer:build"),
         ),
     ]
 
@@ -38,8 +38,13 @@ def titan_tokenizers() -> list[Tokenizer]:
 @hookimpl
 def titan_optimizers() -> list[Optimizer]:
     return [
-        Optimizer(name="AdamW", summary="Adam with decoupled weight decay", build=Ref("titan_core.optim.adam:build_adamw")),
-        Optimizer(name="Adam", summary="Adam", build=Ref("titan_core.optim.adam:build_adam")),
+        Optimizer(
+            name="AdamW",
+            summary="Adam with decoupled weight decay",
+            config=OptimizerSection,
+            build=Ref("titan_core.optim.adam:build_adamw"),
+        ),
+        Optimizer(name="Adam", summary="Adam", config=OptimizerSection, build=Ref("titan_core.optim.adam:build_adam")),
     ]
 
 
@@ -49,7 +54,7 @@ def titan_objectives() -> list[Objective]:
         Objective(
             name="next_token",
             summary="cross entropy of the next token",
-            build=Ref("titan_core.model.next_token:build_next_token"),
+            build=Ref("titan_core.model.next_token:build"),
         ),
     ]
 
@@ -57,7 +62,12 @@ def titan_objectives() -> list[Objective]:
 @hookimpl
 def titan_lr_schedules() -> list[LRSchedule]:
     return [
-        LRSchedule(name="wsd", summary="warmup, stable, decay", build=Ref("titan_core.optim.lr_schedule:build_wsd")),
+        LRSchedule(
+            name="wsd",
+            summary="warmup, stable, decay",
+            config=LRSchedulerSection,
+            build=Ref("titan_core.optim.lr_schedule:build_wsd"),
+        ),
     ]
 
 
@@ -67,14 +77,14 @@ def titan_metric_loggers() -> list[MetricLogger]:
         MetricLogger(
             name="console",
             summary="lines and a progress bar",
-            build=Ref("titan_core.runlog.console:build_console"),
-            active=lambda facts: True,
+            build=Ref("titan_core.runlog.console:ConsoleLog"),
+            active=lambda context: True,
         ),
         MetricLogger(
             name="jsonl",
             summary="metrics.jsonl in the run's directory",
-            build=Ref("titan_core.runlog.jsonl:build_jsonl"),
-            active=lambda facts: True,
+            build=Ref("titan_core.runlog.jsonl:build"),
+            active=lambda context: True,
         ),
     ]
 
@@ -85,8 +95,9 @@ def titan_debuggers() -> list[Debugger]:
         Debugger(
             name="finite_guard",
             summary="stops a run whose loss or gradient norm is not finite, or leaves out such updates",
-            build=Ref("titan_core.train.finite_guard:build_finite_guard"),
-            active=lambda facts: facts.section(TrainingSection).on_nan != "ignore",
+            config=TrainingSection,
+            build=Ref("titan_core.train.finite_guard:FiniteGuard"),
+            active=lambda context: context.section.on_nan != "ignore",
         ),
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import datasets
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentShard, DocumentSource, State
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentShard, DocumentSource, State
 from titan_core.api.errors import UserError
 from titan_core.api.tools.reading import is_transient
 from titan_core.api.tools.shuffled import ShuffledDocuments
@@ -25,66 +25,66 @@ PRESETS = {
 """Hub datasets that have a name of their own here: (hub name, configuration, split)."""
 
 
-def open_local(request: DatasetRequest) -> DocumentSource:
+def open_local(context: DatasetContext[None]) -> DocumentSource:
     """Local JSON, Parquet or Arrow files.
 
     Raises:
         UserError: files that cannot be read, without documents, or without the text field.
     """
-    files = find_files(request, ENDINGS[request.name])
+    files = find_files(context, ENDINGS[context.name])
     plain = decompressed(files)
-    if request.name == "json" and all(map(holds_lines, plain)):
-        lines = JsonLines(plain, files, request)
+    if context.name == "json" and all(map(holds_lines, plain)):
+        lines = JsonLines(plain, files, context)
         if len(lines) == 0:
-            raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
-        return ShuffledDocuments(lines, request.seed, plain)
+            raise UserError.one(context.where, "the dataset is empty", "give a file with documents in it")
+        return ShuffledDocuments(lines, context.seed, plain)
     datasets.disable_progress_bars()
     try:
-        table = datasets.load_dataset(request.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
+        table = datasets.load_dataset(context.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         cause = error.__cause__ or error
-        raise UserError.one(request.where, f"cannot be read as {request.name}: {cause}", "fix the file") from error
+        raise UserError.one(context.where, f"cannot be read as {context.name}: {cause}", "fix the file") from error
     if len(table) == 0:
-        raise UserError.one(request.where, "the dataset is empty", "give a file with documents in it")
-    if request.format is None and request.text_field not in table.column_names:
+        raise UserError.one(context.where, "the dataset is empty", "give a file with documents in it")
+    if context.format is None and context.text_field not in table.column_names:
         there = ", ".join(table.column_names)
-        raise UserError.one(request.where, f"no field {request.text_field!r}; there is {there}", "set data.text_field")
-    return ShuffledDocuments(_Rows(table, request), request.seed, plain)
+        raise UserError.one(context.where, f"no field {context.text_field!r}; there is {there}", "set data.text_field")
+    return ShuffledDocuments(_Rows(table, context), context.seed, plain)
 
 
 class _Rows:
-    def __init__(self, table: datasets.Dataset, request: DatasetRequest) -> None:
-        self._table = table if request.format is not None else table.select_columns([request.text_field])
-        self._request = request
+    def __init__(self, table: datasets.Dataset, context: DatasetContext[None]) -> None:
+        self._table = table if context.format is not None else table.select_columns([context.text_field])
+        self._context = context
 
     def __len__(self) -> int:
         return len(self._table)
 
     def text(self, index: int) -> str:
         """The text of a row."""
-        place = f"{self._request.path}, row {index}"
+        place = f"{self._context.path}, row {index}"
         try:
             record = self._table[index]
         except UnicodeDecodeError as error:
             why = f"not UTF-8 text: {error.reason} at byte {error.start}"
             raise CorruptRecord(place, why, "convert it to UTF-8") from None
-        return text_of(record, self._request, place)
+        return text_of(record, self._context, place)
 
 
-def open_hub(request: DatasetRequest) -> DocumentSource:
+def open_hub(context: DatasetContext[None]) -> DocumentSource:
     """A dataset of the Hugging Face hub, streamed: ``training.dataset_path = "name"`` or ``"name:configuration"``, or one
     of :data:`PRESETS`.
 
     Raises:
         UserError: no such dataset, or no network.
     """
-    if request.name in PRESETS:
-        path, configuration, split = PRESETS[request.name]
-        path = request.path or path
+    if context.name in PRESETS:
+        path, configuration, split = PRESETS[context.name]
+        path = context.path or path
     else:
-        path, _, configuration = (request.path or "").partition(":")
-        split = request.default_split
-    split = request.split or split
+        path, _, configuration = (context.path or "").partition(":")
+        split = context.default_split
+    split = context.split or split
     try:
         stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
     except Exception as error:
@@ -94,9 +94,9 @@ def open_hub(request: DatasetRequest) -> DocumentSource:
         raise UserError.one(
             f"dataset {path!r}, split {split!r}",
             f"cannot be opened on the hub: {type(error).__name__}: {error}",
-            f"check its name, {request.split_key} and the network, or train on local files (training.dataset = 'json')",
+            f"check its name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
         ) from error
-    return StreamedDocuments(stream, request)
+    return StreamedDocuments(stream, context)
 
 
 def _of_hub(error: Exception) -> bool:
@@ -119,24 +119,24 @@ class StreamedDocuments:
 
     num_documents = None
 
-    def __init__(self, stream: Any, request: DatasetRequest) -> None:
+    def __init__(self, stream: Any, context: DatasetContext[None]) -> None:
         self._stream = stream
-        self._request = request
+        self._context = context
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Logical shard ``index`` of ``count``; each epoch reads in the same order."""
         by_file = math.gcd(count, self._stream.num_shards)
         part = self._stream.shard(num_shards=by_file, index=index % by_file)  # a copy, with a position of its own
-        return _StreamShard(part, self._request, index // by_file, count // by_file)
+        return _StreamShard(part, self._context, index // by_file, count // by_file)
 
 
 class _StreamShard:
     """Every ``step``-th document of a stream, from the ``first`` on."""
 
-    def __init__(self, stream: Any, request: DatasetRequest, first: int, step: int) -> None:
+    def __init__(self, stream: Any, context: DatasetContext[None], first: int, step: int) -> None:
         self._stream = stream
-        self._request = request
-        self._name = request.path or request.name
+        self._context = context
+        self._name = context.path or context.name
         self._first = first
         self._step = step
         self._iterator: Any = None
@@ -153,7 +153,7 @@ class _StreamShard:
             mine = self._seen % self._step == self._first
             self._seen += 1
             if mine:
-                return text_of(record, self._request, f"dataset {self._name!r}, record {self._seen} of its part")
+                return text_of(record, self._context, f"dataset {self._name!r}, record {self._seen} of its part")
         raise StopIteration
 
     def state_dict(self) -> State:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_data.records import text_of
 
 _CHUNK = 1 << 24
@@ -22,9 +22,9 @@ _CHUNK = 1 << 24
 class JsonLines:
     """Records that can be fetched by index. Blank lines are none."""
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], request: DatasetRequest) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], context: DatasetContext[None]) -> None:
         """``shown``: what to call the files in errors (a decompressed copy by the name of its original)."""
-        self._request = request
+        self._context = context
         self._files = [(_mapped(file), name) for file, name in zip(files, shown, strict=True)]
         self._lines = [_lines_of(content) for content, _ in self._files]
         self._ends = list(accumulate(len(starts) for _, starts, _ in self._lines))
@@ -44,7 +44,7 @@ class JsonLines:
         mapped, shown = self._files[number]
         content = mapped[starts[line] : ends[line]]
         place = f"{shown}:{numbers[line] + 1}"
-        return text_of(_record(content, place), self._request, place)
+        return text_of(_record(content, place), self._context, place)
 
 
 def _record(content: bytes, place: str) -> Any:

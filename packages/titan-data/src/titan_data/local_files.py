@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from titan_core.api.dataset import ALL_SPLITS, DatasetRequest
+from titan_core.api.dataset import ALL_SPLITS, DatasetContext
 from titan_core.api.errors import Problem, UserError
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_data.records import check_format
@@ -21,22 +21,22 @@ ENDINGS = {
 }
 
 
-def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
-    """The files that ``request.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
+def find_files(context: DatasetContext[None], endings: tuple[str, ...]) -> list[Path]:
+    """The files that ``context.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
     compressed or not; in a folder or a glob that has several splits, those of the requested one.
 
     Raises:
         UserError: no path, no file there, or no such split.
     """
-    if not request.path:
+    if not context.path:
         raise UserError.one(
-            request.where, f"dataset {request.name!r} needs the path of its files", "set training.dataset_path"
+            context.where, f"dataset {context.name!r} needs the path of its files", "set training.dataset_path"
         )
-    path = Path(request.path).expanduser()
+    path = Path(context.path).expanduser()
     if path.is_file():  # also where its name looks like a pattern
-        if request.split is not None:
-            why = f"{request.split_key} is {request.split!r}, and the path names one file"
-            raise UserError.one(request.where, why, "drop the key, or name a folder")
+        if context.split is not None:
+            why = f"{context.split_key} is {context.split!r}, and the path names one file"
+            raise UserError.one(context.where, why, "drop the key, or name a folder")
         return [path]
     if path.is_dir():
         root, found = path, (file for file in path.rglob("*") if _plain_suffix(file) in endings)
@@ -46,8 +46,8 @@ def find_files(request: DatasetRequest, endings: tuple[str, ...]) -> list[Path]:
         nothing = "no such file", "check the path (a file, a folder, or a glob)"
     files = without_caches(sorted(file for file in found if file.is_file()))
     if not files:
-        raise UserError.one(request.where, *nothing)
-    return files_of_split(files, root, request)
+        raise UserError.one(context.where, *nothing)
+    return files_of_split(files, root, context)
 
 
 def _fixed_part(pattern: Path) -> Path:
@@ -60,31 +60,31 @@ def _fixed_part(pattern: Path) -> Path:
     return fixed
 
 
-def check_files(request: DatasetRequest) -> list[Problem]:
+def check_files(context: DatasetContext[None]) -> list[Problem]:
     """Whether the files are there, hold something, and have the text field in their first record."""
     try:
-        files = find_files(request, ENDINGS[request.name])
+        files = find_files(context, ENDINGS[context.name])
         if not any(file.stat().st_size for file in files):
-            return [_empty(request)]
-        problems = check_format(request)
-        if request.name == "json":
-            problems += _check_json(files, request)
-        if request.name == "parquet":
-            problems += _check_parquet(files, request)
+            return [_empty(context)]
+        problems = check_format(context)
+        if context.name == "json":
+            problems += _check_json(files, context)
+        if context.name == "parquet":
+            problems += _check_parquet(files, context)
     except UserError as error:
         return list(error.problems)
     except OSError as error:
-        return [Problem(request.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
     return problems
 
 
-def check_hub(request: DatasetRequest) -> list[Problem]:
+def check_hub(context: DatasetContext[None]) -> list[Problem]:
     """Whether a name was given; without the network."""
-    if request.name == "hub" and not request.path:
-        return [Problem(request.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
-    if request.split == ALL_SPLITS:
-        return [Problem(f"{request.split_key} = {ALL_SPLITS!r}", "a streamed dataset is read by split", "name one")]
-    return check_format(request)
+    if context.name == "hub" and not context.path:
+        return [Problem(context.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
+    if context.split == ALL_SPLITS:
+        return [Problem(f"{context.split_key} = {ALL_SPLITS!r}", "a streamed dataset is read by split", "name one")]
+    return check_format(context)
 
 
 def holds_lines(file: Path) -> bool:
@@ -124,13 +124,13 @@ def _lines(file: Path) -> Iterator[bytes]:
     yield b"".join(rest)
 
 
-def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
+def _check_json(files: list[Path], context: DatasetContext[None]) -> Iterator[Problem]:
     """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
     for file in files:
         number, line = _first_line(file)
         if not line:
             continue
-        if not _begins_lines(line) or request.skip_corrupt:
+        if not _begins_lines(line) or context.skip_corrupt:
             return
         try:
             record = json.loads(line)
@@ -139,13 +139,13 @@ def _check_json(files: list[Path], request: DatasetRequest) -> Iterator[Problem]
             return
         if not isinstance(record, dict):
             yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be like {"text": "..."}')
-        elif request.format is None and request.text_field not in record:
-            yield _no_field(f"{file}:{number}", request.text_field, list(record))
+        elif context.format is None and context.text_field not in record:
+            yield _no_field(f"{file}:{number}", context.text_field, list(record))
         return
-    yield _empty(request)
+    yield _empty(context)
 
 
-def _check_parquet(files: list[Path], request: DatasetRequest) -> Iterator[Problem]:
+def _check_parquet(files: list[Path], context: DatasetContext[None]) -> Iterator[Problem]:
     import pyarrow
     import pyarrow.parquet
 
@@ -157,20 +157,20 @@ def _check_parquet(files: list[Path], request: DatasetRequest) -> Iterator[Probl
             yield Problem(str(file), f"not a Parquet file: {error}", "check the path")
             return
         names = metadata.schema.to_arrow_schema().names
-        if request.format is None and request.text_field not in names:
-            yield _no_field(str(file), request.text_field, names)
+        if context.format is None and context.text_field not in names:
+            yield _no_field(str(file), context.text_field, names)
             return
         rows += metadata.num_rows
     if not rows:
-        yield _empty(request)
+        yield _empty(context)
 
 
 def _plain_suffix(file: Path) -> str:
     return file.with_suffix("").suffix if file.suffix in COMPRESSED else file.suffix
 
 
-def _empty(request: DatasetRequest) -> Problem:
-    return Problem(request.where, "the dataset is empty", "give a file with documents in it")
+def _empty(context: DatasetContext[None]) -> Problem:
+    return Problem(context.where, "the dataset is empty", "give a file with documents in it")
 
 
 def _no_field(where: str, field: str, there: list[str]) -> Problem:

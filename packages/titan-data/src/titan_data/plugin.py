@@ -16,7 +16,7 @@ def titan_datasets() -> list[Dataset]:
     hub = "titan_data.huggingface:open_hub"
     return [
         *(
-            Dataset(name=name, summary=summary, open=Ref(opener), check=Ref(files), splits=True)
+            Dataset(name=name, summary=summary, build=Ref(opener), check=Ref(files), splits=True)
             for name, summary, opener in (
                 ("json", "local JSON lines", "titan_data.huggingface:open_local"),
                 ("parquet", "local Parquet files", "titan_data.huggingface:open_local"),
@@ -27,12 +27,12 @@ def titan_datasets() -> list[Dataset]:
         Dataset(
             name="tokenized",
             summary="token ids on disk, memory-mapped (`titan data tokenize`)",
-            open=Ref("titan_data.tokenized:open_tokenized"),
+            build=Ref("titan_data.tokenized:open_tokenized"),
             check=Ref("titan_data.tokenized:check_tokenized"),
             holds_tokens=True,
         ),
         *(
-            Dataset(name=name, summary=summary, open=Ref(hub), check=Ref("titan_data.local_files:check_hub"), splits=True)
+            Dataset(name=name, summary=summary, build=Ref(hub), check=Ref("titan_data.local_files:check_hub"), splits=True)
             for name, summary in (
                 ("hub", "any dataset of the Hugging Face hub, streamed"),
                 ("c4", "C4 (allenai/c4, en), streamed"),
@@ -48,7 +48,7 @@ def titan_tokenizers() -> list[Tokenizer]:
         Tokenizer(
             name="hf",
             summary="a Hugging Face tokenizer.json",
-            build=Ref("titan_data.tokenizers.hugging_face:build_hf"),
+            build=Ref("titan_data.tokenizers.hugging_face:build"),
         ),
     ]
 

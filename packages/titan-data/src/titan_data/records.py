@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest
+from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.ref import Ref
 
 
-def text_of(record: Any, request: DatasetRequest, place: str) -> str:
+def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
     """The text of ``record``, which was found at ``place``.
 
     Raises:
@@ -19,23 +19,23 @@ def text_of(record: Any, request: DatasetRequest, place: str) -> str:
     """
     if not isinstance(record, Mapping):
         raise CorruptRecord(place, f"a record is a JSON object, not {type(record).__name__}")
-    if request.format is not None:
-        return _formatted(record, request.format, place)
-    text = record.get(request.text_field)
+    if context.format is not None:
+        return _formatted(record, context.format, place)
+    text = record.get(context.text_field)
     if isinstance(text, str):
         return text
-    if request.text_field not in record:
-        raise CorruptRecord(place, f"no field {request.text_field!r}; there is {', '.join(record)}", "set data.text_field")
-    raise CorruptRecord(place, f"field {request.text_field!r} holds {type(text).__name__}, not text")
+    if context.text_field not in record:
+        raise CorruptRecord(place, f"no field {context.text_field!r}; there is {', '.join(record)}", "set data.text_field")
+    raise CorruptRecord(place, f"field {context.text_field!r} holds {type(text).__name__}, not text")
 
 
-def check_format(request: DatasetRequest) -> list[Problem]:
+def check_format(context: DatasetContext[None]) -> list[Problem]:
     """Whether the formatting function can be called."""
-    if request.format is None:
+    if context.format is None:
         return []
-    where = f"format {request.format!r}"
+    where = f"format {context.format!r}"
     try:
-        function = Ref[Any](request.format).load()
+        function = Ref[Any](context.format).load()
     except ValueError as error:
         return [Problem(where, str(error), 'write "package.module:function"')]
     except UserError as error:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.dataset import ALL_SPLITS, DatasetRequest
+from titan_core.api.dataset import ALL_SPLITS, DatasetContext
 from titan_core.api.errors import UserError
 from titan_core.api.tools.plain_json import read_object
 
@@ -37,48 +37,48 @@ _KEYWORD = re.compile(rf"(?:^|[-._ 0-9])({'|'.join(_CANONICAL)})(?=$|[-._ 0-9])"
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 
 
-def files_of_split(files: Sequence[Path], root: Path, request: DatasetRequest) -> list[Path]:
+def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[None]) -> list[Path]:
     """Those of ``files``, which were found below ``root``, that belong to the requested split.
 
     Raises:
         UserError: there is no such split, or it is not clear which one is meant.
     """
-    if request.split == ALL_SPLITS:
+    if context.split == ALL_SPLITS:
         return list(files)
-    labels = _labels(files, root, by_file_name=request.name != "text")
+    labels = _labels(files, root, by_file_name=context.name != "text")
     names = sorted({label for label in labels if label is not None})
     others = [file for file, label in zip(files, labels, strict=True) if label is None]
-    if not names and request.split is None:
+    if not names and context.split is None:
         return list(files)
-    wanted = request.split or _default(names, others, request)
-    if wanted is None and names == [request.default_split]:
+    wanted = context.split or _default(names, others, context)
+    if wanted is None and names == [context.default_split]:
         return list(files)
     canonical = _CANONICAL.get((wanted or "").lower(), wanted)
     if canonical not in names:
-        raise _unclear(names, others, root, request)
+        raise _unclear(names, others, root, context)
     if multiprocessing.parent_process() is None:  # not again in each worker
-        log.info("dataset %s: reading split %r of %s", request.path, canonical, ", ".join(names))
+        log.info("dataset %s: reading split %r of %s", context.path, canonical, ", ".join(names))
     return [file for file, label in zip(files, labels, strict=True) if label == canonical]
 
 
-def _default(names: Sequence[str], others: Sequence[Path], request: DatasetRequest) -> str | None:
+def _default(names: Sequence[str], others: Sequence[Path], context: DatasetContext[None]) -> str | None:
     """The split that is read where none was requested; ``None`` where that is not clear."""
-    if request.default_split == "validation":
+    if context.default_split == "validation":
         return "test" if names == ["test"] else "validation"
     # Files beside the splits might be more of the training data, or of another split.
     return None if others else "train"
 
 
-def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, request: DatasetRequest) -> UserError:
+def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, context: DatasetContext[None]) -> UserError:
     found = f"splits {', '.join(names)}" if names else "no splits that folders or files are named for"
     if others and names:
         found += f", and files of none ({others[0].relative_to(root)})"
-    if request.split is not None:
-        why = f"{request.split_key} is {request.split!r}, and there are {found}"
+    if context.split is not None:
+        why = f"{context.split_key} is {context.split!r}, and there are {found}"
     else:
         why = f"there are {found}, and it is not clear which to read"
     choices = ", ".join([*names, f"or {ALL_SPLITS!r} for everything"])
-    return UserError.one(request.where, why, f"set {request.split_key} to one of {choices}" if names else "drop the key")
+    return UserError.one(context.where, why, f"set {context.split_key} to one of {choices}" if names else "drop the key")
 
 
 def _labels(files: Sequence[Path], root: Path, *, by_file_name: bool) -> list[str | None]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_data.compressed import decompressed
 from titan_data.local_files import ENDINGS, find_files
@@ -43,11 +43,11 @@ class TextPieces:
             raise CorruptRecord(str(name), why, "convert the file to UTF-8") from None
 
 
-def open_text(request: DatasetRequest) -> DocumentSource:
+def open_text(context: DatasetContext[None]) -> DocumentSource:
     """The text files of ``training.dataset_path``."""
-    files = find_files(request, ENDINGS["text"])
+    files = find_files(context, ENDINGS["text"])
     plain = decompressed(files)
-    return ShuffledDocuments(TextPieces(plain, files), request.seed, plain)
+    return ShuffledDocuments(TextPieces(plain, files), context.seed, plain)
 
 
 def _pieces(file: Path) -> list[tuple[int, int]]:

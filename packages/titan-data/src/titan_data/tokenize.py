@@ -49,16 +49,16 @@ def tokenize(
     Raises:
         UserError: the dataset cannot be read, or another one was begun in ``folder``.
     """
-    tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+    tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
     # What goes to which part depends on no job's seed.
-    dataset = replace(dataset, request=replace(dataset.request, seed=0))
-    source = dataset.open.load()(dataset.request)
+    dataset = replace(dataset, context=replace(dataset.context, seed=0))
+    source = dataset.build.load()(dataset.context)
     if source.num_documents is not None:
         parts = max(1, min(parts, source.num_documents))
     mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
-    request = dataset.request
-    plan = {"dataset": request.name, "path": request.path, "split": request.split, "text_field": request.text_field,
-            "format": request.format,
+    context = dataset.context
+    plan = {"dataset": context.name, "path": context.path, "split": context.split, "text_field": context.text_field,
+            "format": context.format,
             "tokenizer": mark, "documents": source.num_documents, "parts": parts}  # fmt: skip
     _begin(folder, plan)
     names = [f"part-{number:05d}" for number in range(parts)]
@@ -152,7 +152,7 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
 @functools.cache
 def _opened(spec: StreamSpec, dataset: DatasetSpec) -> tuple[TextTokenizer, DocumentSource]:
     """Once in each worker."""
-    return spec.tokenizer.load()(spec.tokenizer_path), dataset.open.load()(dataset.request)
+    return spec.tokenizer.load()(spec.tokenizer_context), dataset.build.load()(dataset.context)
 
 
 def _written(folder: Path, dtype: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import CorruptRecord, DatasetRequest, DocumentSource
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tokenizer import token_ids
 from titan_core.api.tools.shuffled import ShuffledDocuments
@@ -161,34 +161,34 @@ class MappedTokens:
         return document
 
 
-def open_tokenized(request: DatasetRequest) -> DocumentSource:
+def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
     """The folder that ``training.dataset_path`` names.
 
     Raises:
         UserError: it is none, it is damaged, empty, or was made with another tokenizer.
     """
-    problems = check_tokenized(request)
+    problems = check_tokenized(context)
     if problems:
         raise UserError(*problems)
-    folder = Path(request.path or "").expanduser()
+    folder = Path(context.path or "").expanduser()
     index = read_index(folder)
     files = [folder / (part.name + ending) for part in index.parts for ending in (".bin", ".idx")]
-    return ShuffledDocuments(MappedTokens(folder, index, request.vocab_size), request.seed, files)
+    return ShuffledDocuments(MappedTokens(folder, index, context.vocab_size), context.seed, files)
 
 
-def check_tokenized(request: DatasetRequest) -> list[Problem]:
+def check_tokenized(context: DatasetContext[None]) -> list[Problem]:
     """Whether the folder is whole, and made with the job's tokenizer."""
-    if not request.path:
-        return [Problem(request.where, "dataset 'tokenized' needs its folder", "set training.dataset_path")]
+    if not context.path:
+        return [Problem(context.where, "dataset 'tokenized' needs its folder", "set training.dataset_path")]
     try:
-        index = read_index(Path(request.path).expanduser())
+        index = read_index(Path(context.path).expanduser())
     except UserError as error:
         return list(error.problems)
     if not any(part.documents for part in index.parts):
-        return [Problem(request.where, "the dataset is empty", "tokenize one with documents in it")]
-    if request.tokenizer and request.tokenizer != index.fingerprint:
+        return [Problem(context.where, "the dataset is empty", "tokenize one with documents in it")]
+    if context.tokenizer and context.tokenizer != index.fingerprint:
         why = f"it was tokenised by {index.tokenizer!r}, which gives other ids than this job's tokenizer"
-        return [Problem(request.where, why, "set model.tokenizer and tokenizer_path to that one, or tokenize it again")]
+        return [Problem(context.where, why, "set model.tokenizer and tokenizer_path to that one, or tokenize it again")]
     return []
 
 

@@ -16,9 +16,10 @@ from torchao.float8 import (
     precompute_float8_dynamic_scale_for_fsdp,
 )
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
@@ -32,16 +33,16 @@ _HIGH_PRECISION_SHARE = {"tensorwise": 0.0, "rowwise": 0.0, "rowwise_with_gw_hp"
 """Of the three products of a layer, what part stays in high precision."""
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart:
     """Let the linear layers of ``part`` compute in float8. Names and weights stay as they are."""
-    section = context.facts.section(Float8Section)
+    section = context.section
     filters = [one for one in section.filter_fqns if one != AUTO_FILTER]
     layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
     require_some(layers, part, "float8")
     require_matches(part, filters, "float8")
-    config = linear_config(section, gathers_float8(context.facts))
+    config = linear_config(section, gathers_float8(context))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself
         convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
@@ -62,7 +63,7 @@ def linear_config(section: Float8Section, gather: bool) -> Float8LinearConfig:
     return dataclasses.replace(recipe, emulate=section.emulate, enable_fsdp_float8_all_gather=gather)
 
 
-def observe(parts: Sequence[ModelPart], context: TransformContext) -> object:
+def observe(parts: Sequence[ModelPart], context: TrainingContext[Float8Section]) -> object:
     """What is done after each step: nothing, where scales are found when weights are gathered."""
     return PrecomputedScales(parts if _precomputes(context) else ())
 
@@ -88,9 +89,9 @@ class PrecomputedScales:
             precompute_float8_dynamic_scale_for_fsdp(part.module)
 
 
-def _precomputes(context: TransformContext) -> bool:
-    section = context.facts.section(Float8Section)
-    return section.precompute_float8_dynamic_scale_for_fsdp and gathers_float8(context.facts)
+def _precomputes(context: TrainingContext[Float8Section]) -> bool:
+    section = context.section
+    return section.precompute_float8_dynamic_scale_for_fsdp and gathers_float8(context)
 
 
 def _gains(recipe: str, name: str, layer: nn.Linear) -> bool:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 
 GATHER = "float8.enable_fsdp_float8_all_gather"
 
 
-def gathers_float8(facts: JobFacts) -> bool:
+def gathers_float8(context: JobContext[Float8Section]) -> bool:
     """Whether weights are gathered in float8: requested, and there is something to gather."""
-    asked = facts.section(Float8Section).enable_fsdp_float8_all_gather
-    return asked and facts.mesh.degree("dp_shard") * facts.mesh.degree("cp") > 1
+    asked = context.section.enable_fsdp_float8_all_gather
+    return asked and context.facts.mesh.degree("dp_shard") * context.facts.mesh.degree("cp") > 1
 
 
-def check(facts: JobFacts) -> Iterator[Problem]:
+def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
     """Options of float8 that contradict each other."""
-    section, config = facts.section(Float8Section), facts.config
+    section, config = context.section, context.config
     if section.enable_fsdp_float8_all_gather and section.recipe_name != "tensorwise":
         why = f'weights that are gathered in float8 have one scale each, and recipe_name is "{section.recipe_name}"'
         yield config.problem(GATHER, why, 'set it to false, or float8.recipe_name = "tensorwise"')
     if section.precompute_float8_dynamic_scale_for_fsdp and not section.enable_fsdp_float8_all_gather:
         key = "float8.precompute_float8_dynamic_scale_for_fsdp"
         yield config.problem(key, "there are scales to compute where weights are gathered in float8", f"set {GATHER} = true")
-    if facts.section(MXSection).enable:
+    if context.facts.section(MXSection).enable:
         yield config.problem("mx.enable", "float8.enable is true too, and a layer has one format", "switch one of them off")
 
 
-def check_mx(facts: JobFacts) -> Iterator[Problem]:
+def check_mx(context: JobContext[Float8Section]) -> Iterator[Problem]:
     """Options of MXFP8 that make no sense."""
-    if AUTO_FILTER in facts.section(MXSection).filter_fqns:
-        yield facts.config.problem(
+    if AUTO_FILTER in context.facts.section(MXSection).filter_fqns:
+        yield context.config.problem(
             "mx.filter_fqns", f"{AUTO_FILTER} is known for float8 alone", "name the layers to leave out"
         )

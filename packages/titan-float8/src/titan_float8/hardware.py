@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import JobSection
 from titan_core.api.tools.device import choose_device, device_name
 from titan_float8.config import Float8Section, MXSection
@@ -17,25 +17,25 @@ FLOAT8 = (8, 9)
 MXFP8 = (10, 0)
 
 
-def float8(facts: JobFacts) -> Iterator[Problem]:
+def float8(context: JobContext[Float8Section]) -> Iterator[Problem]:
     """Ada, Hopper, Blackwell."""
-    if not facts.section(Float8Section).emulate:
-        yield from _missing(facts, "float8", FLOAT8)
+    if not context.section.emulate:
+        yield from _missing(context, "float8", FLOAT8)
 
 
-def mxfp8(facts: JobFacts) -> Iterator[Problem]:
+def mxfp8(context: JobContext[Float8Section]) -> Iterator[Problem]:
     """Blackwell."""
-    if not facts.section(MXSection).emulate:
-        yield from _missing(facts, "mx", MXFP8)
+    if not context.facts.section(MXSection).emulate:
+        yield from _missing(context, "mx", MXFP8)
 
 
-def _missing(facts: JobFacts, section: str, needed: tuple[int, int]) -> Iterator[Problem]:
-    device = choose_device(facts.section(JobSection).device)
+def _missing(context: JobContext[Float8Section], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
+    device = choose_device(context.facts.section(JobSection).device)
     has = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if has is not None and has >= needed:
         return
     there = "none" if has is None else f"{has[0]}.{has[1]}"
-    yield facts.config.problem(
+    yield context.config.problem(
         f"{section}.enable",
         f"it needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and {device_name(device)} has {there}",
         f"set {section}.emulate = true for the same numbers without the hardware (slowly), or {section}.enable = false",

@@ -14,7 +14,8 @@ from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Col
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
 
@@ -29,9 +30,9 @@ KERNELS = {
 """By whether it is emulated: for products, for scaling along rows, and along columns."""
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     """Let the linear layers of ``part`` compute in MXFP8. Names and weights stay as they are."""
-    section = context.facts.section(MXSection)
+    section = context.section
     # Tensor parallelism divides one side of a weight, and a block lies on one rank.
     multiple = BLOCK * context.facts.mesh.degree("tp")
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import PrecisionTransform
+from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_float8.config import Float8Section, MXSection
@@ -11,23 +11,25 @@ api = (1, 0)
 
 
 @hookimpl
-def titan_precisions() -> list[PrecisionTransform]:
+def titan_precisions() -> list[Transform]:
     return [
-        PrecisionTransform(
+        Transform(
             name="float8",
             summary="linear layers in float8: tensorwise, rowwise, rowwise with exact weight gradients",
             config=Float8Section,
-            active=lambda facts: facts.section(Float8Section).enable,
+            phase=Phase.PRECISION,
+            active=lambda context: context.section.enable,
             check=Ref("titan_float8.float8_check:check"),
             hardware=Ref("titan_float8.hardware:float8"),
             apply=Ref("titan_float8.float8:apply"),
             observe=Ref("titan_float8.float8:observe"),
         ),
-        PrecisionTransform(
+        Transform(
             name="mxfp8",
             summary="linear layers in MXFP8, with a scale for each 32 numbers",
             config=MXSection,
-            active=lambda facts: facts.section(MXSection).enable,
+            phase=Phase.PRECISION,
+            active=lambda context: context.section.enable,
             check=Ref("titan_float8.float8_check:check_mx"),
             hardware=Ref("titan_float8.hardware:mxfp8"),
             apply=Ref("titan_float8.mx:apply"),

@@ -42,9 +42,7 @@ def titan_models() -> list[Model]:
 
 @hookimpl
 def titan_tokenizers() -> list[Tokenizer]:
-    return [
-        Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build_llama3"))
-    ]
+    return [Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build"))]
 
 
 @hookimpl

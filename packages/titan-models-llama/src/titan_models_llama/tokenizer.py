@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tiktoken
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 
 if TYPE_CHECKING:
     import numpy
@@ -108,17 +108,17 @@ def _may_have_long_run(text: str) -> bool:
     return len(text) >= _LONGEST_RUN and any(block.isspace() or len(block.split(None, 1)) == 1 for block in blocks)
 
 
-def build_llama3(path: str | None) -> TiktokenTokenizer:
+def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
     """Llama 3's ``tokenizer.model``: tiktoken's rank file, and 256 special tokens after its last rank.
 
     Raises:
         UserError: no file, or not a rank file.
     """
-    if path is None:
+    if context.path is None:
         raise UserError.one(
             "model.tokenizer_path", "tokenizer 'llama3' needs its tokenizer.model", "set model.tokenizer_path"
         )
-    ranks = read_rank_file(Path(path))
+    ranks = read_rank_file(Path(context.path))
     first = max(ranks.values()) + 1
     reserved = iter(range(_LLAMA3_NUM_SPECIAL))
     special = {

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
@@ -29,9 +30,9 @@ _SAVED = {
 _MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]) -> ModelPart:
     """Let blocks recompute. Their names and classes stay as they are: only ``forward`` is another."""
-    section = context.facts.section(ActivationCheckpointSection)
+    section = context.section
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
     twice = splits_backward(context.facts)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
-def check(facts: JobFacts) -> Iterator[Problem]:
+def check(context: JobContext[ActivationCheckpointSection]) -> Iterator[Problem]:
     """A memory budget is the compiler's to keep."""
-    compiles = facts.section(CompileSection)
+    compiles = context.facts.section(CompileSection)
     compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
-    if facts.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
+    if context.section.mode == "memory_budget" and not compiled:
         why = "it is torch.compile's inductor backend that keeps a budget"
         fix = 'set compile.enable = true (and leave compile.backend and components as they are), or mode = "selective"'
-        yield facts.config.problem("activation_checkpoint.mode", why, fix)
+        yield context.config.problem("activation_checkpoint.mode", why, fix)

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
     """Compile each block in place (its name stays as it is), and the loss."""
-    section = context.facts.section(CompileSection)
+    section = context.section
     recompute = context.facts.section(ActivationCheckpointSection)
     # A setting of the process, read when a block is compiled; set in any case, so that no earlier job's is left.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.batch import Batch, with_positions
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
 from titan_core.api.layout_rules import CAUSAL_ATTENTION
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import DataSection
 from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.config import ContextParallelKeys
@@ -26,7 +27,7 @@ from titan_parallel.gathered_attention import GatheredAttention
 log = logging.getLogger(__name__)
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
     """Let the modules that mix positions see those of all ranks of the mesh dimension ``cp``, and divide the batches."""
     if not part.objective.per_position:
         raise UserError.one(
@@ -49,12 +50,12 @@ def apply(part: ModelPart, context: TransformContext) -> ModelPart:
     return part
 
 
-def _divide_attention(mixers: list[nn.Module], share: SequenceShare, context: TransformContext) -> None:
+def _divide_attention(mixers: list[nn.Module], share: SequenceShare, context: TrainingContext[ContextParallelKeys]) -> None:
     if not mixers:
         return
     documents = context.facts.section(DataSection).document_mask
     if context.device.type == "cuda" and not documents:
-        method = context.facts.section(ContextParallelKeys).context_parallel_rotate_method
+        method = context.section.context_parallel_rotate_method
         _use_ring(share.mesh, mixers, method)
         log.info("context parallelism: torch's ring attention, keys and values travelling by %s", method)
         return

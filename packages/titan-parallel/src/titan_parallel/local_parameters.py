@@ -53,8 +53,10 @@ def _with_local_parameters(cls: type[nn.Module], gradients: tuple[tuple[str, Pla
 
 def _local(name: str, gradient: Placement) -> property:
     def local(module: nn.Module) -> Tensor | None:
-        parameter = module._parameters[name]
-        return parameter.to_local(grad_placements=[gradient]) if isinstance(parameter, DTensor) else parameter
+        parameter: Any = module._parameters[name]
+        # Outside of forward passes FSDP holds it divided once more, and reads it by this name: that is the DTensor itself.
+        gathered = isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
+        return parameter.to_local(grad_placements=[gradient]) if gathered else parameter
 
     return property(local)
 

@@ -11,21 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Row, Rule, Shard
-from titan_core.api.model_part import TransformContext
 from titan_core.api.model_trial import Around, ModelTrial, Shares
 from titan_core.api.tools.patterns import matches
-from titan_parallel.config import TensorParallelKeys
+from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
+from titan_parallel.region_trial import region_faults
 
 _RANKS = 2
 """How many ranks a trial divides positions over."""
 
 
-def check_pipeline(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_pipeline(model: nn.Module, trial: ModelTrial, context: TrainingContext[PipelineKeys]) -> Iterator[Problem]:
     """Each stage must do its part of the work, given hidden states and positions alone."""
     place = trial.positions_fault()
     if place is not None:
@@ -94,9 +95,9 @@ def _broken_link(trial: ModelTrial) -> str:
     )
 
 
-def check_tensor(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[TensorParallelKeys]) -> Iterator[Problem]:
     """Layers must be divided within regions, and between these each position must be treated by itself."""
-    layout, keys = trial.layout, context.facts.section(TensorParallelKeys)
+    layout, keys = trial.layout, context.section
     mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
     mistakes += [trial.problem(*mistake) for mistake in _ends(model, layout)]
     if mistakes:
@@ -120,6 +121,12 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TransformContext)
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)
+    for name, fault in region_faults(trial, context.facts.mesh.degree("tp")).items():
+        why = (
+            f"region {name!r}, divided over {context.facts.mesh.degree('tp')} ranks by its rules, does not compute the same"
+        )
+        fix = "fix the rules of its parameters: a rank has consecutive features of each (not of several side by side)"
+        yield trial.problem(f"{why}: {fault}", f"{fix}, and compute with the sizes of tensors, not with those of the model")
     if not keys.disable_loss_parallel:
         yield from _logits_are_those_of_the_head(trial)
 
@@ -201,7 +208,7 @@ def _logits_are_those_of_the_head(trial: ModelTrial) -> Iterator[Problem]:
         yield trial.problem(why, "set parallelism.disable_loss_parallel = true, or return them as they are")
 
 
-def check_context(model: nn.Module, trial: ModelTrial, context: TransformContext) -> Iterator[Problem]:
+def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[ContextParallelKeys]) -> Iterator[Problem]:
     """Positions must mix in mixers alone, which see the whole sequence; all else has a rank's share of it."""
     length = trial.seq // (2 * _RANKS) * 2 * _RANKS
     if length != trial.seq:

@@ -22,8 +22,9 @@ from torch.distributed.pipelining.schedules import (
 )  # fmt: skip
 
 from titan_core.api.batch import join, with_positions
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
-from titan_core.api.model_part import Absent, ModelPart, TransformContext, arguments_of
+from titan_core.api.model_part import Absent, ModelPart, arguments_of
 from titan_core.api.step import StepInput, StepRunner, shape_inference
 from titan_core.api.tools.random_state import same_generators
 from titan_parallel.config import PipelineKeys
@@ -32,14 +33,14 @@ from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
 log = logging.getLogger(__name__)
 
 
-def apply(part: ModelPart, context: TransformContext) -> list[ModelPart]:
+def apply(part: ModelPart, context: TrainingContext[PipelineKeys]) -> list[ModelPart]:
     """This rank's stages, in order. The model is on the meta device still, so that copies of it cost nothing."""
     plan = plan_pipeline(context.facts)
     log.info("pipeline: %s; %d microbatches a step", _describe(plan), plan.microbatches)
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
 
-def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: TransformContext) -> StepRunner:
+def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> StepRunner:
     """How a step runs: all of a rank's sequences pass through the pipeline in one go."""
     return PipelineStep(parts, context)
 
@@ -47,7 +48,7 @@ def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: Transform
 class PipelineStep:
     """A step by one of torch's schedules."""
 
-    def __init__(self, parts: Sequence[ModelPart], context: TransformContext) -> None:
+    def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> None:
         plan = plan_pipeline(context.facts)
         self._numbers = plan.stages_of(_rank(context))
         self._last = len(plan.stages) - 1
@@ -60,7 +61,7 @@ class PipelineStep:
             for number, part in zip(self._numbers, parts, strict=True)
         ]
         self._microbatches = plan.microbatches
-        self._schedule = self._make_schedule(self._stages, plan, context.facts.section(PipelineKeys))
+        self._schedule = self._make_schedule(self._stages, plan, context.section)
 
     def __call__(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.step.StepRunner`."""
@@ -167,8 +168,8 @@ class _Stage(PipelineStage):
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
-def _rank(context: TransformContext) -> int:
-    return context.mesh.get_local_rank("pp")
+def _rank(context: TrainingContext[PipelineKeys]) -> int:
+    return context.mesh["pp"].get_local_rank()
 
 
 def _describe(plan: PipelinePlan) -> str:

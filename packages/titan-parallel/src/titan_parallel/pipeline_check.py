@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
@@ -28,8 +29,9 @@ _MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 _GLOBAL_BATCH = "training.global_batch_size"
 
 
-def check(facts: JobFacts) -> Iterator[Problem]:
+def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
     """Stages must fit the model and the ranks, microbatches the schedule."""
+    facts = context.facts
     try:
         table = schedule_table(facts)
     except UserError as error:

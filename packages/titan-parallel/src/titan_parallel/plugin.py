@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Phase, Transform
+from titan_core.api.build_context import JobContext
+from titan_core.api.components import DATA_DIMS, Phase, Transform
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.ref import Ref
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import (
@@ -19,11 +19,11 @@ from titan_parallel.config import (
 api = (1, 0)
 
 
-def _fsdp_active(facts: JobFacts) -> bool:
+def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
     """Where ranks have different tokens; and for mixed precision and offloading on one device too."""
-    training, mesh = facts.section(TrainingSection), facts.mesh
+    training, mesh = context.facts.section(TrainingSection), context.facts.mesh
     alone = training.mixed_precision_param != "float32" or training.enable_cpu_offload
-    return mesh.batch_degree * mesh.degree("cp") > 1 or alone
+    return mesh.data_degree > 1 or alone
 
 
 @hookimpl
@@ -42,7 +42,7 @@ def titan_parallelisms() -> list[Transform]:
                 "training.mixed_precision_reduce",
                 "training.enable_cpu_offload",
             ),
-            reduces=("dp_replicate", "dp_shard", "cp"),
+            reduces=(DATA_DIMS,),
             check=Ref("titan_parallel.fsdp_check:check"),
             apply=Ref("titan_parallel.fsdp:apply"),
         ),
@@ -51,7 +51,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="the model in stages, by all of torch's schedules",
             config=PipelineKeys,
             phase=Phase.PIPELINE,
-            active=lambda facts: facts.mesh.degree("pp") > 1,
+            active=lambda context: context.facts.mesh.degree("pp") > 1,
             serves=("parallelism.pipeline_parallel_degree",),
             check=Ref("titan_parallel.pipeline_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_pipeline"),
@@ -63,7 +63,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="tensor, sequence and loss parallelism",
             config=TensorParallelKeys,
             phase=Phase.TENSOR,
-            active=lambda facts: facts.mesh.degree("tp") > 1,
+            active=lambda context: context.facts.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_tensor"),
@@ -74,7 +74,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="each sequence divided over ranks, attention exact over the whole",
             config=ContextParallelKeys,
             phase=Phase.CONTEXT,
-            active=lambda facts: facts.mesh.degree("cp") > 1,
+            active=lambda context: context.facts.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
             check=Ref("titan_parallel.context_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_context"),
@@ -85,7 +85,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="recomputation of activations: full, every n-th block, selective by operator, or within a memory budget",
             config=ActivationCheckpointSection,
             phase=Phase.RECOMPUTE,
-            active=lambda facts: facts.section(ActivationCheckpointSection).mode != "none",
+            active=lambda context: context.section.mode != "none",
             check=Ref("titan_parallel.activation_checkpoint_check:check"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
         ),
@@ -94,7 +94,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="torch.compile of each block and of the loss",
             config=CompileSection,
             phase=Phase.COMPILE,
-            active=lambda facts: facts.section(CompileSection).enable,
+            active=lambda context: context.section.enable,
             apply=Ref("titan_parallel.compile:apply"),
         ),
     ]

@@ -18,11 +18,12 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from titan_core.api.batch import with_positions
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Row, Rule
 from titan_core.api.layout_rules import Shard as ShardRule
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
@@ -30,10 +31,10 @@ from titan_parallel.local_parameters import LocalParameters, SumOutput
 from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
 
 
-def apply(part: ModelPart, context: TransformContext) -> ModelPart:
+def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
     """Divide ``part`` over the mesh dimension ``tp``."""
     mesh = context.mesh["tp"]
-    keys = context.facts.section(TensorParallelKeys)
+    keys = context.section
     hidden: Placement = Replicate() if keys.disable_sequence_parallel else Shard(1)
     _require_rules(part)
     plan = _embedding_plan(part, hidden) | _block_plan(part, hidden) | _head_plan(part, hidden, keys)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from titan_core.api.build_context import JobContext, S
 from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class CheckpointRequest:
-    """What a checkpoint plugin is built with."""
+class CheckpointContext(JobContext[S]):
+    """What a checkpoint store is built with."""
 
     job: Job
     world: World
@@ -132,7 +132,7 @@ class CheckpointStore(Protocol):
     """Saves and restores one run."""
 
     def restore(self) -> None:
-        """Bring the request's state to the newest checkpoint; leave it as it is where there is none."""
+        """Bring the context's state to the newest checkpoint; leave it as it is where there is none."""
         ...
 
     def after_step(self, last: bool, asked: bool) -> None:
@@ -159,5 +159,5 @@ class Checkpoint(Component):
     """A way of saving and restoring a run."""
 
     kind = "checkpoint"
-    build: Ref[Callable[[CheckpointRequest], CheckpointStore]]
-    active: Callable[[JobFacts], bool]
+    build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]
+    active: Callable[[JobContext[Any]], bool]

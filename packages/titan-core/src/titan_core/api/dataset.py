@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from titan_core.api.batch_plan import BatchPlan
+from titan_core.api.build_context import BuildContext, S
 from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,8 +52,8 @@ class CorruptRecord(Exception):
 
 
 @dataclass(frozen=True)
-class DatasetRequest:
-    """What a config asks of a dataset."""
+class DatasetContext(BuildContext[S]):
+    """What a dataset is checked and opened with. It travels to worker processes."""
 
     name: str
     """The component's name (one implementation may register several)."""
@@ -131,8 +132,8 @@ class DatasetSpec:
     name: str
     """What it is called in metrics."""
     weight: float
-    open: Ref[Callable[[DatasetRequest], DocumentSource]]
-    request: DatasetRequest
+    build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
+    context: DatasetContext[Any]
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ class StreamSpec:
     """Datasets, how they are mixed and tokenised, and how the global batch is divided into logical shards."""
 
     datasets: tuple[DatasetSpec, ...]
-    tokenizer: Ref[Callable[[str | None], TextTokenizer]]
-    tokenizer_path: str | None
+    tokenizer: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
+    tokenizer_context: TokenizerContext[Any]
     plan: BatchPlan
     seed: int
     on_end: OnEnd

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Model,
         Objective,
         Optimizer,
-        PrecisionTransform,
         Recipe,
         Tokenizer,
         Transform,
@@ -62,8 +61,8 @@ def titan_parallelisms() -> Sequence[Transform]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_precisions() -> Sequence[PrecisionTransform]:  # type: ignore[empty-body]
-    """Precision stage: transforms that change the number formats of a model's modules."""
+def titan_precisions() -> Sequence[Transform]:  # type: ignore[empty-body]
+    """Precision stage: transforms, of phase PRECISION, that change the number formats of a model's modules."""
 
 
 @hookspec

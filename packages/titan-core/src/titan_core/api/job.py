@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from titan_core.api.components import Component, Debugger, LRSchedule, Model, Objective, Optimizer, Tokenizer, Transform
 from titan_core.api.config import Config
 from titan_core.api.dataset import StreamSpec
-from titan_core.api.errors import UserError
+from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import Registry
-from titan_core.api.sections import JobSection
+from titan_core.api.sections import JobSection, ModelSection
 from titan_core.api.tools.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Job:
     @property
     def name(self) -> str:
         """The model with its flavor."""
-        return f"{self.model.name} {self.config.value('model.flavor')}"
+        return f"{self.model.name} {self.config.section(ModelSection).flavor}"
 
     def plugin_versions(self) -> list[dict[str, str]]:
         """Every plugin that took part in assembling the job."""
@@ -83,8 +83,10 @@ class Job:
         Raises:
             UserError: what it lacks.
         """
-        asked = (transform.hardware for transform in self.transforms if transform.hardware is not None)
-        problems = [problem for hardware in asked for problem in hardware.load()(self.facts)]
+        problems: list[Problem] = []
+        for transform in self.transforms:
+            if transform.hardware is not None:
+                problems += transform.hardware.load()(transform.context(self.facts))
         if problems:
             raise UserError(*problems)
 

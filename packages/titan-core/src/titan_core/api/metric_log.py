@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from titan_core.api.build_context import JobContext, S
 from titan_core.api.components import Component
 from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ Record = Mapping[str, float | int | None]
 
 
 @dataclass(frozen=True)
-class LoggerRequest:
-    """What a logger is built with. Loggers exist on rank 0 alone."""
+class LoggerContext(JobContext[S]):
+    """What a metric logger is built with. Loggers exist on rank 0 alone."""
 
     run: RunStart
-    device: str
-    """The device's name."""
+    """The run, with its directory: ``run.dump_folder``."""
+    device_name: str
 
 
 class MetricLog(Protocol):
@@ -45,9 +45,9 @@ class MetricLogger(Component):
     """A place that metrics go to."""
 
     kind = "metric logger"
-    build: Ref[Callable[[LoggerRequest], MetricLog]]
-    active: Callable[[JobFacts], bool]
-    check: Ref[Callable[[JobFacts], Iterable[Problem]]] | None = None
+    build: Ref[Callable[[LoggerContext[Any]], MetricLog]]
+    active: Callable[[JobContext[Any]], bool]
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
 
 

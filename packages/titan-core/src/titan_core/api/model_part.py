@@ -1,4 +1,4 @@
-"""A rank's part of a model, and what a transform is given beside it."""
+"""A rank's part of a model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.batch import Batch
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelLayout
 from titan_core.api.microbatch import Microbatch, entered
 from titan_core.api.objective import ObjectiveFunction
@@ -126,13 +124,3 @@ def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:
     arguments = {"positions": batch.positions, "documents": batch.documents}
     arguments |= {name: extra.tensor for name, extra in batch.extras.items() if name in layout.inputs}
     return {name: tensor for name, tensor in arguments.items() if tensor is not None}
-
-
-@dataclass(frozen=True)
-class TransformContext:
-    """What a transform may use beside the part of the model that it changes."""
-
-    facts: JobFacts
-    mesh: DeviceMesh
-    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
-    device: torch.device

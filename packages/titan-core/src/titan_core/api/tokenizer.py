@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from titan_core.api.build_context import BuildContext, S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -13,6 +16,14 @@ _PROBE = """The quick brown fox can't jump over 1234567890 lazy dogs; naïve caf
 \tdef f(x: int = 0) -> None:\n        return x ** 2  # comment\r\n\r\n
 https://example.org/?a=1&b=%20  ÀÉÎÕÜ Привет мир, 你好世界 こんにちは مرحبا 🙂🚀   internationalization
 """
+
+
+@dataclass(frozen=True)
+class TokenizerContext(BuildContext[S]):
+    """What a tokenizer is built with. It travels to worker processes."""
+
+    path: str | None
+    """``model.tokenizer_path``."""
 
 
 class TextTokenizer(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 
 if TYPE_CHECKING:
     import numpy
@@ -47,12 +47,14 @@ class ByteTokenizer:
         return b"".join(_MARKS[one].encode() if one in _MARKS else bytes([one]) for one in ids).decode(errors="replace")
 
 
-def build_byte(path: str | None) -> ByteTokenizer:
+def build(context: TokenizerContext[None]) -> ByteTokenizer:
     """The default.
 
     Raises:
         UserError: a path was given, which says that another tokenizer was meant.
     """
-    if path is not None:
-        raise UserError.one(path, "tokenizer 'byte' takes no file", "set model.tokenizer to another one, or drop the path")
+    if context.path is not None:
+        raise UserError.one(
+            context.path, "tokenizer 'byte' takes no file", "set model.tokenizer to another one, or drop the path"
+        )
     return ByteTokenizer()

@@ -128,7 +128,7 @@ _group: Future[ShardGroup] = Future()
 
 def _open(spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
     try:
-        tokenizer = spec.tokenizer.load()(spec.tokenizer_path)
+        tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
         _group.set_result(_make_group(spec, open_sources(spec), tokenizer, indices, positions))
     except Exception as error:  # noqa: BLE001 - kept for the first read, which raises it where it is waited for
         _group.set_exception(error)

@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from titan_core.api.dataset import DatasetRequest, DocumentSource
+from titan_core.api.dataset import DatasetContext, DocumentSource
 from titan_core.api.errors import Problem
 
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
@@ -35,20 +35,20 @@ def _source_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith(".py") and name not in _LEFT_OUT)
 
 
-def open_stdlib(request: DatasetRequest) -> DocumentSource:
+def open_stdlib(context: DatasetContext[None]) -> DocumentSource:
     """The corpus of the Python that runs this."""
     from titan_core.api.tools.shuffled import ShuffledDocuments  # numpy, which the check below can do without
 
     library = StandardLibrary(_root())
-    return ShuffledDocuments(library, request.seed, library.files)
+    return ShuffledDocuments(library, context.seed, library.files)
 
 
-def check_stdlib(request: DatasetRequest) -> list[Problem]:
+def check_stdlib(context: DatasetContext[None]) -> list[Problem]:
     """A Python without its library's source (a frozen or zipped one) has no such corpus."""
     if not (_root() / "argparse.py").is_file():
         return [Problem("dataset 'stdlib'", f"there is no source text in {_root()}", "set training.dataset")]
-    if request.path is not None:
-        return [Problem(request.where, "dataset 'stdlib' takes no path", 'set training.dataset = "text" or "json"')]
+    if context.path is not None:
+        return [Problem(context.where, "dataset 'stdlib' takes no path", 'set training.dataset = "text" or "json"')]
     return []
 
 

@@ -20,7 +20,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
     """What a position in this stream means something in alone, by the names under which changes of it are allowed."""
     identity: dict[str, Any] = {
         "data.logical_shards": spec.plan.logical_shards,
-        "datasets": [one.request.name for one in spec.datasets],
+        "datasets": [one.context.name for one in spec.datasets],
         "model.tokenizer": fingerprint(tokenizer),
         "training.seed": spec.seed,
         "data.shuffle_buffer": spec.shuffle_buffer,
@@ -30,11 +30,11 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
         content = dict(found) if found is not None else None
         identity |= {
             # Where the content is known, it may be in another place.
-            f"dataset.{number}.path": None if content else text_without_secrets(one.request.path or ""),
+            f"dataset.{number}.path": None if content else text_without_secrets(one.context.path or ""),
             f"dataset.{number}.weight": one.weight,
-            f"dataset.{number}.split": one.request.split,
-            f"dataset.{number}.text_field": None if one.request.format else one.request.text_field,
-            f"dataset.{number}.format": one.request.format,
+            f"dataset.{number}.split": one.context.split,
+            f"dataset.{number}.text_field": None if one.context.format else one.context.text_field,
+            f"dataset.{number}.format": one.context.format,
             f"dataset.{number}.documents": source.num_documents,
             f"dataset.{number}.content": content,
         }
@@ -82,7 +82,7 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
     Raises:
         UserError: one that cannot be, or that has no document for each logical shard.
     """
-    sources = [one.open.load()(one.request) for one in spec.datasets]
+    sources = [one.build.load()(one.context) for one in spec.datasets]
     shards = spec.plan.logical_shards
     problems = [
         Problem(

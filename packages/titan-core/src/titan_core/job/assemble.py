@@ -9,12 +9,23 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Component, Debugger, LRSchedule, Model, Objective, Optimizer, Tokenizer, Transform
+from titan_core.api.components import (
+    DATA_DIMS,
+    Component,
+    Debugger,
+    LRSchedule,
+    Model,
+    Objective,
+    Optimizer,
+    Tokenizer,
+    Transform,
+)
 from titan_core.api.config import Config
 from titan_core.api.errors import PluginFailure, Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
+from titan_core.api.mesh import MeshDim, MeshPlan, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.sections import (
     DataSection,
@@ -25,9 +36,8 @@ from titan_core.api.sections import (
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
-from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
+from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.job.transform_order import in_order
 from titan_core.plugins.known_packages import package_for
 from titan_core.plugins.registry import Registry
 
@@ -65,7 +75,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     objective = attempt(_pick, config, registry, Objective, "objective.name")
     optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
-    mesh = attempt(plan_mesh, config, [dim for one in registry.all(Transform) for dim in one.mesh_dims], world_size)
+    mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
@@ -75,32 +85,30 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         raise UserError(*problems)
 
     facts = JobFacts(config, mesh, batch, definition)
-    active = [transform for transform in registry.all(Transform) if transform.active(facts)]
+    active = [transform for transform in registry.all(Transform) if transform.active(transform.context(facts))]
     problems += check_served(facts, active, registry)
     problems += check_reduced(facts, active)
-    loggers = [one for one in registry.all(MetricLogger) if one.active(facts)]
-    debuggers = [one for one in registry.all(Debugger) if one.active(facts)]
+    loggers = [one for one in registry.all(MetricLogger) if one.active(one.context(facts))]
+    debuggers = [one for one in registry.all(Debugger) if one.active(one.context(facts))]
     objectives = [] if objective is None else [objective]
     checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
     for component in checked:
         if component.check is not None:
-            problems += component.check.load()(facts)
-    transforms = attempt(in_order, active)
-    checkpoints = [one for one in registry.all(Checkpoint) if one.active(facts)]
+            problems += component.check.load()(component.context(facts))
+    checkpoints = [one for one in registry.all(Checkpoint) if one.active(one.context(facts))]
     if len(checkpoints) > 1:
         names = ", ".join(one.name for one in checkpoints)
         problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
     if problems:
         raise UserError(*problems)
     assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
-    assert transforms is not None
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
         registry=registry,
         model=model,
         model_args=args,
-        transforms=tuple(transforms),
+        transforms=tuple(sorted(active, key=lambda one: (one.phase, one.name))),
         data=stream,
         validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
         tokenizer=tokenizer,
@@ -120,6 +128,13 @@ def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
         why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
         raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
+
+
+def _plan_mesh(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
+    transforms = registry.all(Transform)
+    dims = [dim for transform in transforms for dim in transform.mesh_dims]
+    views = [view for transform in transforms for view in transform.mesh_views]
+    return plan_mesh(config, dims, world_size, views)
 
 
 def define_model(model: Model, args: BaseModel) -> ModelDefinition:
@@ -162,7 +177,7 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
-        return tokenizer.build.load()(path)
+        return tokenizer.build.load()(tokenizer_context(config, tokenizer))
     except PluginFailure:
         raise
     except UserError as error:
@@ -190,7 +205,7 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:
     """Whether the model can keep attention inside of documents."""
     if config.section(DataSection).document_mask and not model.layout.masks_documents:
-        why = f"model {config.value('model.name')!r} cannot keep attention inside of a document"
+        why = f"model {config.section(ModelSection).name!r} cannot keep attention inside of a document"
         yield config.problem("data.document_mask", why, "switch it off, or let the model's layout and mixers know documents")
 
 
@@ -204,7 +219,8 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
 def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
     """Whether every degree above 1, mixed precision and offloading are made real by a transform: never silently ignored."""
     served = {key for transform in active for key in transform.serves}
-    asked = [dim.degree_key for dim in facts.mesh.dims if facts.mesh.degrees[dim.name] > 1]
+    named: tuple[MeshDim | MeshView, ...] = (*facts.mesh.dims, *facts.mesh.views)
+    asked = [one.degree_key for one in named if facts.mesh.degree(one.name) > 1]
     training = facts.section(TrainingSection)
     for key in ("mixed_precision_param", "mixed_precision_reduce", "enable_cpu_offload"):
         if getattr(training, key) != type(training).model_fields[key].default:
@@ -225,9 +241,10 @@ def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]
     """Whether gradients are summed over every mesh dimension whose ranks see different tokens."""
     reduced = {name for transform in active for name in transform.reduces}
     for dim in facts.mesh.dims:
-        divides = dim.divides in ("batch", "sequence") and not dim.copies
         served = any(dim.degree_key in transform.serves for transform in active)
-        if divides and served and facts.mesh.degrees[dim.name] > 1 and dim.name not in reduced:
+        if not (dim.sees_other_data and served and facts.mesh.degrees[dim.name] > 1):
+            continue
+        if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
             why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, and no "
             why += "transform in use sums gradients over it, so that their weights would diverge"
             fix = f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"

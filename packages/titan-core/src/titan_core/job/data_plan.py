@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from typing import Any, Literal
 
 from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.components import Dataset, Tokenizer
 from titan_core.api.config import Config
-from titan_core.api.dataset import DatasetRequest, DatasetSpec, ReadPolicy, StreamSpec
+from titan_core.api.dataset import DatasetContext, DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
-from titan_core.api.tokenizer import TextTokenizer, fingerprint
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, fingerprint
 from titan_core.plugins.registry import Registry
 
 MIXTURE = "data.mixture"
@@ -77,13 +77,18 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
     return StreamSpec(
         datasets,
         tokenizer.build,
-        config.section(ModelSection).tokenizer_path,
+        tokenizer_context(config, tokenizer),
         batch,
         config.section(TrainingSection).seed,
         data.on_end,
         ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds),
         data.shuffle_buffer,
     )
+
+
+def tokenizer_context(config: Config, tokenizer: Tokenizer) -> TokenizerContext[Any]:
+    """What ``tokenizer`` is built with."""
+    return TokenizerContext(section=tokenizer.section_in(config), path=config.section(ModelSection).tokenizer_path)
 
 
 def _pick(
@@ -103,7 +108,8 @@ def _pick(
     if entry.dataset_split is not None and not dataset.splits:
         where = config.where(f"{table}.dataset_split", entry.dataset_split)
         raise UserError.one(where, f"dataset {entry.dataset!r} has no splits", "drop it")
-    request = DatasetRequest(
+    context: DatasetContext[Any] = DatasetContext(
+        section=dataset.section_in(config),
         name=entry.dataset,
         path=entry.dataset_path,
         text_field=entry.text_field or data.text_field,
@@ -117,7 +123,7 @@ def _pick(
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
     )
-    problems = list(dataset.check.load()(request)) if dataset.check is not None else []
+    problems = list(dataset.check.load()(context)) if dataset.check is not None else []
     if problems:
         raise UserError(*problems)
-    return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.open, request)
+    return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Transform
 from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart, TransformContext
+from titan_core.api.job_mesh import JobMesh
+from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.patterns import matches
 from titan_core.model.layout_check import check_layout
@@ -23,7 +25,7 @@ from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
 
 
-def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
+def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
     """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
 
     Raises:
@@ -34,21 +36,22 @@ def build_parts(job: Job, context: TransformContext) -> list[ModelPart]:
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model.name)
     _check_param_groups(model, job.config)
-    loss_in_head = try_model(model, job, context)
-    parts = [ModelPart(model, definition.layout, job.objective.build.load()(job.facts))]
+    loss_in_head = try_model(model, job, mesh, device)
+    objective = job.objective.build.load()(job.objective.training_context(job.facts, mesh, device))
+    parts = [ModelPart(model, definition.layout, objective)]
     guard = PartGuard(parts[0])
     for transform in job.transforms:
-        apply = partial(_apply, transform, context)
+        apply = partial(_apply, transform, transform.training_context(job.facts, mesh, device))
         parts = [one for part in parts for one in guard.apply(transform.name, apply, part)]
     for part in parts:
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
-        materialise(part, context.device, job.config.section(TrainingSection).seed)
+        materialise(part, device, job.config.section(TrainingSection).seed)
         part.module.train()
     return parts
 
 
-def _apply(transform: Transform, context: TransformContext, part: ModelPart) -> ModelPart | Sequence[ModelPart]:
+def _apply(transform: Transform, context: TrainingContext[Any], part: ModelPart) -> ModelPart | Sequence[ModelPart]:
     return transform.apply.load()(part, context)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
-from titan_core.api.model_part import TransformContext
 from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
 from titan_core.model.trial import CannotTry, ModelTrial
@@ -21,7 +21,7 @@ from titan_core.model.trial import CannotTry, ModelTrial
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, context: TransformContext) -> bool:
+def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -> bool:
     """Try ``model`` (whole, on the meta device) with a few tokens.
 
     Returns:
@@ -31,7 +31,7 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> bool:
         UserError: it does not do what its layout says, or what a transform of the job needs.
     """
     try:
-        trial = _trial(model, job, context)
+        trial = _trial(model, job, device)
     except CannotTry as error:
         needs = [transform.name for transform in job.transforms if transform.check_model is not None]
         why = f"a trial of its forward on a few tokens raised {error}"
@@ -46,8 +46,10 @@ def try_model(model: nn.Module, job: Job, context: TransformContext) -> bool:
         with trial.evaluating():
             problems = list(_dependences(trial, job))
     if not problems:
-        checks = (one.check_model.load() for one in job.transforms if one.check_model is not None)
-        problems = [problem for check in checks for problem in check(model, trial, context)]
+        for transform in job.transforms:
+            if transform.check_model is not None:
+                context = transform.training_context(job.facts, mesh, device)
+                problems += transform.check_model.load()(model, trial, context)
     if problems:
         raise UserError(*problems)
     return _returns_the_head(trial)
@@ -64,16 +66,16 @@ def _returns_the_head(trial: ModelTrial) -> bool:
     return len(outputs) == 1 and returned is outputs[0]
 
 
-def _trial(model: nn.Module, job: Job, context: TransformContext) -> ModelTrial:
+def _trial(model: nn.Module, job: Job, device: torch.device) -> ModelTrial:
     """On the CPU; where the model fails there, with longer sequences, and on the device that it trains on."""
     cpu, layout = torch.device("cpu"), job.facts.model.layout
     attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.facts.batch.seq_len))]
-    if context.device.type != "cpu":
-        attempts += [(context.device, length) for _, length in attempts]
+    if device.type != "cpu":
+        attempts += [(device, length) for _, length in attempts]
     first: CannotTry | None = None
-    for device, length in attempts:
+    for place, length in attempts:
         try:
-            return ModelTrial(model, layout, job.model.name, device, length)
+            return ModelTrial(model, layout, job.model.name, place, length)
         except CannotTry as error:
             first = first or error
     assert first is not None

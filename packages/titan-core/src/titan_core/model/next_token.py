@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.job_facts import JobFacts
+from titan_core.api.build_context import TrainingContext
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 
@@ -22,6 +22,6 @@ class NextToken(ObjectiveFunction):
         return -torch.where(batch.targets != IGNORE, likelihood, 0.0).sum()
 
 
-def build_next_token(facts: JobFacts) -> NextToken:
+def build(context: TrainingContext[None]) -> NextToken:
     """For the core's plugin."""
     return NextToken()

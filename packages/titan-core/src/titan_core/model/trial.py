@@ -103,6 +103,10 @@ class ModelTrial:
                 if own is not None:
                     module.forward = own
 
+    def module(self, name: str) -> nn.Module:
+        """The copy's module called ``name``."""
+        return self._model.get_submodule(name)
+
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
         """Whether ``logits`` are those of the undivided copy, to rounding."""
         expected = self.logits if expected is None else expected

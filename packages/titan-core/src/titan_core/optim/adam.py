@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from titan_core.api.param_groups import ParamGroup
+from titan_core.api.optimizer import OptimizerContext
 from titan_core.api.sections import OptimizerSection
 
 
-def build_adamw(groups: Sequence[ParamGroup], section: OptimizerSection) -> torch.optim.Optimizer:
+def build_adamw(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2019)."""
-    return _build(torch.optim.AdamW, groups, section)
+    return _build(torch.optim.AdamW, context)
 
 
-def build_adam(groups: Sequence[ParamGroup], section: OptimizerSection) -> torch.optim.Optimizer:
+def build_adam(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
     """Adam (Kingma and Ba, 2015)."""
-    return _build(torch.optim.Adam, groups, section)
+    return _build(torch.optim.Adam, context)
 
 
 def _build(
-    cls: type[torch.optim.AdamW] | type[torch.optim.Adam], groups: Sequence[ParamGroup], section: OptimizerSection
+    cls: type[torch.optim.AdamW] | type[torch.optim.Adam], context: OptimizerContext[OptimizerSection]
 ) -> torch.optim.Optimizer:
+    section = context.section
     return cls(
-        [group.as_dict() for group in groups],
+        [group.as_dict() for group in context.groups],
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,

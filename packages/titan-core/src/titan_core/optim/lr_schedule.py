@@ -7,16 +7,17 @@ import math
 import warnings
 from functools import partial
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from titan_core.api.optimizer import LRScheduleContext
 from titan_core.api.sections import LRSchedulerSection
 
 log = logging.getLogger(__name__)
 
 
-def build_wsd(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> LambdaLR:
+def build_wsd(context: LRScheduleContext[LRSchedulerSection]) -> LambdaLR:
     """The schedule as torch's own scheduler, whose state is one number."""
+    section, steps = context.section, context.steps
     warmup, decay = _phases(section, steps)
     if warmup < section.warmup_steps:
         log.warning(
@@ -24,7 +25,7 @@ def build_wsd(optimizer: Optimizer, section: LRSchedulerSection, steps: int) -> 
         )
     elif section.decay_ratio is not None and decay < round(steps * section.decay_ratio):
         log.warning("lr_scheduler: warmup and decay are longer than %d steps; decaying over %d", steps, decay)
-    return LambdaLR(optimizer, partial(wsd_factor, section=section, steps=steps))
+    return LambdaLR(context.optimizer, partial(wsd_factor, section=section, steps=steps))
 
 
 def advance(scheduler: LRScheduler, updated: bool) -> None:

@@ -23,7 +23,6 @@ from titan_core.api.components import (  # fmt: skip
     Model,
     Objective,
     Optimizer,
-    PrecisionTransform,
     Recipe,
     Tokenizer,
     Transform,
@@ -41,7 +40,7 @@ DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_models": Model,
     "titan_parallelisms": Transform,
-    "titan_precisions": PrecisionTransform,
+    "titan_precisions": Transform,
     "titan_checkpoints": Checkpoint,
     "titan_debuggers": Debugger,
     "titan_datasets": Dataset,

@@ -167,7 +167,6 @@ TAKES: dict[str, Take] = {
     "define": take_definition,
     "apply": take_parts,
     "build": take_something,
-    "open": take_something,
     "step": take_something,
     "observe": take_something,
 }

@@ -8,10 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import TypeVar
 
-from titan_core.api.components import (
-    Component,
-    Transform,
-)
+from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
@@ -74,8 +71,7 @@ class Registry:
                 continue  # its components would only repeat the same complaint
             plugins[plugin.name] = plugin
             for component in plugin.components:
-                # All transforms share one space of names, since phases order them by name.
-                key = ("transform" if isinstance(component, Transform) else component.kind, component.name)
+                key = (component.kind, component.name)
                 if key in components:
                     problems.append(_conflict(f"{key[0]} {component.name!r}", components[key], plugin))
                 components.setdefault(key, plugin)

@@ -10,17 +10,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerRequest, Record, format_mfu, is_estimated
+from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
 
 
 class ConsoleLog:
     """Prints to stdout; on a terminal, a progress bar stays below the lines."""
 
-    def __init__(self, request: LoggerRequest, console: Console | None = None) -> None:
-        self._run = request.run
+    def __init__(self, context: LoggerContext[None], console: Console | None = None) -> None:
+        self._run = context.run
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
-        for line in describe_run(request):
+        for line in describe_run(context):
             self._console.print(line, markup=False)
         if self._console.is_terminal:
             self._progress = Progress(
@@ -36,7 +36,7 @@ class ConsoleLog:
                 redirect_stderr=True,
             )
             self._bar = self._progress.add_task(
-                request.run.job.name, total=request.run.steps, completed=request.run.step, loss="-"
+                context.run.job.name, total=context.run.steps, completed=context.run.step, loss="-"
             )
             self._progress.start()
 
@@ -70,19 +70,14 @@ class ConsoleLog:
             sys.stdout.flush()
 
 
-def build_console(request: LoggerRequest) -> ConsoleLog:
-    """The console of this process."""
-    return ConsoleLog(request)
-
-
-def describe_run(request: LoggerRequest) -> list[str]:
+def describe_run(context: LoggerContext[None]) -> list[str]:
     """What is about to be trained, in a few lines."""
-    run = request.run
+    run = context.run
     job, batch = run.job, run.job.facts.batch
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
     lines = [
         f"model      {job.name}, {job.facts.model.num_params:,} parameters",
-        f"mesh       {job.facts.mesh} ({request.device}); transforms: {transforms}",
+        f"mesh       {job.facts.mesh} ({context.device_name}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",
         f"data       {_datasets(job.data)}, tokenizer {job.tokenizer.name}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.metric_log import LoggerContext, Record
 from titan_core.api.runs.files import METRICS
 from titan_core.api.runs.json_lines import LineFile
 
@@ -24,6 +24,6 @@ class JsonLines:
         self._file.close()
 
 
-def build_jsonl(request: LoggerRequest) -> JsonLines:
+def build(context: LoggerContext[None]) -> JsonLines:
     """The file in the run's directory."""
-    return JsonLines(Path(request.run.dump_folder) / METRICS)
+    return JsonLines(Path(context.run.dump_folder) / METRICS)

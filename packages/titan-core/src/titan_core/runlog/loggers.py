@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from titan_core.api.events import Finding, RunStart
-from titan_core.api.metric_log import LoggerRequest, MetricLog, MetricLogger, Record
+from titan_core.api.metric_log import LoggerContext, MetricLog, MetricLogger, Record
 from titan_core.plugins.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,16 @@ class Loggers:
         self._run: RunStart | None = None
         self._step = 0
 
-    def build(self, components: Iterable[MetricLogger], request: LoggerRequest) -> None:
+    def build(self, components: Iterable[MetricLogger], run: RunStart, device_name: str) -> None:
         """Build a logger of each, which hears of the run from now on."""
-        self._run, self._step = request.run, request.run.step
+        self._run, self._step = run, run.step
+        facts = run.job.facts
         for component in components:
             name = component.name
             try:
-                logger = component.build.load()(request)
+                section = component.section_in(facts.config)
+                context = LoggerContext(section=section, facts=facts, run=run, device_name=device_name)
+                logger = component.build.load()(context)
             except Exception as error:  # noqa: BLE001 - a logger is not worth a run; it is reported
                 self._switch_off(name, error)
                 continue

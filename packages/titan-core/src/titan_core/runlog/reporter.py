@@ -12,7 +12,7 @@ from titan_core.api.checkpoint import TrainState
 from titan_core.api.events import RunStart, StepReport, TrainEnd, ValidationReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
-from titan_core.api.metric_log import LoggerRequest, MetricLogger, Record
+from titan_core.api.metric_log import MetricLogger, Record
 from titan_core.api.sections import MetricsSection
 from titan_core.api.tools.device import device_name, memory, synchronize
 from titan_core.api.world import World
@@ -46,7 +46,7 @@ class MetricsReporter:
         if self._world.rank == 0:
             self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
             loggers = [one for one in self._job.loggers if isinstance(one, MetricLogger)]
-            self._loggers.build(loggers, LoggerRequest(run, device_name(self._world.device)))
+            self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window(run.step)
 
     @hookimpl(trylast=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.late_reports import LateReports, is_finite
 from titan_core.api.world import World
@@ -32,9 +32,9 @@ class NonFiniteError(RunStopped):
 class FiniteGuard(LateReports):
     """To stop or to warn, it looks late, so that no GPU is waited for. To leave out an update, it must know before."""
 
-    def __init__(self, action: Literal["stop", "skip", "warn"]) -> None:
+    def __init__(self, context: JobContext[TrainingSection]) -> None:
         super().__init__()
-        self._action = action
+        self._action = context.section.on_nan
         self._run: RunStart | None = None
         self._skipped = 0  # in a row
 
@@ -108,10 +108,3 @@ def _figures(step: PendingUpdate | StepReport) -> str:
     loss, norm = step.loss.item(), step.grad_norm.item()
     elsewhere = " here, and not finite in another copy of the weights" if math.isfinite(loss) and math.isfinite(norm) else ""
     return f"step {step.step}: the loss is {loss:g}{where} and the gradient norm {norm:g}{elsewhere}"
-
-
-def build_finite_guard(facts: JobFacts) -> FiniteGuard:
-    """For the core's plugin."""
-    action = facts.section(TrainingSection).on_nan
-    assert action != "ignore"  # there is no guard then
-    return FiniteGuard(action)

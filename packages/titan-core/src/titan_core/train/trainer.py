@@ -8,18 +8,22 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from titan_core.api.auxiliary_loss import AuxiliaryLosses
-from titan_core.api.checkpoint import Checkpoint, CheckpointRequest, CheckpointStore, TrainState
-from titan_core.api.components import Component
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
+from titan_core.api.components import Component, Transform
 from titan_core.api.errors import UserError
 from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart, TransformContext
-from titan_core.api.param_groups import param_groups
-from titan_core.api.sections import CommSection, LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.api.model_part import ModelPart
+from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
+from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
 from titan_core.api.world import World
@@ -58,7 +62,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
     for module, origin in job.registry.modules():
         lifecycle.register(module, origin=origin)
     for debugger in job.debuggers:
-        lifecycle.register(debugger.build.load()(job.facts), origin=job.registry.origin(debugger))
+        lifecycle.register(debugger.build.load()(debugger.context(job.facts)), origin=job.registry.origin(debugger))
     for observer in observers:
         lifecycle.register(observer)
     with ExitStack() as stack:
@@ -106,22 +110,21 @@ class Trainer:
         self.last_step = self.training.steps if stop is None else min(self.training.steps, stop)
         prepare_numerics(self.training, world)
 
-        context = TransformContext(job.facts, world.mesh, world.device)
         self.loader = data_loader(job, data.training, world.data_rank)
-        parts = build_parts(job, context)
-        self.run_step = self._step_runner(parts, context)
+        parts = build_parts(job, world.mesh, world.device)
+        self.run_step = self._step_runner(parts)
         for transform in job.transforms:
             if transform.observe is not None:
-                lifecycle.register(transform.observe.load()(parts, context), origin=job.registry.origin(transform))
+                observer = transform.observe.load()(parts, self._context_of(transform))
+                lifecycle.register(observer, origin=job.registry.origin(transform))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.auxiliary_losses = sorted(
             {name for one in world.gather([part.auxiliary_losses for part in parts]) for names in one for name in names}
         )
         self.missing_gradients = MissingGradients(named, world, lifecycle)
-        section = job.config.section(OptimizerSection)
-        optimizer = job.optimizer.build.load()(param_groups(named, section), section)
-        lr_scheduler = job.lr_schedule.build.load()(optimizer, job.config.section(LRSchedulerSection), self.training.steps)
+        optimizer = self._optimizer(parts)
+        lr_scheduler = self._lr_scheduler(optimizer)
         self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
@@ -313,15 +316,37 @@ class Trainer:
         world.sum(losses)
         return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
 
-    def _step_runner(self, parts: list[ModelPart], context: TransformContext) -> StepRunner:
+    def _context_of(self, transform: Transform) -> TrainingContext[Any]:
+        return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
+
+    def _step_runner(self, parts: list[ModelPart]) -> StepRunner:
         runner: StepRunner = GradientAccumulation(parts[0])  # a pipeline, which makes several parts, replaces it
         for transform in self.job.transforms:
             if transform.step is not None:
-                runner = transform.step.load()(runner, parts, context)
+                runner = transform.step.load()(runner, parts, self._context_of(transform))
         return runner
+
+    def _optimizer(self, parts: list[ModelPart]) -> Optimizer:
+        job, world = self.job, self.world
+        groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
+        return job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
+
+    def _lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        section = self.job.lr_schedule.section_in(self.job.config)
+        context = LRScheduleContext(section=section, facts=self.job.facts, optimizer=optimizer, steps=self.training.steps)
+        return self.job.lr_schedule.build.load()(context)
 
     def _checkpoint_store(self, checkpoint: Component | None, directory: RunDirectory) -> CheckpointStore | None:
         if checkpoint is None:
             return None
         assert isinstance(checkpoint, Checkpoint)
-        return checkpoint.build.load()(CheckpointRequest(self.job, self.world, self.state, self.lifecycle, directory.hold))
+        context = CheckpointContext(
+            section=checkpoint.section_in(self.job.config),
+            facts=self.job.facts,
+            job=self.job,
+            world=self.world,
+            state=self.state,
+            lifecycle=self.lifecycle,
+            hold=directory.hold,
+        )
+        return checkpoint.build.load()(context)

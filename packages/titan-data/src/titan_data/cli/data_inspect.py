@@ -11,6 +11,7 @@ from typing import Any
 from titan_core.api.command import CommandContext
 from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
+from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import DescribesMarks, TextTokenizer
 from titan_core.api.tools.arguments import few, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json, print_table
@@ -81,7 +82,9 @@ def _print(sequence: _Sequence, job: Job, full: bool) -> None:
     step, place = divmod(sequence.number, job.data.plan.global_size)
     length = sum(map(len, sequence.pieces))
     many = f"pieces of {len(sequence.pieces)} documents" if len(sequence.pieces) > 1 else "one document"
-    masked = ", attention inside of each" if job.config.value("data.document_mask") and len(sequence.pieces) > 1 else ""
+    masked = (
+        ", attention inside of each" if job.config.section(DataSection).document_mask and len(sequence.pieces) > 1 else ""
+    )
     print(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {many}{masked}")
     at = 0
     for piece in sequence.pieces:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 from titan_data.tokenizers.document_marks import TOKENIZER, document_marks
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ class HuggingFaceTokenizer:
         return text
 
 
-def build_hf(path: str | None) -> HuggingFaceTokenizer:
-    """Read ``path``, a ``tokenizer.json`` or the folder that holds one, and the config files beside it.
+def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
+    """Read ``context.path``, a ``tokenizer.json`` or the folder that holds one, and the config files beside it.
 
     Raises:
         UserError: no such file, not a tokenizer, or damaged config files.
     """
-    if path is None:
+    if context.path is None:
         raise UserError.one("model.tokenizer_path", "tokenizer 'hf' needs a tokenizer.json", "set model.tokenizer_path")
     from tokenizers import Tokenizer
 
-    file = Path(path).expanduser()
+    file = Path(context.path).expanduser()
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
         raise UserError.one(str(file), "no such file", "check the path")

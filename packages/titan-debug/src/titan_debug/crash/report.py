@@ -10,10 +10,10 @@ import traceback
 from pathlib import Path
 from threading import Thread
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.runs.files import DEBUG, METRICS
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets, without_secrets
@@ -39,7 +39,7 @@ _MOST_READ = 256 * 1024
 class CrashReport:
     """One rank's. A run that has not begun to train needs none: its error says what was wrong with the job."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: JobContext[None]) -> None:
         self._run: RunStart | None = None
         self._folder = Path()
         self._step = 0
@@ -126,7 +126,7 @@ class CrashReport:
             # Who raises these has said all in the message.
             traceback=[] if told else _lines_of(error),
             follows=follows_from_a_peer(error),
-            coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.mesh_dim_names or ()},
+            coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.names},
             environment=describe_environment(run.world.device),
             command=command_line(),
         )
@@ -165,8 +165,3 @@ def last_lines(file: Path) -> list[str]:
         opened.seek(max(0, file.stat().st_size - _MOST_READ))
         lines = opened.read().decode(errors="replace").split("\n")
     return lines[:-1][-LAST_RECORDS:]  # what follows the last newline is empty, or torn
-
-
-def build(facts: JobFacts) -> CrashReport:
-    """For the plugin."""
-    return CrashReport()

@@ -8,9 +8,9 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import CommSection, JobSection
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets
@@ -34,9 +34,10 @@ SHARE = 0.8
 class FlightRecorder:
     """One rank's. It only reports: what hangs keeps hanging until its collectives time out, and what recovers continues."""
 
-    def __init__(self, comm: CommSection, section: CommTraceSection, dump_folder: str) -> None:
+    def __init__(self, context: JobContext[CommTraceSection]) -> None:
+        comm, section = context.facts.section(CommSection), context.section
         self._section = section
-        self._folder = Path(dump_folder) / section.save_traces_folder
+        self._folder = Path(context.facts.section(JobSection).dump_folder) / section.save_traces_folder
         self._first_limit = max(LEAST_WATCHED_SECONDS, SHARE * comm.init_timeout_seconds)
         self._limit = section.watchdog_seconds or max(LEAST_WATCHED_SECONDS, SHARE * comm.train_timeout_seconds)
         self._run: RunStart | None = None
@@ -185,8 +186,3 @@ class FlightRecorder:
         if verdict:
             log.warning("%s", verdict)
         run.tell(Finding("hang", f"{why}: {verdict}" if verdict else why, step))
-
-
-def build(facts: JobFacts) -> FlightRecorder:
-    """For ``comm.flight_recorder``."""
-    return FlightRecorder(facts.section(CommSection), facts.section(CommTraceSection), facts.section(JobSection).dump_folder)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.tools.late_reports import is_finite
+from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Bad:
 class NanLocator:
     """Looks when a step's loss or gradient norm is not finite, before the update spreads it to every weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: JobContext[NumericsSection]) -> None:
         self._run: RunStart | None = None
         self._left = MOST
 
@@ -132,8 +133,3 @@ def _first(found: list[Bad | None], backward: bool = False) -> str | None:
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:8])}{' and others' * (len(ranks) > 8)}"
     what, semicolon, more = first.what.partition(";")
     return f"{what} on {where}{semicolon}{more}"
-
-
-def build(facts: JobFacts) -> NanLocator:
-    """For ``numerics.locate_nan``."""
-    return NanLocator()

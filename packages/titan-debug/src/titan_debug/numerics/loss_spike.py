@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.tools.late_reports import LateReports
 from titan_debug.config import NumericsSection
 
@@ -58,7 +58,8 @@ class SpikeDetector:
 class LossSpikes(LateReports):
     """Warns and stops a step late on a GPU, without waiting for it; to leave out an update it has to wait for the loss."""
 
-    def __init__(self, section: NumericsSection) -> None:
+    def __init__(self, context: JobContext[NumericsSection]) -> None:
+        section = context.section
         super().__init__()
         self._action: Literal["warn", "skip", "stop"] = section.spike_action  # type: ignore[assignment]  # there is none for "off"
         self._detector = SpikeDetector(section.spike_window, section.spike_sigma)
@@ -111,8 +112,3 @@ class LossSpikes(LateReports):
         if run is not None and run.world.rank == 0:
             log.warning("step %d: %s", step, message)
             run.tell(Finding("loss spike", message, step))
-
-
-def build(facts: JobFacts) -> LossSpikes:
-    """For ``numerics.spike_action``."""
-    return LossSpikes(facts.section(NumericsSection))

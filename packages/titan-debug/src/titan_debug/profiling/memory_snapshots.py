@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.whole_file import whole_file
 
@@ -40,8 +40,8 @@ class MemorySnapshots:
     """Writes ``<save_memory_snapshot_folder>/step-N/rank-R.pickle`` in the run's directory, and below
     ``step-N-out-of-memory`` when memory ran out in step N."""
 
-    def __init__(self, section: ProfilingSection, history: CudaMemoryHistory | None = None) -> None:
-        self._section = section
+    def __init__(self, context: JobContext[ProfilingSection], history: CudaMemoryHistory | None = None) -> None:
+        self._section = context.section
         self._history = history or CudaMemoryHistory()
         self._run: RunStart | None = None  # while there is a history
         self._step = 0
@@ -111,8 +111,3 @@ def ran_out_of_memory(error: BaseException) -> bool:
         seen.add(id(one))
         waiting += [one.__cause__, one.__context__]
     return False
-
-
-def build(facts: JobFacts) -> MemorySnapshots:
-    """For this package's plugin."""
-    return MemorySnapshots(facts.section(ProfilingSection))

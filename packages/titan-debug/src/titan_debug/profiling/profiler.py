@@ -15,10 +15,9 @@ from typing import Any
 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.check import require_ranks
 from titan_debug.whole_file import whole_file
@@ -40,8 +39,9 @@ class Profiler:
     ``titan_step_end``.
     """
 
-    def __init__(self, section: ProfilingSection) -> None:
-        self._section = section
+    def __init__(self, context: JobContext[ProfilingSection]) -> None:
+        self._context = context
+        self._section = context.section
         self._run: RunStart | None = None
         self._profile: profile | None = None  # running; None almost always
         self._asked = False  # by a signal
@@ -52,13 +52,13 @@ class Profiler:
         self._handles = False
 
     @hookimpl
-    def titan_job_assembled(self, job: Job) -> None:
+    def titan_job_assembled(self) -> None:
         """See whether there are such ranks.
 
         Raises:
             UserError: there are not.
         """
-        require_ranks(job.facts)
+        require_ranks(self._context)
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
@@ -171,8 +171,3 @@ def _export(profiler: profile, target: Path) -> None:
             shutil.copyfileobj(source, compressed, 1 << 20)
     finally:
         plain.unlink(missing_ok=True)
-
-
-def build(facts: JobFacts) -> Profiler:
-    """For this package's plugin."""
-    return Profiler(facts.section(ProfilingSection))

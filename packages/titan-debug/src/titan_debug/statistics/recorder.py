@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.runs.json_lines import LineFile
 from titan_core.api.shared_request import SharedRequest
 from titan_debug.config import NumericsSection
@@ -28,7 +28,8 @@ class StatisticsRecorder:
     """Every so many steps, and when a person asks for it. Each rank writes what it holds, without a word to the others;
     readers put it together (:mod:`.read`)."""
 
-    def __init__(self, section: NumericsSection) -> None:
+    def __init__(self, context: JobContext[NumericsSection]) -> None:
+        section = context.section
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
         self._file: LineFile | None = None
@@ -112,8 +113,3 @@ def _together(several: list[Tensor]) -> list[float | int | None]:
     count, total, squares, _, bad = all_of.sum(0).tolist()
     figures = (total, squares, all_of[:, 3].max().item())
     return [int(count), *(one if abs(one) < float("inf") else None for one in figures), int(bad)]
-
-
-def build(facts: JobFacts) -> StatisticsRecorder:
-    """For every job."""
-    return StatisticsRecorder(facts.section(NumericsSection))

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
+from titan_report.config import TensorBoardKeys, WandbKeys
 
 
-def check_tensorboard(facts: JobFacts) -> Iterator[Problem]:
+def check_tensorboard(context: JobContext[TensorBoardKeys]) -> Iterator[Problem]:
     """For ``metrics.enable_tensorboard``."""
-    return _check(facts, "tensorboard")
+    return _check(context, "tensorboard")
 
 
-def check_wandb(facts: JobFacts) -> Iterator[Problem]:
+def check_wandb(context: JobContext[WandbKeys]) -> Iterator[Problem]:
     """For ``metrics.enable_wandb``."""
-    return _check(facts, "wandb")
+    return _check(context, "wandb")
 
 
-def _check(facts: JobFacts, library: str) -> Iterator[Problem]:
+def _check(context: JobContext[Any], library: str) -> Iterator[Problem]:
     if find_spec(library) is None:
         why, fix = f"the package {library} is not installed", f"install titan-report[{library}]"
-        yield facts.config.problem(f"metrics.enable_{library}", why, fix)
+        yield context.config.problem(f"metrics.enable_{library}", why, fix)

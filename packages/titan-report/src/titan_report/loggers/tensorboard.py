@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.metric_log import LoggerContext, Record
 from titan_core.api.runs.files import CONFIG
 from titan_report.config import TensorBoardKeys
 
@@ -32,8 +32,8 @@ class TensorBoardLog:
         self._writer.close()
 
 
-def build_tensorboard(request: LoggerRequest) -> TensorBoardLog:
+def build(context: LoggerContext[TensorBoardKeys]) -> TensorBoardLog:
     """In the run's directory."""
-    run = Path(request.run.dump_folder)
-    folder = run / request.run.job.config.section(TensorBoardKeys).save_tb_folder
-    return TensorBoardLog(folder, (run / CONFIG).read_text(encoding="utf-8"), request.run.step)
+    run = Path(context.run.dump_folder)
+    folder = run / context.section.save_tb_folder
+    return TensorBoardLog(folder, (run / CONFIG).read_text(encoding="utf-8"), context.run.step)

@@ -10,7 +10,7 @@ import wandb
 
 from titan_core.api.events import TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerRequest, Record
+from titan_core.api.metric_log import LoggerContext, Record
 from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.secrets import without_secrets
 from titan_report.config import WandbKeys
@@ -21,8 +21,8 @@ RUN_ID = "wandb_run_id"
 class WandbLog:
     """One run there for one run here, however often it was resumed: its id is kept in the run's directory."""
 
-    def __init__(self, request: LoggerRequest) -> None:
-        run, section = request.run, request.run.job.config.section(WandbKeys)
+    def __init__(self, context: LoggerContext[WandbKeys]) -> None:
+        run, section = context.run, context.section
         logs = Path(run.dump_folder) / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         kept = logs / RUN_ID
@@ -35,7 +35,7 @@ class WandbLog:
             resume="allow",
             mode=section.wandb_mode,
             dir=logs,
-            config=_identity(request),
+            config=_identity(context),
             settings=wandb.Settings(console="off", quiet=True),
         )
         kept.write_text(run_id + "\n", encoding="utf-8")
@@ -57,14 +57,14 @@ class WandbLog:
         self._run.finish()
 
 
-def _identity(request: LoggerRequest) -> dict[str, Any]:
+def _identity(context: LoggerContext[WandbKeys]) -> dict[str, Any]:
     """The resolved config by section, and beside it what else the run is."""
-    job = request.run.job
+    job = context.run.job
     plugins = {f"{one['distribution']}:{one['name']}": one["version"] for one in job.plugin_versions()}
-    titan = {"digest": job.digest(), "plugins": plugins, "world_size": job.facts.mesh.world_size, "device": request.device}
+    titan = {
+        "digest": job.digest(),
+        "plugins": plugins,
+        "world_size": job.facts.mesh.world_size,
+        "device": context.device_name,
+    }
     return {**without_secrets(job.config.as_dict()), "titan": titan}
-
-
-def build_wandb(request: LoggerRequest) -> WandbLog:
-    """As ``[metrics]`` says."""
-    return WandbLog(request)

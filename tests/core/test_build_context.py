@@ -1,0 +1,160 @@
+"""What a component's code is called with: a context with the component's own section, whatever the kind."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.distributions import write_distribution
+from harness.jobs import TINY, run_recipe
+
+ROOT = Path(__file__).parents[2]
+
+EVERY_KIND = """
+from typing import ClassVar
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.components import (
+    Dataset, Debugger, LRSchedule, Optimizer, Phase, Tokenizer, Transform)
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.metric_log import MetricLogger
+from titan_core.api.ref import Ref
+from titan_core.api.section import Section
+api = (1, 0)
+
+def section_of(kind):
+    class Mine(Section):
+        section: ClassVar[str] = "my_" + kind
+        value: str = ""
+    return Mine
+
+SECTIONS = {kind: section_of(kind) for kind in
+    ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")}
+CALLS = {}
+
+def called(kind, function, context):
+    assert type(context.section) is SECTIONS[kind], (kind, function, context.section)
+    assert context.section.value == kind
+    CALLS[kind, function] = type(context).__name__
+    return context
+
+def active(kind):
+    return lambda context: bool(called(kind, "active", context))
+
+def ref(name):
+    return Ref("every_kind_code:" + name)
+
+def named(kind):
+    return dict(name="mine", summary="", config=SECTIONS[kind])
+
+@hookimpl
+def titan_parallelisms():
+    return [Transform(**named("transform"), phase=Phase.DATA, active=active("transform"), check=ref("check_transform"),
+        check_model=ref("check_model"), hardware=ref("hardware"), apply=ref("apply"), observe=ref("observe"))]
+@hookimpl
+def titan_debuggers():
+    return [Debugger(**named("debugger"), active=active("debugger"), check=ref("check_debugger"), build=ref("debugger"))]
+@hookimpl
+def titan_datasets():
+    return [Dataset(**named("dataset"), check=ref("check_dataset"), build=ref("dataset"))]
+@hookimpl
+def titan_tokenizers():
+    return [Tokenizer(**named("tokenizer"), build=ref("tokenizer"))]
+@hookimpl
+def titan_optimizers():
+    return [Optimizer(**named("optimizer"), build=ref("optimizer"))]
+@hookimpl
+def titan_lr_schedules():
+    return [LRSchedule(**named("schedule"), build=ref("schedule"))]
+@hookimpl
+def titan_checkpoints():
+    return [Checkpoint(**named("checkpoint"), active=active("checkpoint"), build=ref("checkpoint"))]
+@hookimpl
+def titan_metric_loggers():
+    return [MetricLogger(**named("logger"), active=active("logger"), check=ref("check_logger"), build=ref("logger"))]
+"""
+
+CODE = """
+import torch
+from every_kind import called
+from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_core.data.stdlib import open_stdlib
+
+class Quiet:
+    def restore(self): pass
+    def after_step(self, last, asked): pass
+    def before_update(self): pass
+    def close(self): pass
+    def log(self, record): pass
+
+def check_transform(context): called("transform", "check", context); return []
+def check_model(model, trial, context): called("transform", "check_model", context); return []
+def hardware(context): called("transform", "hardware", context); return []
+def apply(part, context): called("transform", "apply", context); return part
+def observe(parts, context): called("transform", "observe", context); return object()
+def check_debugger(context): called("debugger", "check", context); return []
+def debugger(context): called("debugger", "build", context); return object()
+def check_dataset(context): called("dataset", "check", context); return []
+def dataset(context): return open_stdlib(called("dataset", "build", context))
+def tokenizer(context): called("tokenizer", "build", context); return ByteTokenizer()
+def optimizer(context):
+    groups = called("optimizer", "build", context).groups
+    return torch.optim.SGD([group.as_dict() for group in groups], lr=0.1)
+def schedule(context):
+    assert called("schedule", "build", context).steps == 1
+    return torch.optim.lr_scheduler.ConstantLR(context.optimizer, 1.0)
+def checkpoint(context): called("checkpoint", "build", context); return Quiet()
+def check_logger(context): called("logger", "check", context); return []
+def logger(context): called("logger", "build", context); return Quiet()
+"""
+
+
+def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(in_tmp / "site", "every-kind", EVERY_KIND)
+    (in_tmp / "site" / "every_kind_code.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(in_tmp / "site"))
+    for module in ("every_kind", "every_kind_code"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    kinds = ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
+    chosen = ("training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
+    own = {**{f"my_{kind}.value": kind for kind in kinds}, **dict.fromkeys(chosen, "mine")}
+    run_recipe("llama3_debug", {**TINY, "training.steps": 1, **own})
+    assert sys.modules["every_kind"].CALLS == {
+        ("transform", "active"): "JobContext",
+        ("transform", "check"): "JobContext",
+        ("transform", "check_model"): "TrainingContext",
+        ("transform", "hardware"): "JobContext",
+        ("transform", "apply"): "TrainingContext",
+        ("transform", "observe"): "TrainingContext",
+        ("debugger", "active"): "JobContext",
+        ("debugger", "check"): "JobContext",
+        ("debugger", "build"): "JobContext",
+        ("dataset", "check"): "DatasetContext",
+        ("dataset", "build"): "DatasetContext",
+        ("tokenizer", "build"): "TokenizerContext",
+        ("optimizer", "build"): "OptimizerContext",
+        ("schedule", "build"): "LRScheduleContext",
+        ("checkpoint", "active"): "JobContext",
+        ("checkpoint", "build"): "CheckpointContext",
+        ("logger", "active"): "JobContext",
+        ("logger", "check"): "JobContext",
+        ("logger", "build"): "LoggerContext",
+    }
+
+
+def test_sections_are_found_by_class() -> None:
+    """Not by a name in quotes, by which code could read a section of a plugin that it cannot import."""
+    sources = [*(ROOT / "packages").rglob("src/**/*.py"), *(ROOT / "examples").rglob("src/**/*.py")]
+    assert sources
+    by_name = [
+        f"{file.name}:{node.lineno}"
+        for file in sources
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "value"
+        and any(isinstance(one, ast.Constant | ast.JoinedStr) for one in node.args)
+    ]
+    assert by_name == []

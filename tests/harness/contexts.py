@@ -1,0 +1,54 @@
+"""Contexts for components that are built outside of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from titan_core.api.build_context import JobContext
+from titan_core.api.optimizer import (
+    LRScheduleContext,
+    OptimizerContext,
+    ParameterRole,
+    ParamGroup,
+    TrainedParameter,
+    is_vector,
+    param_groups,
+)
+from titan_core.api.sections import LRSchedulerSection, OptimizerSection
+from titan_core.api.tokenizer import TokenizerContext
+
+NO_JOB: Any = None
+
+
+def job_context(section: Any = None) -> JobContext[Any]:
+    """Of a component that asks nothing about its job."""
+    return JobContext(section=section, facts=NO_JOB)
+
+
+def tokenizer_at(path: object) -> TokenizerContext[Any]:
+    return TokenizerContext(str(path), section=None)
+
+
+def grouped(named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection) -> list[ParamGroup]:
+    """Parameters without a model: each is a vector, or the matrix of a block."""
+    return param_groups(
+        (
+            TrainedParameter(name, one, ParameterRole.VECTOR if is_vector(name, one) else ParameterRole.HIDDEN_MATRIX)
+            for name, one in named
+        ),
+        section,
+    )
+
+
+def optimizer_context(named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection) -> OptimizerContext[Any]:
+    return OptimizerContext(
+        section=section, facts=NO_JOB, mesh=NO_JOB, device=torch.device("cpu"), groups=grouped(named, section)
+    )
+
+
+def schedule_context(optimizer: torch.optim.Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduleContext[Any]:
+    return LRScheduleContext(section=section, facts=NO_JOB, optimizer=optimizer, steps=steps)
