@@ -61,7 +61,7 @@ def norms_of_dtensors(folder: str) -> list[float]:
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
     os.chdir(folder)
-    with join_world(make_job("llama3_debug", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
+    with join_world(make_job("tiny", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
         parameters, wholes = [], []
         kinds: list[list[Placement]] = [
             [Shard(0), Shard(1)],

@@ -104,7 +104,7 @@ def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = 
     )
     found = Registry.from_installed().found
     plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))
-    config, registry = load_config("llama3_debug", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
+    config, registry = load_config("tiny", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
     return assemble(config, registry, 2)
 
 

@@ -37,10 +37,10 @@ SHORT: dict[str, object] = {"training.steps": 6, "training.global_batch_size": 8
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [
-        (2, {}),
-        (2, {"pipeline": 2}),
+        pytest.param(2, {}, marks=pytest.mark.full),
+        pytest.param(2, {"pipeline": 2}, marks=pytest.mark.full),
         (4, {"tensor": 2, "context": 2}),
-        (8, {"tensor": 2, "pipeline": 2, "context": 2}),
+        pytest.param(8, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.full),
         pytest.param(16, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.long),
     ],
     ids=str,
@@ -57,6 +57,7 @@ def test_a_third_partys_model_is_divided_in_every_way(
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
+@pytest.mark.full
 def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
@@ -71,6 +72,7 @@ def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_
         assert other.losses == pytest.approx(record.losses, rel=1e-5)
 
 
+@pytest.mark.full
 def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Path) -> None:
     """Each island then has the gradients, their norm and the loss of the whole: none is half of it, or twice."""
     install(tmp_path / "site", "titan-local-sgd")
@@ -85,7 +87,7 @@ def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Pat
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("stop", [4, 6])
+@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.full)])
 def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -> None:
     """Between two meetings, where the islands' weights differ, and after one: the outer momentum is kept too."""
     install(tmp_path / "site", "titan-local-sgd")
@@ -100,6 +102,7 @@ def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -
         assert all(torch.equal(*pair) for pair in zip(weights[name][stop:], weights_resumed[name], strict=True))
 
 
+@pytest.mark.full
 def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder = str(tmp_path / "site"), str(tmp_path)
@@ -122,7 +125,11 @@ def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: Gloo
 
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
-    [(4, {"tensor": 2}), (2, {"pipeline": 2}), (2, {"context": 2})],
+    [
+        pytest.param(4, {"tensor": 2}, marks=pytest.mark.full),
+        pytest.param(2, {"pipeline": 2}, marks=pytest.mark.full),
+        (2, {"context": 2}),
+    ],
     ids=str,
 )
 def test_a_third_partys_precision_trains_llama_on_any_mesh(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job_facts import JobFacts
@@ -56,9 +57,9 @@ class Mfu:
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
 
 
-def build(facts: JobFacts) -> Mfu:
+def build(context: JobContext[None]) -> Mfu:
     """The observer of a job."""
-    return Mfu(facts)
+    return Mfu(context.facts)
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:

@@ -38,7 +38,7 @@ from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.plugins.known_packages import package_for
+from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=Component)
@@ -233,7 +233,7 @@ def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -
         if shown == -1:
             dim = next(dim for dim in facts.mesh.dims if dim.degree_key == key)
             why = f"{facts.mesh.degrees[dim.name]} processes are left to it, and {why}"
-        package = package_for(key)
+        package = provider("key", key)
         yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
 
 

@@ -23,6 +23,7 @@ from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
+from titan_core.model.streams import begin_streams
 
 
 def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
@@ -47,6 +48,7 @@ def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
         materialise(part, device, job.config.section(TrainingSection).seed)
+        begin_streams(part.module, device)
         part.module.train()
     return parts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.registry import Registry
 from titan_core.train import trainer
 
-INSTALLED = discover()
+_FOUND = discover()
+INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
+"""What a user has installed: no harness."""
 MINE = """
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import Launcher
@@ -38,7 +41,8 @@ def run(context):
 
 
 @pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
     monkeypatch.setattr(trainer, "train", lambda job, observers: TrainEnd(1, completed=True, reason="all steps are done"))
 
 
@@ -66,7 +70,7 @@ def test_options_of_a_launcher_name_the_package_to_install(
 def test_a_launcher_that_is_switched_off_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "launch")
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "launch,harness,harness_parallel")
     assert main(["train", "--nproc-per-node", "2"]) == 2
     assert "titan-launch is switched off" in capsys.readouterr().err
 
