@@ -12,9 +12,9 @@ import pytest
 from harness.distributions import entry_points_in, write_distribution
 from titan_core.api.events import TrainEnd
 from titan_core.cli import main as command_line
-from titan_core.cli.launch_options import _WITHOUT_LAUNCHER
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Registry
 from titan_core.train import trainer
 
@@ -54,7 +54,7 @@ def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return registry
 
 
-@pytest.mark.parametrize("option", _WITHOUT_LAUNCHER)
+@pytest.mark.parametrize("option", sorted(index()["option"]))
 @pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
 def test_options_of_a_launcher_name_the_package_to_install(
     without_launcher: Registry, option: str, form: str, capsys: pytest.CaptureFixture[str]
@@ -62,8 +62,8 @@ def test_options_of_a_launcher_name_the_package_to_install(
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"titan: error: {option}: no plugin in use starts processes; install titan-launch (`uv pip install titan-launch`), "
-        "or start each rank with torchrun\n"
+        f"titan: error: {option}: this option comes with titan-launch; "
+        "install titan-launch (`uv pip install titan-launch`), or use torchrun\n"
     )
 
 
@@ -84,10 +84,10 @@ def test_a_plugin_brings_a_launcher_of_its_own(
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3"]) == 40
     assert capsys.readouterr().out == "llama3_debug 3 2\n"
-    # Without its options this process trains; a launcher's that is not installed are unknown as any other.
+    # Without its options this process trains; those of an absent launcher still name its package.
     assert main(["train", "--training.steps", "1"]) == 0
     assert main(["train", "--nproc-per-node", "3"]) == 2
-    assert "unrecognized arguments: --nproc-per-node" in capsys.readouterr().err
+    assert "--nproc-per-node: this option comes with titan-launch; install" in capsys.readouterr().err
     sys.modules.pop("mine", None)
 
 
