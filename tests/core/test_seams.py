@@ -31,7 +31,7 @@ from titan_core.plugins.registry import Registry
 
 
 def apply_all(*names: str) -> ModelPart:
-    (part,) = parts = [ModelPart(nn.Linear(1, 1), LAYOUT, NextToken())]
+    (part,) = parts = [ModelPart(nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])}), LAYOUT, NextToken())]
     guard = PartGuard(part)
     for name in names:
         function = getattr(transforms, name)
@@ -45,13 +45,13 @@ def apply_all(*names: str) -> ModelPart:
         (("wrapped_loss", "other_loss"), "objective"),
         (("offloaded", "elsewhere"), "parameters_on"),
         (("batches", "only_my_batches"), "batch_transforms"),
-        (("accounts", "no_accounts"), "flops"),
-        (("casts", "casts"), "casts"),
-        (("casts", "bare"), "casts"),
+        (("accounts", "no_accounts"), "entries of tests.notes"),
+        (("casts", "casts"), "entries of tests.casts"),
+        (("casts", "bare"), "entries of tests.casts"),
         (("evaluation", "bare"), "after_evaluation"),
         (("batches", "bare"), "batch_transforms"),
         (("offloaded", "bare"), "parameters_on"),
-        (("accounts", "bare"), "flops"),
+        (("accounts", "bare"), "entries of tests.notes"),
     ],
     ids=str,
 )
@@ -67,7 +67,7 @@ def test_transforms_may_build_on_each_other() -> None:
     logits, batch = torch.randn(1, 3, 5), Batch(torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[0, 1, 2]]))
     loss, plain = (objective(logits, batch, Vocabulary()) for objective in (part.objective, NextToken()))
     assert loss.item() == pytest.approx((plain + 2e-3 * logits.square().sum()).item())
-    assert part.flops == {torch.float16: 4.0}
+    assert part.entries(transforms.NOTES) == {"blocks.0": "noted"}
     assert len(part.batch_transforms) == 2
     assert isinstance(apply_all("bare").objective, NextToken)
 
