@@ -26,11 +26,18 @@ OTHERS = [role for role in ParameterRole if role is not MATRIX]
 def build(context: OptimizerContext[MuonSection]) -> Muon:
     """Muon for hidden matrices, by their role in the model's layout."""
     shared = context.facts.section(OptimizerSection)
-    others = [group.as_dict(*OTHERS) for group in context.groups]
-    # optimizer.param_groups scales rates relative to optimizer.lr.
-    matrices = [{**group.as_dict(MATRIX), "lr": context.section.lr * group.lr / shared.lr} for group in context.groups]
-    return Muon([group for group in matrices if group["params"]], [group for group in others if group["params"]],
-                context.section, shared)  # fmt: skip
+    matrices, others = [], []
+    for group in context.groups:
+        # optimizer.param_groups scales rates relative to optimizer.lr.
+        rate = context.section.lr * group.lr / shared.lr
+        matrices.append({**group.as_dict(MATRIX), "lr": rate})
+        others.append(group.as_dict(*OTHERS))
+    return Muon(filled(matrices), filled(others), context.section, shared)
+
+
+def filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups that have parameters: on a stage of a pipeline some have none."""
+    return [group for group in groups if group["params"]]
 
 
 class Muon(Optimizer):
