@@ -31,6 +31,7 @@ from titan_ckpt.tensors import model_tensors
 from titan_core.api.batch import Batch
 from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.config import Override
+from titan_core.api.step import StepInput
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
@@ -127,7 +128,7 @@ def main() -> None:
                 saving.save(last=False)
                 waited = time.perf_counter() - started
                 if number > 0:
-                    trainer.run_step(batches, 1)  # forward and backward of the next step
+                    trainer.run_step(StepInput(batches, state.step, 0))  # forward and backward of the next step
                 before_update = time.perf_counter()
                 saving.wait_for_copy()
                 blocked.append(waited + time.perf_counter() - before_update)

@@ -43,7 +43,7 @@ def hand_written(trainer: Trainer) -> Callable[[], None]:
     data = trainer.state.loader.next_step()
     assert data is not None
     batches: list[Batch] = data.microbatches
-    num_targets = data.num_targets()
+    num_targets = data.target_weight
 
     def step() -> None:
         for batch in batches:

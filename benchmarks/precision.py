@@ -32,11 +32,11 @@ from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
-from titan_core.runlog.peak_flops import ideal_time_per_token
-from titan_core.runlog.reporter import flops_by_type
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
+from titan_debug.mfu import flops_by_type
+from titan_debug.peak_flops import ideal_time_per_token
 
 COMPILE = {"compile.enable": "true"}
 FLOAT8 = {**COMPILE, "float8.enable": "true"}

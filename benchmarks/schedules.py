@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from titan_core.api.batch import Batch
 from titan_core.api.components import Transform
 from titan_core.api.config import Override
+from titan_core.api.step import GradientAccumulation, StepInput
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
@@ -91,13 +92,14 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
         for part in parts:
             for block in part.blocks().values():
                 let_sleep(block, seconds)
-        step = make_step(parts, pipeline.training_context(job.facts, world.mesh, world.device))
+        plain = GradientAccumulation(parts[0])
+        step = make_step(plain, parts, pipeline.training_context(job.facts, world.mesh, world.device))
         tokens = torch.zeros(microbatches, 8, dtype=torch.int64)
         times = []
         for _ in range(rounds + 1):
             world.sum(torch.zeros(1))  # all begin together
             started = time.perf_counter()
-            step([Batch(tokens, tokens)], tokens.numel())
+            step(StepInput([Batch(tokens, tokens)], 1, 0, tokens.numel()))
             world.sum(torch.zeros(1))
             times.append(time.perf_counter() - started)
     return statistics.median(times[1:])

@@ -22,6 +22,7 @@ import torch
 
 from titan_core.api.batch import Batch
 from titan_core.api.config import Override
+from titan_core.api.microbatch import Microbatch
 from titan_core.api.optimizer import param_groups, trained_parameters
 from titan_core.api.sections import OptimizerSection
 from titan_core.api.tools.arguments import parse_overrides
@@ -72,12 +73,12 @@ class Variant:
             self.device = world.device
             (self.part,) = build_parts(job, world.mesh, world.device)
             groups = param_groups(trained_parameters([self.part]), config.section(OptimizerSection))
-            context = job.optimizer.training_context(job.facts, world.mesh, world.device, groups)
+            context = job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups)
             self.optimizer = job.optimizer.build.load()(context)
             batch = job.facts.batch
             shape = (batch.local_size, batch.seq_len)
             tokens = torch.randint(job.text_tokenizer.vocab_size, shape, device=world.device)
-            self.batch, self.tokens = Batch(tokens, tokens), tokens.numel()
+            self.batch, self.tokens = Microbatch(Batch(tokens, tokens), step=1, seed=0), tokens.numel()
             for _ in range(2):  # compiles
                 self.step()
             before = self.held()

@@ -12,6 +12,12 @@ VALIDATED = "tests/integration/test_oracle.py::test_validation_is_that_of_plain_
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 NOISY = "tests/integration/test_dropout_and_buffers.py"
 PARTS = "tests/core/test_train_parts.py"
+DIVIDED, HEAD, AUXILIARY = (
+    "tests/core/test_vocabulary.py",
+    "tests/core/test_loss_head.py",
+    "tests/core/test_auxiliary_loss.py",
+)
+VOCABULARY = "core/api/vocabulary.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
 RANKS = "tests/core/test_world.py"
 AHEAD = "tests/core/test_lookahead.py"
@@ -55,14 +61,26 @@ MUTANTS = (
     Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
     Mutant("reported-rate-of-the-last-group", TRAIN, 'state.optimizer.param_groups[0]["lr"]', 'state.optimizer.param_groups[-1]["lr"]', (ORACLE,)),
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_the_story_of_a_run",)),
-    Mutant("loss-counted-on-every-tp-rank", TRAIN, 'if self.world.is_first_along("weights"):', "if True:", (MESH + "[TP]",)),
+    Mutant("loss-counted-on-every-tp-rank", TRAIN, 'first = world.is_first_along("weights")', "first = True", (MESH + "[TP]",)),
     Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
     Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
-    Mutant("microbatches-not-divided", STEP, "self._part.forward_loss(batch) / num_targets", "self._part.forward_loss(batch) / batch.num_targets()", (ORACLE,)),
+    Mutant("microbatches-not-divided", STEP, "/ inputs.target_weight", "/ microbatch.batch.target_weights().sum()", (ORACLE,)),
     Mutant("loss-of-the-last-microbatch", STEP, "return torch.stack(losses).sum()", "return losses[-1]", (ORACLE,)),
-    Mutant("evaluation-of-the-mean", STEP, "for batch in microbatches]).sum()", "for batch in microbatches]).mean()", (PARTS + "::test_microbatches_add_up_to_the_mean_over_the_global_batch",)),
-    Mutant("loss-in-low-precision", "core/api/loss.py", "logits.flatten(0, 1).float()", "logits.flatten(0, 1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
-    Mutant("loss-is-a-mean", "core/api/loss.py", 'reduction="sum"', 'reduction="mean"', (ORACLE,)),
+    Mutant("evaluation-of-the-mean", STEP, "for microbatch in inputs.microbatches()]).sum()", "for microbatch in inputs.microbatches()]).mean()", (PARTS + "::test_microbatches_add_up_to_the_mean_over_the_global_batch",)),
+    Mutant("loss-in-low-precision", VOCABULARY, "maximum = logits.amax(-1).float()", "maximum = logits.amax(-1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
+    Mutant("loss-is-a-mean", "core/model/next_token.py", "likelihood, 0.0).sum()", "likelihood, 0.0).mean()", (ORACLE,)),
+    Mutant("weights-of-targets-ignored", "core/model/next_token.py", "likelihood = likelihood * batch.weights", "pass", (DIVIDED,)),
+    Mutant("vocabulary-offset-of-odd-sizes", "parallel/tensor_parallel.py", "-(-part.layout.vocab_size // mesh.size())", "part.layout.vocab_size // mesh.size()", ("tests/parallel/test_own_loss.py",)),
+    Mutant("vocabulary-without-an-offset", VOCABULARY, "torch.where(mine, ids - first, 0)", "torch.where(mine, ids, 0)", (DIVIDED,)),
+    Mutant("vocabulary-upper-end-included", VOCABULARY, "(ids < first + columns)", "(ids <= first + columns)", (DIVIDED,)),
+    Mutant("vocabulary-maximum-of-one-rank", VOCABULARY, "dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)", "pass", (DIVIDED,)),
+    Mutant("vocabulary-sums-of-one-rank", VOCABULARY, "            dist.all_reduce(sums, group=group)\n", "", (DIVIDED,)),
+    Mutant("ignored-targets-count", "core/model/next_token.py", "torch.where(batch.targets != IGNORE, likelihood, 0.0)", "likelihood", (DIVIDED,)),
+    Mutant("gradient-of-every-rank's-column", VOCABULARY, "torch.where(mine, of_likelihood, 0.0)", "of_likelihood", (DIVIDED,)),
+    Mutant("gradient-of-low-precision", VOCABULARY, "return gradient.to(logits.dtype)", "return gradient.float()", (DIVIDED,), equivalent="autograd casts the gradient of a custom function to its input's dtype"),
+    Mutant("chunks-of-one-batch", "core/model/loss_head.py", "tensor[:, first : first + length]", "tensor[:, :length]", (HEAD,)),
+    Mutant("chunks-kept", "core/model/loss_head.py", "checkpoint(self._loss, forward, chunk, those, use_reentrant=False, preserve_rng_state=False)", "self._loss(forward, chunk, those)", (HEAD,)),
+    Mutant("auxiliary-losses-of-each-microbatch", "core/api/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
     # -- seeds
     Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
     Mutant("a-seed-for-each-rank", "core/train/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
@@ -92,7 +110,7 @@ MUTANTS = (
     Mutant("validation-at-every-step", "core/train/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
     Mutant("validation-of-one-batch", "core/train/validation.py", "while batches != self._section.steps:", "while batches < 1:", (VALIDATED,)),
     Mutant("validation-of-the-last-batch", "core/train/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
-    Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / targets", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
+    Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
     # -- optimizer
     Mutant("betas-swapped", ADAM, "betas=(section.beta1, section.beta2)", "betas=(section.beta2, section.beta1)", (ORACLE,)),
     Mutant("adam-for-adamw", ADAM, "return _build(torch.optim.AdamW, context)", "return _build(torch.optim.Adam, context)", (ORACLE,)),

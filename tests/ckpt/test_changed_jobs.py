@@ -14,9 +14,10 @@ import pytest
 
 from harness.jobs import make_job, run_recipe
 from titan_ckpt.comparing import require_same_training
+from titan_ckpt.config_changes import config_changes, decisive_keys
 from titan_ckpt.folder import Folder
 from titan_ckpt.restoring import _another_optimizer
-from titan_core.api.config_changes import RefusedChange, config_changes, decisive_keys, refusal
+from titan_core.api.checkpoint import RefusedChange, refusal
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.secrets import without_secrets

@@ -80,6 +80,7 @@ def test_a_third_partys_dimension_has_its_place() -> None:
         ({"parallelism.data_parallel_shard_degree": 0}, r"must be at least 1, or -1"),
         ({"training.dataset": "text", "training.dataset_path": "nowhere"}, r"\"nowhere\": no such file"),
         ({"training.dataset_path": "here"}, r"dataset 'stdlib' takes no path"),
+        ({"validation.enable": "true"}, r"validation\.dataset = \"\": a value is needed; name the dataset to validate on"),
         ({"model.tokenizer_path": "here"}, r"tokenizer 'byte' takes no file"),
         (
             {"optimizer.param_groups": "[{pattern = 'a'}, {pattern = 'a'}]"},

@@ -15,11 +15,11 @@ import pytest
 from harness.jobs import TINY, run_recipe
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import lock_for_ranks
 from titan_core.api.runs import folder_lock
-from titan_core.api.runs.child_runs import ChildRun
 from titan_core.api.runs.folder_lock import FolderLock, Holder
 from titan_core.cli.main import main
-from titan_core.runlog.run_directory import early_lock, lock_for_ranks, run_lock
+from titan_core.runlog.run_directory import early_lock, run_lock
 
 
 def lock(folder: Path) -> FolderLock:
@@ -226,9 +226,3 @@ def test_commands_that_write_are_refused_too(
     with other:
         assert main(command) == 2
     assert f"process {os.getpid()} on host" in capsys.readouterr().err
-
-
-def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
-    with lock(in_tmp / "run"), pytest.raises(UserError, match="run 'run': process"):
-        ChildRun("llama3_debug", [], 1, Path("run")).train()
-    assert (in_tmp / "run").is_dir()

@@ -10,6 +10,7 @@ import torch
 from titan_core.api.errors import UserError
 from titan_core.api.initial_values import Constant
 from titan_core.api.layout import ModelLayout
+from titan_core.api.layout_rules import Column, Experts, Replicate, Row, Rule, Shard, causal_attention
 from titan_core.model.layout_check import check_layout
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.layout import layout
@@ -25,8 +26,22 @@ LAYOUT = layout(FLAVORS["debug"])
         (replace(LAYOUT, head=()), "head is empty"),
         (replace(LAYOUT, blocks="norm"), "'norm', which is a RMSNorm, not a ModuleList or ModuleDict"),
         (replace(LAYOUT, num_blocks=3), "num_blocks is 3, and 'layers' has 6"),
-        (replace(LAYOUT, column=("layers.*.qkv",)), r"column pattern 'layers.\*.qkv' matches no module"),
-        (replace(LAYOUT, row=("norm",)), "'norm', which is not an nn.Linear"),
+        (replace(LAYOUT, regions=("layers.*.mlp",)), r"regions pattern 'layers.\*.mlp' matches no module"),
+        (replace(LAYOUT, sums=("layers.*.mlp",)), r"sums pattern 'layers.\*.mlp' matches no module"),
+        (replace(LAYOUT, mixers={"mixer": causal_attention(1)}), "mixers pattern 'mixer' matches no module"),
+        (replace(LAYOUT, rules={"layers.*.qkv": Column()}), r"rules pattern 'layers.\*.qkv' matches no parameter"),
+        (
+            replace(LAYOUT, rules={"norm.weight": Row()}),
+            r"Row\(\) for 'norm.weight', and its module is a RMSNorm, no nn.Linear",
+        ),
+        (replace(LAYOUT, rules={"norm.weight": Shard(1)}), r"Shard\(dim=1\) for 'norm.weight', which has 1 dimension"),
+        (
+            replace(LAYOUT, rules={"norm.weight": Experts(-2)}),
+            r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension",
+        ),
+        (replace(LAYOUT, rules={"*.w1.weight": Experts(1, Shard(-1))}), "which divides one dimension twice"),
+        (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, and num_blocks is 6"),
+        (replace(LAYOUT, block_costs=(1.0,) * 5 + (0.0,)), r"block_costs must be positive, and are \[1.0, .*0.0\]"),
         (replace(LAYOUT, parameters={"layers.*": Constant(0.0)}), "parameter 'output.weight' has no first value"),
         (
             replace(LAYOUT, parameters={"*": Constant(0.0), "x": Constant(0.0)}),
@@ -59,3 +74,19 @@ def test_shared_parameters_must_be_declared() -> None:
     check_layout(model, layout(args), "llama3")
     with pytest.raises(UserError, match=r"'output\.weight' is shared with another"):
         check_layout(model, replace(layout(args), tied={}), "llama3")
+
+
+def test_a_layers_weight_and_bias_have_one_rule() -> None:
+    class Biased(Llama):
+        def __init__(self) -> None:
+            super().__init__(FLAVORS["debug"])
+            self.layers["0"].feed_forward.w2 = torch.nn.Linear(384, 128)  # type: ignore[union-attr, assignment]
+
+    with torch.device("meta"):
+        model = Biased()
+    values = {**LAYOUT.parameters, "*bias": Constant(0.0)}
+    both: dict[str, Rule] = {"*.w2.bias": Row(), **LAYOUT.rules}
+    check_layout(model, replace(LAYOUT, parameters=values, rules=both), "llama3")
+    one: dict[str, Rule] = {"*.w2.bias": Replicate(), **LAYOUT.rules}
+    with pytest.raises(UserError, match=r"Row\(\) for 'layers\.0\.feed_forward\.w2\.weight', and not for weight and bias"):
+        check_layout(model, replace(LAYOUT, parameters=values, rules=one), "llama3")

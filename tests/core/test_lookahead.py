@@ -27,7 +27,7 @@ class Loader:
         return self.step
 
 
-STEP = StepData([], epoch=0, targets_by_dataset=[5, 2], corrupt=3, empty=4)
+STEP = StepData([], epoch=0, targets_by_dataset=[5, 2], target_weight=6.5, corrupt=3, empty=4)
 
 
 def look(world: World, step: StepData | UserError | None, requests: SharedRequests | None = None) -> Any:
@@ -36,13 +36,14 @@ def look(world: World, step: StepData | UserError | None, requests: SharedReques
 
 def test_totals_are_sums_over_ranks() -> None:
     totals = look(OneOfMany({}), STEP)
-    assert (totals.num_targets, totals.copy_targets, totals.by_dataset) == (7, 7, [5, 2])
+    assert (totals.num_targets, totals.weight, totals.copy_weight, totals.by_dataset) == (7, 6.5, 6.5, [5, 2])
     assert (totals.corrupt, totals.empty) == (3, 4)
     assert not totals.data_ended
     world = OneOfMany({"dp_shard": 2})
-    object.__setattr__(world, "others", torch.tensor([0, 0, 0, 1, 2, 10, 20]))  # ended, mistake, skips; left out; targets
+    object.__setattr__(world, "others", torch.tensor([0, 0, 0, 1, 2, 10, 20, 0.25]))
     totals = look(world, STEP)
     assert (totals.num_targets, totals.by_dataset, totals.corrupt, totals.empty) == (37, [15, 22], 4, 6)
+    assert totals.weight == 6.75
     assert not totals.data_ended
 
 
@@ -50,13 +51,13 @@ def test_totals_are_sums_over_ranks() -> None:
 def test_ranks_that_see_the_same_tokens_count_them_once(dim: str, counted: int) -> None:
     world = OneOfMany({dim: 2}, {dim: 1})
     assert look(world, STEP).num_targets == counted
-    assert cast(Any, world).summed[0].tolist() == [0, 0, 0, *([3, 4, 5, 2] if counted else [0] * 4)]
+    assert cast(Any, world).summed[0].tolist() == [0, 0, 0, *([3, 4, 5, 2, 6.5] if counted else [0] * 5)]
 
 
 def test_one_ranks_end_is_the_end_of_all() -> None:
     assert look(OneOfMany({}), None).data_ended
     world = OneOfMany({"dp_shard": 2})
-    object.__setattr__(world, "others", torch.tensor([1, 0, 0, 0, 0, 0, 0]))
+    object.__setattr__(world, "others", torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]))
     assert look(world, STEP).data_ended
 
 
@@ -69,19 +70,19 @@ def test_requests_travel_with_the_totals() -> None:
     mine, theirs, none = SharedRequest(), SharedRequest(), SharedRequest()
     mine.ask()
     world = OneOfMany({"dp_shard": 2})
-    object.__setattr__(world, "others", torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0, 0]))
+    object.__setattr__(world, "others", torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
     look(world, STEP, SharedRequests([mine, theirs, none]))
-    assert cast(Any, world).summed[0].tolist() == [0, 0, 0, 1, 0, 0, 3, 4, 5, 2]
+    assert cast(Any, world).summed[0].tolist() == [0, 0, 0, 1, 0, 0, 3, 4, 5, 2, 6.5]
     assert [one.agreed for one in (mine, theirs, none)] == [True, True, False]
     assert [one.asked for one in (mine, theirs, none)] == [False, False, False]
 
 
 def test_a_copys_targets_are_those_of_its_ranks() -> None:
     world = OneOfMany({"islands": 2}, extra=(ISLANDS,))
-    object.__setattr__(world, "sum", lambda tensor: tensor + torch.tensor([0, 0, 0, 0, 0, 100, 0]))
+    object.__setattr__(world, "sum", lambda tensor: tensor + torch.tensor([0, 0, 0, 0, 0, 100, 0, 90]))
     object.__setattr__(world, "sum_over_copy", lambda tensor: tensor + 1)
     totals = look(world, STEP)
-    assert (totals.num_targets, totals.copy_targets) == (107, 8)
+    assert (totals.num_targets, totals.weight, totals.copy_weight) == (107, 96.5, 7.5)
 
 
 def test_a_request_is_taken_once_and_made_again_meanwhile() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.jobs import make_job
+from harness.objectives import OfTargets
 from titan_core.api.attention import CausalAttention, seen
 from titan_core.api.batch import IGNORE, Batch, with_positions
 from titan_core.api.batch_plan import BatchPlan
@@ -57,22 +59,27 @@ BATCH = Batch(torch.arange(12).view(3, 4), torch.tensor([[1, IGNORE, 2, 3]] * 3)
 
 
 def test_a_batch_is_split_in_order() -> None:
-    parts = Batch(BATCH.tokens, BATCH.targets, BATCH.tokens + 1, BATCH.tokens + 2).split(2)
+    parts = replace(BATCH, positions=BATCH.tokens + 1, documents=BATCH.tokens + 2).split(2)
     assert [part.tokens.tolist() for part in parts] == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 10, 11]]]
     assert parts[1].positions is not None and parts[1].documents is not None
     assert torch.equal(parts[1].positions, BATCH.tokens[2:] + 1)
     assert torch.equal(parts[1].documents, BATCH.tokens[2:] + 2)
-    assert [part.num_targets() for part in parts] == [6, 3]
+    assert [int((part.targets != IGNORE).sum()) for part in parts] == [6, 3]
     assert BATCH.split(2)[0].positions is None
 
 
 def test_positions_are_written_out_where_there_are_none() -> None:
     assert with_positions(BATCH).positions is not None
     assert torch.equal(cast(Tensor, with_positions(BATCH).positions), torch.arange(4).expand(3, 4))
-    given = Batch(BATCH.tokens, BATCH.targets, BATCH.tokens)
+    layout = tied_part().layout
+    given = replace(BATCH, positions=BATCH.tokens, columns=BATCH.tokens)
     assert with_positions(given) is given
-    assert arguments_of(BATCH) == {}
-    assert arguments_of(Batch(BATCH.tokens, BATCH.targets, BATCH.tokens, BATCH.targets)).keys() == {"positions", "documents"}
+    assert arguments_of(BATCH, layout) == {}
+    everything = replace(BATCH, positions=BATCH.tokens, documents=BATCH.tokens)
+    assert arguments_of(everything, layout).keys() == {
+        "positions",
+        "documents",
+    }
 
 
 class Tied(nn.Module):
@@ -89,11 +96,11 @@ class Tied(nn.Module):
 
 def tied_part(**more: Any) -> ModelPart:
     layout = ModelLayout(
-        num_blocks=2, dim=2, heads=1, kv_heads=1, vocab_size=4, max_seq_len=4, embedding=("embed",), blocks="blocks",
+        num_blocks=2, dim=2, vocab_size=4, max_seq_len=4, embedding=("embed",), blocks="blocks",
         head=("head",), tied={"head.weight": "embed.weight"},
         parameters={"embed.*": Constant(1.0), "*.weight": Normal(0.5), "*": Constant(0.0)},
     )  # fmt: skip
-    return ModelPart(Tied(), layout, lambda logits, targets: logits.sum(), **more)
+    return ModelPart(Tied(), layout, OfTargets(lambda logits, targets: logits.sum()), **more)
 
 
 def test_transforms_of_batches_are_done_in_order() -> None:

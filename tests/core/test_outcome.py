@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +11,11 @@ import pytest
 
 from titan_core.api.errors import RunStopped, UserError
 from titan_core.api.job import Job
+from titan_core.api.launcher import OUTCOMES
 from titan_core.cli import train as command
 from titan_core.cli.main import main
 from titan_core.train import trainer
-from titan_core.train.outcome import FOLDER, OutcomeRecorder, read_outcomes
+from titan_core.train.outcome import OutcomeRecorder
 
 
 def burn() -> None:
@@ -66,7 +68,7 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
     launched: bool,
 ) -> None:
     if launched:
-        monkeypatch.setenv(FOLDER, str(in_tmp))
+        monkeypatch.setenv(OUTCOMES, str(in_tmp))
     monkeypatch.setattr(trainer, "train", train_with(act))
     assert command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1) == status
     assert capsys.readouterr().err == ("" if launched else f"titan: {line}\n")
@@ -77,8 +79,8 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
         assert text.count("Traceback (most recent call last):") == 1 and f"in {act.__name__}" in text
         assert "step 3, process " in text.splitlines()[0] and "s3cret" not in text
     if launched:
-        (outcome,) = read_outcomes(in_tmp).values()
-        assert (outcome.rank, outcome.step, outcome.follows) == (1, 3, act is lose)
+        outcome = json.loads((in_tmp / "rank-1.json").read_text())
+        assert (outcome["rank"], outcome["step"], outcome["follows"]) == (1, 3, act is lose)
 
 
 def test_a_log_that_cannot_be_written_goes_to_standard_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

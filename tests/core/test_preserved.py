@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from harness.gloo_pool import GlooPool
+from harness.objectives import OfTargets
 from titan_core.api.events import Finding, PendingUpdate
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.model_part import ModelPart
@@ -44,7 +45,7 @@ class Counts(nn.Module):
 def part_of(module: nn.Module, finished: list[str]) -> ModelPart:
     layout: Any = None
     return ModelPart(
-        module, layout, lambda logits, targets: logits.sum(), after_evaluation=(lambda: finished.append("yes"),)
+        module, layout, OfTargets(lambda logits, targets: logits.sum()), after_evaluation=(lambda: finished.append("yes"),)
     )
 
 

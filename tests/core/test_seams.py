@@ -12,24 +12,26 @@ from torch import nn
 
 from harness import transforms
 from harness.small_gpt import LAYOUT
+from titan_core.api.batch import Batch
 from titan_core.api.components import Phase, Transform
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.mesh import MeshDim
 from titan_core.api.model_part import ModelPart
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
+from titan_core.api.vocabulary import Vocabulary
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
+from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_core.plugins.discovery import Plugin
 from titan_core.plugins.registry import Registry
 
 
 def apply_all(*names: str) -> ModelPart:
-    (part,) = parts = [ModelPart(nn.Linear(1, 1), LAYOUT, cross_entropy_sum)]
+    (part,) = parts = [ModelPart(nn.Linear(1, 1), LAYOUT, NextToken())]
     guard = PartGuard(part)
     for name in names:
         function = getattr(transforms, name)
@@ -40,8 +42,7 @@ def apply_all(*names: str) -> ModelPart:
 @pytest.mark.parametrize(
     ("names", "setting"),
     [
-        (("own_loss", "other_loss"), "loss"),
-        (("wrapped_loss", "own_loss"), "loss"),
+        (("wrapped_loss", "other_loss"), "objective"),
         (("offloaded", "elsewhere"), "parameters_on"),
         (("batches", "only_my_batches"), "batch_transforms"),
         (("accounts", "no_accounts"), "flops"),
@@ -62,12 +63,18 @@ def test_what_a_transform_set_is_not_dropped(names: tuple[str, str], setting: st
 
 
 def test_transforms_may_build_on_each_other() -> None:
-    part = apply_all("own_loss", "wrapped_loss", "wrapped_loss", "batches", "batches", "accounts", "accounts", "casts")
-    logits, targets = torch.randn(1, 3, 5), torch.tensor([[0, 1, 2]])
-    assert part.loss(logits, targets) == transforms.smoothed(logits, targets)
+    part = apply_all("wrapped_loss", "wrapped_loss", "batches", "batches", "accounts", "accounts", "casts")
+    logits, batch = torch.randn(1, 3, 5), Batch(torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[0, 1, 2]]))
+    loss, plain = (objective(logits, batch, Vocabulary()) for objective in (part.objective, NextToken()))
+    assert loss.item() == pytest.approx((plain + 2e-3 * logits.square().sum()).item())
     assert part.flops == {torch.float16: 4.0}
     assert len(part.batch_transforms) == 2
-    assert apply_all("bare").loss is cross_entropy_sum
+    assert isinstance(apply_all("bare").objective, NextToken)
+
+
+def test_the_job_s_objective_is_not_dropped() -> None:
+    with pytest.raises(UserError, match="transform 'other_loss': it drops or replaces the part's objective that was set"):
+        apply_all("other_loss")
 
 
 class RingKeys(Section):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.contexts import tokenizer_at
 from titan_core.api.errors import UserError
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+from titan_core.api.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_data.tokenizers.hugging_face import build as build_hf
 from titan_models_llama.tokenizer import build as build_llama3

@@ -6,20 +6,23 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.objectives import OfTargets
 from harness.one_of_many import CPU, OneOfMany
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.sections import TrainingSection, ValidationSection
-from titan_core.api.step import GradientAccumulation
+from titan_core.api.step import GradientAccumulation, StepInput
 from titan_core.api.tools.device import backend_for, choose_device
+from titan_core.api.vocabulary import Vocabulary
 from titan_core.api.world import World
+from titan_core.model.next_token import NextToken
 from titan_core.runlog import stopwatch
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.train.seeds import prepare_numerics
@@ -29,7 +32,7 @@ from titan_core.train.validation import Validation
 def test_the_loss_is_a_sum_in_fp32_over_what_is_a_target() -> None:
     logits = torch.tensor([[[2.0, 0.0], [1.0, 1.0], [0.0, 5.0]]], dtype=torch.bfloat16)
     targets = torch.tensor([[0, 1, IGNORE]])
-    loss = cross_entropy_sum(logits, targets)
+    loss = NextToken()(logits, Batch(targets, targets), Vocabulary())
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)) + math.log(2), rel=1e-6)
 
@@ -49,14 +52,14 @@ def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
     from titan_core.api.model_part import ModelPart
 
     module = Line()
-    part = ModelPart(module, cast(Any, None), lambda outputs, targets: outputs.sum())
+    part = ModelPart(module, cast(Any, SimpleNamespace(inputs=())), OfTargets(lambda outputs, targets: outputs.sum()))
     batches = [Batch(torch.tensor([[value]]), torch.zeros(1, 1)) for value in (1.0, 2.0, 5.0)]
     run = GradientAccumulation(part)
-    share = run(batches, num_targets=4)
+    share = run(StepInput(batches, 1, 0, target_weight=4.0))
     assert (share.item(), share.requires_grad) == (2.0 * 8.0 / 4, False)
     assert module.weight.grad is not None
     assert module.weight.grad.item() == 8.0 / 4
-    assert run.evaluate(batches).item() == 16.0
+    assert run.evaluate(StepInput(batches, 1, 0)).item() == 16.0
     assert module.weight.grad.item() == 8.0 / 4
 
 

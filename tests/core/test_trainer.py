@@ -96,13 +96,13 @@ def test_a_copy_of_the_weights_without_a_target_in_a_step_learns_nothing(
     """Where copies train apart (local SGD), another may have all targets of a global batch: its share is 0, not 0 / 0."""
     look, batch = Lookahead.look, loader._batch
 
-    def without_targets(rows: Any, lengths: Any, document_mask: bool) -> Batch:
-        made = batch(rows, lengths, document_mask)
+    def without_targets(rows: Any, weights: Any, lengths: Any, document_mask: bool) -> Batch:
+        made = batch(rows, weights, lengths, document_mask)
         return replace(made, targets=torch.full_like(made.targets, IGNORE))
 
     monkeypatch.setattr(loader, "_batch", without_targets)
     monkeypatch.setattr(
-        Lookahead, "look", lambda self, skipped: replace(look(self, skipped), num_targets=100, copy_targets=0)
+        Lookahead, "look", lambda self, skipped: replace(look(self, skipped), num_targets=100, weight=100.0, copy_weight=0.0)
     )
     record = run_recipe("llama3_debug", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
     assert record.losses == [0.0]

@@ -22,9 +22,9 @@ from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.dataset import CorruptRecord, DatasetContext, DatasetSpec, ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
+from titan_core.api.tokenizer import fingerprint
 from titan_core.api.tools.reading import DocumentReader
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
 from titan_data.tokenize import _write_part, tokenize
@@ -60,7 +60,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     loader = DataLoader(stream(training, plan=PLAN), [source], BYTE, 0, workers=1)
     step = loader.next_step()
     assert step is not None
-    assert step.num_targets() == 4 * 15
+    assert step.target_weight == 4 * 15
     loader.close()
 
 

@@ -14,8 +14,8 @@ import pytest
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.json_lines import read_lines
-from titan_core.api.runs.pid_namespace import pid_namespace
 from titan_core.cli.main import main
 from titan_debug.request import ask
 from titan_debug.statistics import recorder

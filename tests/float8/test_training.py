@@ -207,14 +207,14 @@ def test_hardware_is_asked_when_a_job_starts_and_not_before(section: str) -> Non
     ],
 )
 def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> None:
-    from titan_core.api.loss import cross_entropy_sum
     from titan_core.api.model_part import ModelPart
+    from titan_core.model.next_token import NextToken
     from titan_float8.layers import linear_layers
 
     definition = make_job("llama3_debug").facts.model
     with torch.device("meta"):
         model: Any = definition.build()
-    part = ModelPart(model, definition.layout, cross_entropy_sum)
+    part = ModelPart(model, definition.layout, NextToken())
     names = [name for name, _ in linear_layers(part, filters, convert_head, 16)]
     assert {name.rpartition(".")[2] for name in names} == expected
     assert list(linear_layers(part, [], False, 4096)) == []
@@ -227,19 +227,6 @@ def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Pat
         UserError, match=rf"{section}.filter_fqns: 'atention': no linear layer .* names are such as 'layers.0"
     ):
         run_recipe("llama3_debug", settings)
-
-
-def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
-    """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
-    from titan_core.runlog import peak_flops
-
-    device = torch.device("cpu")
-    peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])
-        ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
-        assert ideal({}, device) == peak_flops.IdealTime(6.0, estimated=False)
-        assert ideal({torch.float8_e4m3fn: 4e12}, device) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)
 
 
 def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:

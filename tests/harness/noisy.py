@@ -21,6 +21,7 @@ from titan_core.api.components import Model
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
 from titan_core.api.ref import Ref
 
 api = (1, 0)
@@ -57,18 +58,20 @@ def define(args: NoisyArgs) -> ModelDefinition:
     layout = ModelLayout(
         num_blocks=args.n_layers,
         dim=DIM,
-        heads=HEADS,
-        kv_heads=HEADS,
         vocab_size=VOCABULARY,
         max_seq_len=64,
         embedding=("embed",),
         blocks="blocks",
         head=("norm", "output"),
-        column=("blocks.*.attention.[qkv]", "blocks.*.feed_forward.up"),
-        row=("blocks.*.attention.o", "blocks.*.feed_forward.down"),
+        rules={
+            "blocks.*.attention.[qkv].*": Column(),
+            "blocks.*.attention.o.*": Row(),
+            "blocks.*.feed_forward.up.*": Column(),
+            "blocks.*.feed_forward.down.*": Row(),
+            "*norm*": Replicate(),
+        },
         regions=("blocks.*.attention", "blocks.*.feed_forward"),
-        per_position=("blocks.*.norm[12]", "norm"),
-        mixers=("blocks.*.attention.mixer",),
+        mixers={"blocks.*.attention.mixer": causal_attention(HEADS)},
         parameters={"*norm*.weight": Constant(1.0), "*": Normal(std=0.2)},
         buffers={"embed.passes": partial(_buffer, "passes"), "embed.running": partial(_buffer, "running")},
     )

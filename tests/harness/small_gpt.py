@@ -13,6 +13,7 @@ from titan_core.api.attention import CausalAttention
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.job import Job
 from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
 
 DIM, HEADS, KV_HEADS, VOCAB, LONGEST, BLOCKS = 24, 4, 2, 288, 64, 2
 HEAD_DIM = DIM // HEADS
@@ -82,18 +83,21 @@ class SmallGPT(nn.Module):
 LAYOUT = ModelLayout(
     num_blocks=BLOCKS,
     dim=DIM,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
     vocab_size=VOCAB,
     max_seq_len=LONGEST,
     embedding=("embedding",),
     blocks="blocks",
     head=("norm", "output"),
-    column=("blocks.*.attention.q", "blocks.*.attention.kv.*", "blocks.*.mlp.up"),
-    row=("blocks.*.attention.out", "blocks.*.mlp.down"),
+    rules={
+        "blocks.*.attention.q.*": Column(),
+        "blocks.*.attention.kv.*": Column(),
+        "blocks.*.attention.out.*": Row(),
+        "blocks.*.mlp.up.*": Column(),
+        "blocks.*.mlp.down.*": Row(),
+        "*norm*": Replicate(),
+    },
     regions=("blocks.*.attention", "blocks.*.mlp"),
-    per_position=("blocks.*.norms.*", "blocks.*.attention.norm", "norm"),
-    mixers=("blocks.*.attention.mixer",),
+    mixers={"blocks.*.attention.mixer": causal_attention(HEADS, KV_HEADS)},
     masks_documents=True,
     parameters={"*norm*.weight": Constant(1.0), "*bias": Constant(0.0), "*": Normal(0.05)},
 )

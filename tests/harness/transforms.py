@@ -5,30 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Phase, Transform
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart
+from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.ref import Ref
+from titan_core.api.vocabulary import Vocabulary
+from titan_core.model.next_token import NextToken
 
 
-def smoothed(logits: Tensor, targets: Tensor) -> Tensor:
-    """A loss that is not the core's."""
-    return cross_entropy_sum(logits, targets) + 1e-3 * logits.float().square().sum()
+class Smoothed(ObjectiveFunction):
+    """An objective around another."""
 
+    def __init__(self, objective: ObjectiveFunction, vocabulary_sharded: bool = True) -> None:
+        self._objective, self.vocabulary_sharded = objective, vocabulary_sharded
 
-def own_loss(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.loss = smoothed
-    return part
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        return self._objective(logits, batch, vocabulary) + 1e-3 * vocabulary.sum(logits.float().square()).sum()
 
 
 def other_loss(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.loss = lambda logits, targets: cross_entropy_sum(logits, targets)
+    part.objective = NextToken()
     return part
 
 
 def wrapped_loss(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.wrap_loss(lambda loss: lambda logits, targets: loss(logits, targets) * 1.0)
+    part.wrap_objective(Smoothed)
+    return part
+
+
+def whole_vocabulary(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.wrap_objective(lambda objective: Smoothed(objective, vocabulary_sharded=False))
     return part
 
 
@@ -74,7 +82,7 @@ def casts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
     """A part of its own, with the module and the layout alone."""
-    return [ModelPart(part.module, part.layout, part.loss)]
+    return [ModelPart(part.module, part.layout, part.objective)]
 
 
 def transform(function: str, phase: Phase = Phase.PRECISION) -> Transform:

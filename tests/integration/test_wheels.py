@@ -21,7 +21,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.wheels
 def test_core_and_a_model_are_enough(wheels: Path, tmp_path: Path) -> None:
-    assert len(list(wheels.glob("titan_*.whl"))) == 8
+    assert len(list(wheels.glob("titan_*.whl"))) == 10
     python = tmp_path / "venv/bin/python"
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
     chosen = [str(wheel) for name in ("core", "models_llama") for wheel in wheels.glob(f"titan_{name}-*.whl")]
@@ -41,10 +41,13 @@ def test_core_and_a_model_are_enough(wheels: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "outputs/llama3_debug/metrics.jsonl").exists()
 
-    refused = titan("train", *short, "--parallelism.tensor_parallel_degree", "2", "--nproc-per-node", "2")
+    refused = titan("train", *short, "--nproc-per-node", "2")
+    assert refused.returncode == 2
+    assert "--nproc-per-node: no plugin in use starts processes; install titan-launch" in refused.stderr
+    refused = titan("config", "check", "--parallelism.tensor_parallel_degree", "2", "--world-size", "2")
     assert refused.returncode == 2
     assert "tensor_parallel_degree = 2: no plugin in use provides it; install titan-parallel" in refused.stderr
-    refused = titan("train", *short, "--nproc-per-node", "2")
+    refused = titan("config", "check", "--world-size", "2")
     assert refused.returncode == 2
     assert "install titan-parallel" in refused.stderr
     refused = titan("checkpoint", "list", "outputs/llama3_debug")

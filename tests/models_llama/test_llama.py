@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart
 from titan_core.model.materialise import materialise
+from titan_core.model.next_token import NextToken
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 from titan_models_llama.layout import layout
 from titan_models_llama.model import Llama
@@ -47,7 +47,7 @@ def test_flops_are_counted_as_in_the_palm_paper() -> None:
 
 
 def part(model: Llama, args: LlamaArgs) -> ModelPart:
-    return ModelPart(model, layout(args), cross_entropy_sum)
+    return ModelPart(model, layout(args), NextToken())
 
 
 def to_transformers(name: str, weight: Tensor, args: LlamaArgs) -> tuple[str, Tensor]:

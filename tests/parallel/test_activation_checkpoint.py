@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.jobs import make_job
+from harness.objectives import first_step
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
 from titan_core.model.build import build_parts
@@ -51,7 +52,7 @@ def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
 
         with CountMatmuls() as count:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                loss = part.forward_loss(Batch(tokens, tokens))
+                loss = part.forward_loss(first_step(Batch(tokens, tokens)))
             loss.backward()
         return sum(kept.values()), count.products, count.attention
 
@@ -88,7 +89,7 @@ def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) ->
             (part,) = build_parts(job, world.mesh, world.device)
             for number in range(3):
                 tokens = torch.arange(128).view(2, 64) + number
-                part.forward_loss(Batch(tokens, tokens)).backward()
+                part.forward_loss(first_step(Batch(tokens, tokens))).backward()
             return [parameter.grad for parameter in part.module.parameters() if parameter.grad is not None]
 
     for mine, exact in zip(gradients({"activation_checkpoint.mode": mode}), gradients({}), strict=True):

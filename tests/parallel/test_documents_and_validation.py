@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
+from harness.objectives import first_step
 from titan_core.api.attention import CausalAttention, flex
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
@@ -114,7 +115,7 @@ def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
     targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
-    packed = part.forward_loss(Batch(tokens, targets, positions, documents))
+    packed = part.forward_loss(first_step(Batch(tokens, targets, positions=positions, documents=documents)))
     packed.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in part.module.named_parameters()}
     part.module.zero_grad()
@@ -129,7 +130,7 @@ def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
     assert packed.item() == pytest.approx(apart.item(), rel=1e-6)
     for name, parameter in part.module.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
-    assert set(arguments_of(Batch(tokens, targets, None, documents))) == {"documents"}
+    assert set(arguments_of(Batch(tokens, targets, documents=documents), part.layout)) == {"documents"}
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

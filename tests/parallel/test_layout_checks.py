@@ -16,8 +16,8 @@ TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_deg
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({TP: 3}, "8 heads and 4 key/value heads must divide by it; 1, 2, 4 would work"),
-        ({TP: 8}, "4 key/value heads must divide by it; 1, 2, 4 would work"),
+        ({TP: 3}, "8 heads and 4 key/value heads of .* must divide by it; 1, 2, 4 would work"),
+        ({TP: 8}, "4 key/value heads of .* must divide by it; 1, 2, 4 would work"),
         ({TP: 2, "training.seq_len": 255}, "training.seq_len = 255: sequence parallelism divides it over 2 ranks; 254"),
         ({CP: 2, "training.seq_len": 250}, "a multiple of 2 x context-parallel degree 2 x .* 1 = 4; 248 or 252 would work"),
         ({CP: 2, TP: 4, "training.seq_len": 250}, "degree 2 x tensor-parallel degree 4 = 16; 240 or 256 would work"),

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard
 
 from harness.model_trials import CP, DOCUMENTS, DP, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import (
@@ -39,15 +39,16 @@ from harness.odd_gpts import (
     WithWrappedHead,
     shifted,
 )
-from harness.small_gpt import DIM, LAYOUT, SmallGPT
+from harness.small_gpt import DIM, HEADS, KV_HEADS, LAYOUT, SmallGPT
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.layout import ModelLayout
-from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.layout_rules import Replicate, Rule, causal_attention
 from titan_core.api.model_part import ModelPart
+from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
-from titan_parallel.config import FSDPKeys, TensorParallelKeys
+from titan_parallel.config import FSDPKeys
 from titan_parallel.fsdp_check import check as fsdp_check
 
 BUFFER = {"steps": lambda: torch.zeros(1)}
@@ -62,7 +63,18 @@ class Damage:
     layout: ModelLayout = LAYOUT
 
 
-INNER_MIXER = replace(LAYOUT, mixers=("blocks.*.attention.mixer.inner",))
+MIXER = causal_attention(HEADS, KV_HEADS)
+INNER_MIXER = replace(LAYOUT, mixers={"blocks.*.attention.mixer.inner": MIXER})
+
+
+def mixers(heads: int, kv_heads: int | None) -> ModelLayout:
+    return replace(LAYOUT, mixers={"blocks.*.attention.mixer": causal_attention(heads, kv_heads)})
+
+
+def ruled(rules: dict[str, Rule], **fields: Any) -> ModelLayout:
+    """With ``rules`` before the layout's own."""
+    return replace(LAYOUT, rules={**rules, **LAYOUT.rules, **rules}, **fields)
+
 
 DAMAGES = [
     # -- every parameter has one place
@@ -76,8 +88,8 @@ DAMAGES = [
     # -- sizes
     Damage("another vocabulary", ONE, r"logits \[batch, seq, vocab_size\] = \[2, 16, 300\], and returns \[2, 16, 288\]", layout=replace(LAYOUT, vocab_size=300)),
     Damage("another width", ONE, r"hidden states \[batch, seq, dim\] = \[2, 16, 32\], and returns \[2, 16, 24\]; fix dim", layout=replace(LAYOUT, dim=32)),
-    Damage("other heads", ONE, "heads is 8 and kv_heads 2, and 'blocks.0.attention.mixer' is called with 4 and 2", layout=replace(LAYOUT, heads=8)),
-    Damage("other key heads", ONE, "heads is 4 and kv_heads 4, .* is called with 4 and 2", layout=replace(LAYOUT, kv_heads=4)),
+    Damage("other heads", ONE, "heads is 8 and kv_heads 2, and 'blocks.0.attention.mixer' is called with 4 and 2", layout=mixers(8, KV_HEADS)),
+    Damage("other key heads", ONE, "heads is 4 and kv_heads 4, .* is called with 4 and 2", layout=mixers(HEADS, None)),
     Damage("a longer context", ONE, "max_seq_len is 65, and position 64 raises IndexError", layout=replace(LAYOUT, max_seq_len=65)),
     # -- calls
     Damage("a module that is not called", ONE, "names 'output', and the model's forward never calls it", UsesTheWeightAlone),
@@ -115,13 +127,12 @@ DAMAGES = [
             ("positions ignored", "", IgnoresPositions),
         ]
     ),
-    Damage("a mixer that is not named", CP, r"mixer' depends on other positions and is not in mixers", layout=replace(LAYOUT, mixers=("blocks.0.attention.mixer",)), build=lambda: Mixed(nn.Identity)),
+    Damage("a mixer that is not named", CP, r"mixer' depends on other positions and is not in mixers", layout=replace(LAYOUT, mixers={"blocks.0.attention.mixer": MIXER}), build=lambda: Mixed(nn.Identity)),
     # -- tensor parallelism
-    Damage("a layer outside of regions", TP, r"column names 'blocks\.0\.mlp\.up', which is in no module of regions", layout=replace(LAYOUT, regions=("blocks.*.attention",))),
-    Damage("a region without a row", TP, r"regions names 'blocks\.0\.mlp', in which no layer is in row", layout=replace(LAYOUT, row=("blocks.*.attention.out",))),
-    Damage("a region without a column", TP, r"regions names 'blocks\.0\.mlp', in which no layer is in column", layout=replace(LAYOUT, column=LAYOUT.column[:2])),
+    Damage("a layer outside of regions", TP, r"rules have Column\(\) for 'blocks\.0\.mlp\.up\.weight', which is in no module of regions", layout=replace(LAYOUT, regions=("blocks.*.attention",))),
+    Damage("a region without a row", TP, r"regions names 'blocks\.0\.mlp', in which no layer has the rule Row", layout=ruled({"blocks.*.mlp.down.*": Replicate()})),
+    Damage("a region without a column", TP, r"regions names 'blocks\.0\.mlp', in which no parameter has the rule Column", layout=ruled({"blocks.*.mlp.up.*": Replicate()})),
     Damage("a region within a region", TP, r"regions names 'blocks\.0\.attention', which is a part of the region 'blocks\.0'", layout=replace(LAYOUT, regions=("blocks.[01]", *LAYOUT.regions))),
-    Damage("column and row", TP, r"'blocks\.0\.mlp\.up' is in column and in row", layout=replace(LAYOUT, row=("blocks.*.mlp.*", *LAYOUT.row))),
     Damage("a head that ends otherwise", TP, "head ends with 'output', and tensor parallelism divides an nn.Linear", WithWrappedHead),
     Damage("embeddings apart, TP", TP, "outside of regions, .* does not take hidden states", PositionsApart, APART),
     Damage("a reversal, TP", TP, r"outside of regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1)))),
@@ -153,12 +164,10 @@ def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
         assert not list(fsdp_check(context_of(job_on(DP, SmallGPT, shared))))
 
 
-def test_parameters_of_a_region_itself_cannot_be_divided() -> None:
+def test_a_parameter_without_a_rule_is_named() -> None:
     def plan_of(model: nn.Module) -> None:
-        part, hidden = ModelPart(model, LAYOUT, cross_entropy_sum), Shard(1)
-        plan = tensor_parallel._embedding_plan(part, hidden) | tensor_parallel._block_plan(part, hidden)
-        tensor_parallel._require_whole(part, plan | tensor_parallel._head_plan(part, hidden, TensorParallelKeys()))
+        tensor_parallel._require_rules(ModelPart(model, LAYOUT, NextToken()))
 
     plan_of(SmallGPT())
-    with pytest.raises(UserError, match=r"^module 'blocks\.0\.attention' of the model: it has parameters, and the layout"):
+    with pytest.raises(UserError, match=r"^parameter 'blocks\.0\.attention\.gain' of the model: no rule of the layout"):
         plan_of(OwnGain())

@@ -45,8 +45,7 @@ def model(name: str) -> ModelDefinition:
     build: Callable[[], object] = SmallGPT
     if name == "chain":
         build = NormedEmbedding
-        norms = (*layout.per_position, "embedding_norm")
-        layout = replace(layout, embedding=("embedding", "embedding_norm"), per_position=norms)
+        layout = replace(layout, embedding=("embedding", "embedding_norm"))
     elif name == "apart":
         build, layout = PositionsApart, replace(layout, embedding=("wte", "wpe"))
     return small_gpt.definition(build, layout)

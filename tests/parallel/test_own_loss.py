@@ -1,4 +1,4 @@
-"""A loss that a plugin has set is computed on every mesh, or refused before the first step."""
+"""An objective that a plugin has wrapped is computed on every mesh, or refused before the first step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from titan_core.api.errors import UserError
 
 TP = {"parallelism.tensor_parallel_degree": 2}
 COMPILED_LOSS = {"compile.enable": "true", "compile.components": '["loss"]', "compile.backend": "eager"}
+CHUNKS: dict[str, object] = {"objective.chunk_tokens": 24}
 BRIEF: dict[str, object] = {"training.steps": 2, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
 
 
-def train(folder: str, overrides: dict[str, object], phase: Phase) -> RunRecord | str:
-    """What a run with a loss of its own did, or why it was refused."""
+def train(folder: str, overrides: dict[str, object], function: str, phase: Phase) -> RunRecord | str:
+    """What a run with an objective of its own did, or why it was refused."""
     os.chdir(folder)
     job = small_gpt.job_of(small_gpt.definition(), {**BRIEF, **overrides}, int(os.environ["WORLD_SIZE"]))
-    transforms = sorted([*job.transforms, transform("own_loss", phase)], key=lambda one: one.phase)
+    transforms = sorted([*job.transforms, transform(function, phase)], key=lambda one: one.phase)
     try:
         return run_job(replace(job, transforms=tuple(transforms)))
     except UserError as error:
@@ -34,32 +35,34 @@ def train(folder: str, overrides: dict[str, object], phase: Phase) -> RunRecord 
 @pytest.mark.parametrize(
     "overrides",
     [
-        {**TP, "parallelism.disable_loss_parallel": "true"},
-        {"parallelism.pipeline_parallel_degree": 2},
+        TP,
+        {**TP, **CHUNKS},
+        {**TP, "parallelism.disable_loss_parallel": "true", **CHUNKS},
+        {"parallelism.pipeline_parallel_degree": 2, **CHUNKS},
         {"parallelism.context_parallel_degree": 2, **COMPILED_LOSS},
     ],
     ids=str,
 )
 def test_it_is_computed(gloo: GlooPool, tmp_path: Path, overrides: dict[str, object]) -> None:
-    (one,) = gloo.run(1, train, str(tmp_path), {}, Phase.PRECISION)
-    for record in gloo.run(2, train, str(tmp_path), overrides, Phase.PRECISION):
+    (one,) = gloo.run(1, train, str(tmp_path), {}, "wrapped_loss", Phase.PRECISION)
+    (plain,) = gloo.run(1, train, str(tmp_path), {}, "batches", Phase.PRECISION)
+    assert one.losses[0] > plain.losses[0] + 1e-4
+    for record in gloo.run(2, train, str(tmp_path), overrides, "wrapped_loss", Phase.PRECISION):
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
 
 
-def test_tensor_parallelism_does_not_replace_it(gloo: GlooPool, tmp_path: Path) -> None:
-    message = (
-        "transform 'tensor_parallel': it computes cross entropy on a divided vocabulary, and an earlier transform has set"
-    )
-    for refusal in gloo.run(2, train, str(tmp_path), TP, Phase.PRECISION):
-        assert refusal.startswith(message)
+def test_tensor_parallelism_asks_for_its_form_on_a_divided_vocabulary(gloo: GlooPool, tmp_path: Path) -> None:
+    for refusal in gloo.run(2, train, str(tmp_path), TP, "whole_vocabulary", Phase.PRECISION):
+        assert refusal.startswith("objective.name: it is computed on the whole vocabulary, and tensor parallelism divides")
         assert "set parallelism.disable_loss_parallel = true" in refusal
+    gathered = {**TP, "parallelism.disable_loss_parallel": "true"}
+    (one,) = gloo.run(1, train, str(tmp_path), {}, "whole_vocabulary", Phase.PRECISION)
+    for record in gloo.run(2, train, str(tmp_path), gathered, "whole_vocabulary", Phase.PRECISION):
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
 
 
-@pytest.mark.parametrize(("overrides", "earlier"), [(TP, "tensor_parallel"), (COMPILED_LOSS, "compile")])
-def test_it_does_not_replace_what_an_earlier_transform_set(
-    gloo: GlooPool, tmp_path: Path, overrides: dict[str, object], earlier: str
-) -> None:
-    for refusal in gloo.run(2, train, str(tmp_path), overrides, Phase.DATA):
+def test_the_job_s_objective_is_not_replaced(gloo: GlooPool, tmp_path: Path) -> None:
+    for refusal in gloo.run(1, train, str(tmp_path), COMPILED_LOSS, "other_loss", Phase.DATA):
         assert refusal.startswith(
-            f"transform 'own_loss': it drops or replaces the part's loss that transform '{earlier}' had set"
+            "transform 'other_loss': it drops or replaces the part's objective that transform 'compile' had set"
         )

@@ -19,6 +19,8 @@ from titan_core.api.attention import seen
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
 from titan_core.api.model_part import ModelPart
+from titan_core.api.vocabulary import Vocabulary
+from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_parallel import gathered_attention
 from titan_parallel.context_parallel import HeadAndTail
@@ -57,17 +59,9 @@ def test_a_rank_has_a_chunk_from_the_front_and_its_mirror_from_the_back(size: in
 
 def test_a_rank_keeps_positions_that_begin_anew_with_each_document() -> None:
     tokens, positions = torch.arange(8)[None], torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
-    share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions))
+    share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions=positions))
     assert share.positions is not None
     assert share.positions.tolist() == [[2, 0, 1, 0]]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_gathered_chunks_come_back_into_the_order_of_the_sequence(size: int) -> None:
-    whole = torch.arange(8 * size).view(1, 1, -1, 1)
-    tokens = whole[:, 0, :, 0]
-    shares = [HeadAndTail(rank, size)(Batch(tokens, tokens)).tokens.view(1, 1, -1, 1) for rank in range(size)]
-    assert torch.equal(gathered_attention._in_order(torch.cat(shares, dim=2), chunk=4), whole)
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
@@ -180,25 +174,32 @@ def test_a_kept_result_that_was_changed_in_place_is_an_error() -> None:
 # -- pipelines
 
 SETTINGS: dict[str, Any] = {
-    "loss": lambda logits, targets: logits.sum(),
+    "vocabulary": Vocabulary(None, 3),
+    "auxiliary_losses": ("balance",),
     "batch_transforms": (lambda batch: batch,),
     "parameters_on": torch.device("cpu"),
     "flops": {torch.bfloat16: 1.0},
     "casts": {"region": lambda x: x},
     "after_evaluation": (lambda: None,),
-    "wrapped_losses": (F.cross_entropy,),
+    "wrapped_objectives": (NextToken(),),
 }
 
 
 def test_a_stage_keeps_every_setting_of_the_whole_or_the_pipeline_is_refused() -> None:
-    assert SETTINGS.keys() == {one.name for one in fields(ModelPart)} - {"module", "layout"}
+    assert SETTINGS.keys() == {one.name for one in fields(ModelPart)} - {
+        "module",
+        "layout",
+        "objective",
+        "loss_in_head",
+        "batch",
+    }
     refused = []
     for name, value in SETTINGS.items():
         module = nn.ModuleDict(
             {"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2)]), "head": nn.Linear(2, 2)}
         )
         layout: Any = SimpleNamespace(embedding=("embed",), blocks="blocks", head=("head",))
-        part, other = ModelPart(module, layout, F.cross_entropy), []
+        part, other = ModelPart(module, layout, NextToken()), []
 
         def earlier(part: ModelPart, name: str = name, value: Any = value) -> ModelPart:
             return replace(part, **{name: value})

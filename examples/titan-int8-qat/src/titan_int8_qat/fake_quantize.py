@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.patterns import matches
 from titan_int8_qat.config import Int8QATSection
 
 
@@ -13,7 +12,7 @@ def apply(part: ModelPart, context: TrainingContext[Int8QATSection]) -> ModelPar
     """Let every linear layer that the layout says may be divided round its weight. Names and parameters stay as they are."""
     bits = context.section.bits
     for name, module in part.named_modules():
-        if type(module) is nn.Linear and matches(name, (*part.layout.column, *part.layout.row)):
+        if type(module) is nn.Linear and part.layout.divides_linear(name):
             module.__class__ = QuantizedLinear
             module.bits = bits
     return part

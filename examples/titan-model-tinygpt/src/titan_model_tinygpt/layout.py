@@ -2,6 +2,7 @@
 
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
 from titan_model_tinygpt.config import TinyGPTArgs
 
 
@@ -23,18 +24,20 @@ def layout(args: TinyGPTArgs) -> ModelLayout:
     return ModelLayout(
         num_blocks=args.n_layers,
         dim=args.dim,
-        heads=args.n_heads,
-        kv_heads=args.n_heads,
         vocab_size=args.vocab_size,
         max_seq_len=args.max_seq_len,
         embedding=("embedding",),
         blocks="blocks",
         head=("norm", "unembedding"),
-        column=("blocks.*.attention.[qkv]", "blocks.*.mlp.up"),
-        row=("blocks.*.attention.proj", "blocks.*.mlp.down"),
+        rules={
+            "blocks.*.attention.[qkv].*": Column(),
+            "blocks.*.attention.proj.*": Row(),
+            "blocks.*.mlp.up.*": Column(),
+            "blocks.*.mlp.down.*": Row(),
+            "*norm*": Replicate(),
+        },
         regions=("blocks.*.attention", "blocks.*.mlp"),
-        per_position=("blocks.*.norm[12]", "norm"),
-        mixers=("blocks.*.attention.mixer",),
+        mixers={"blocks.*.attention.mixer": causal_attention(args.n_heads)},
         masks_documents=True,
         parameters={
             "*bias": Constant(0.0),

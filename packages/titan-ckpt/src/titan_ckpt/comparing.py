@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from titan_core.api.config_changes import ConfigChange, RefusedChange, config_changes, refusal
+from titan_ckpt.config_changes import ConfigChange, config_changes
+from titan_core.api.checkpoint import RefusedChange, refusal
 from titan_core.api.errors import Problem
 from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection

@@ -41,7 +41,7 @@ def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
         trial = [replace(one, tensor=nn.Parameter(one.tensor.detach().clone())) for one in smallest.values()]
         copies |= {one.tensor: one.name for one in trial}
         groups.append(replace(group, parameters=trial))
-    optimizer = job.optimizer.build.load()(job.optimizer.training_context(job.facts, world.mesh, world.device, groups))
+    optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
     built = group_values(optimizer)
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)

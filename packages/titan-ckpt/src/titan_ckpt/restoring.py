@@ -37,8 +37,7 @@ from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import by_copy, model_tensors, observers_tensors
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.config_changes import RefusedChange, refusal
+from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refusal
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
 

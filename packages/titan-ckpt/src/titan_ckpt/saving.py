@@ -16,6 +16,7 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import step_folder
 from titan_ckpt.comparing import resolved
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.config_changes import decisive_keys
 from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
@@ -27,7 +28,6 @@ from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, obse
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.config_changes import decisive_keys
 from titan_core.api.errors import UserError
 from titan_core.api.sections import TrainingSection
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api.command import Command
-from titan_core.api.components import Dataset, Debugger, LRSchedule, Optimizer, Tokenizer
+from titan_core.api.components import Dataset, Debugger, LRSchedule, Objective, Optimizer, Tokenizer
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -45,6 +45,17 @@ def titan_optimizers() -> list[Optimizer]:
             build=Ref("titan_core.optim.adam:build_adamw"),
         ),
         Optimizer(name="Adam", summary="Adam", config=OptimizerSection, build=Ref("titan_core.optim.adam:build_adam")),
+    ]
+
+
+@hookimpl
+def titan_objectives() -> list[Objective]:
+    return [
+        Objective(
+            name="next_token",
+            summary="cross entropy of the next token",
+            build=Ref("titan_core.model.next_token:build"),
+        ),
     ]
 
 
@@ -97,17 +108,11 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="train",
-            summary="train a recipe (default: llama3_debug)",
-            arguments=Ref("titan_core.cli.train:arguments"),
+            summary="train a recipe",
+            arguments=recipe,
             run=Ref("titan_core.cli.train:run"),
             overrides=True,
-        ),
-        Command(
-            name="data inspect",
-            summary="show the first sequences that a recipe trains on",
-            arguments=Ref("titan_core.cli.data_inspect:arguments"),
-            run=Ref("titan_core.cli.data_inspect:run"),
-            overrides=True,
+            launches=True,
         ),
         Command(
             name="plugins",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import datasets
@@ -88,7 +89,7 @@ def open_hub(context: DatasetContext[None]) -> DocumentSource:
         stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
     except Exception as error:
         # Of the hub's own errors, those of its HTTP client change with its versions.
-        if not (is_transient(error) or isinstance(error, OSError | ValueError | RuntimeError)):
+        if not (is_transient(error) or _of_hub(error) or isinstance(error, OSError | ValueError | RuntimeError)):
             raise
         raise UserError.one(
             f"dataset {path!r}, split {split!r}",
@@ -96,6 +97,20 @@ def open_hub(context: DatasetContext[None]) -> DocumentSource:
             f"check its name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
         ) from error
     return StreamedDocuments(stream, context)
+
+
+def _of_hub(error: Exception) -> bool:
+    return any(cls.__module__.partition(".")[0] == "huggingface_hub" for cls in type(error).__mro__)
+
+
+def _connected(records: Iterable[Any]) -> Iterator[Any]:
+    """``records``. Errors of the hub's client become an ``OSError``, after which reading is tried again."""
+    try:
+        yield from records
+    except Exception as error:
+        if _of_hub(error) and not isinstance(error, OSError):
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        raise
 
 
 class StreamedDocuments:
@@ -133,7 +148,7 @@ class _StreamShard:
 
     def __next__(self) -> str:
         if self._iterator is None:
-            self._iterator = iter(self._stream)
+            self._iterator = _connected(self._stream)
         for record in self._iterator:
             mine = self._seen % self._step == self._first
             self._seen += 1

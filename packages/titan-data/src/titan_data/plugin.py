@@ -57,6 +57,13 @@ def titan_tokenizers() -> list[Tokenizer]:
 def titan_commands() -> list[Command]:
     return [
         Command(
+            name="data inspect",
+            summary="show the first sequences that a recipe trains on",
+            arguments=Ref("titan_data.cli.data_inspect:arguments"),
+            run=Ref("titan_data.cli.data_inspect:run"),
+            overrides=True,
+        ),
+        Command(
             name="data tokenize",
             summary="tokenize a recipe's dataset once and for all",
             arguments=Ref("titan_data.cli.data_tokenize:arguments"),

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import numpy
 
-from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec
+from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
 from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.token_ids import token_ids
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
@@ -126,6 +124,9 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
     try:
         with path.with_suffix(".bin.partial").open("wb") as file:
             while (document := reader.next(shard)) is not None:
+                if isinstance(document, WeightedTokens):
+                    why = "its documents weigh their tokens, and a tokenized dataset has no place for weights"
+                    raise UserError.one(f"dataset {dataset.name!r}", why, "train on the dataset itself")
                 tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
                 file.write(token_ids(tokens, vocab_size).astype(dtype).tobytes())
                 written += len(tokens)

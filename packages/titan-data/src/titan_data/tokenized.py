@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.tokenizer import token_ids
 from titan_core.api.tools.shuffled import ShuffledDocuments
-from titan_core.api.tools.token_ids import token_ids
 
 FORMAT = 1
 INDEX = "tokenized.json"

@@ -29,6 +29,12 @@ def titan_debuggers() -> list[Debugger]:
             build=Ref("titan_debug.numerics.loss_spike:LossSpikes"),
         ),
         Debugger(
+            name="mfu",
+            summary="the share of the device's peak that training gets out of it, beside the other metrics",
+            active=lambda facts: True,
+            build=Ref("titan_debug.mfu:build"),
+        ),
+        Debugger(
             name="statistics",
             summary="mean, size and largest element of outputs and gradients, every so many steps or on request",
             config=NumericsSection,

@@ -14,6 +14,7 @@ from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
 
+from titan_core.api.layout_rules import Column
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
 
@@ -25,7 +26,7 @@ def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Fl
         if not matches(region, layout.regions):
             continue
         names = [f"{region}.{name}" for name, _ in module.named_modules()]
-        columns = [name for name in names if matches(name, layout.column)]
+        columns = [name for name in names if isinstance(layout.rule(f"{name}.weight"), Column)]
         if columns and all(name in converted for name in columns):
             layer = part.module.get_submodule(columns[0])
             assert isinstance(layer, Float8Linear)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal
 from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
 from titan_models_llama.config import LlamaArgs
 
 if TYPE_CHECKING:
@@ -28,18 +29,20 @@ def layout(args: LlamaArgs) -> ModelLayout:
     return ModelLayout(
         num_blocks=args.n_layers,
         dim=args.dim,
-        heads=args.n_heads,
-        kv_heads=args.n_kv_heads,
         vocab_size=args.vocab_size,
         max_seq_len=args.max_seq_len,
         embedding=("tok_embeddings",),
         blocks="layers",
         head=("norm", "output"),
-        column=("layers.*.attention.w[qkv]", "layers.*.feed_forward.w[13]"),
-        row=("layers.*.attention.wo", "layers.*.feed_forward.w2"),
+        rules={
+            "layers.*.attention.w[qkv].weight": Column(),
+            "layers.*.attention.wo.weight": Row(),
+            "layers.*.feed_forward.w[13].weight": Column(),
+            "layers.*.feed_forward.w2.weight": Row(),
+            "*norm.weight": Replicate(),
+        },
         regions=("layers.*.attention", "layers.*.feed_forward"),
-        per_position=("layers.*.attention_norm", "layers.*.ffn_norm", "norm"),
-        mixers=("layers.*.attention.mixer",),
+        mixers={"layers.*.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads)},
         masks_documents=True,
         parameters=initial_values(args),
         buffers={"rope": partial(_rope, args)},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from titan_core.api.components import Model, Recipe, Tokenizer, recipes_in
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
@@ -45,4 +47,4 @@ def titan_tokenizers() -> list[Tokenizer]:
 
 @hookimpl
 def titan_recipes() -> list[Recipe]:
-    return recipes_in("titan_models_llama")
+    return [replace(recipe, default=recipe.name == "llama3_debug") for recipe in recipes_in("titan_models_llama")]

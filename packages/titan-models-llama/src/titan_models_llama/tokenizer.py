@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import tiktoken
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext
-from titan_core.api.tools.surrogates import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 
 if TYPE_CHECKING:
     import numpy

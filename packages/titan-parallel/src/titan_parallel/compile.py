@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.model_part import ModelPart
+from titan_core.api.objective import ObjectiveFunction
+from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
@@ -20,5 +24,18 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
         for block in part.blocks().values():
             block.compile(backend=section.backend, fullgraph=section.fullgraph)
     if "loss" in section.components:
-        part.wrap_loss(lambda loss: torch.compile(loss, backend=section.backend))
+        part.wrap_objective(lambda objective: CompiledObjective(objective, section.backend))
     return part
+
+
+class CompiledObjective(ObjectiveFunction):
+    """An objective, compiled."""
+
+    def __init__(self, objective: ObjectiveFunction, backend: str) -> None:
+        self.vocabulary_sharded, self.per_position = objective.vocabulary_sharded, objective.per_position
+        self._compiled = torch.compile(objective.__call__, backend=backend)
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        loss: Tensor = self._compiled(logits, batch, vocabulary)
+        return loss

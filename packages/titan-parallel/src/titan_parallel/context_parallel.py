@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from titan_core.api.batch import Batch, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
+from titan_core.api.layout_rules import CAUSAL_ATTENTION
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import DataSection
-from titan_core.api.tools.patterns import matches
+from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.gathered_attention import GatheredAttention
 
@@ -28,23 +29,40 @@ log = logging.getLogger(__name__)
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
     """Let the modules that mix positions see those of all ranks of the mesh dimension ``cp``, and divide the batches."""
+    if not part.objective.per_position:
+        raise UserError.one(
+            "objective.name",
+            "it is computed on all positions of a sequence together, and context parallelism divides them",
+            "set parallelism.context_parallel_degree = 1",
+        )
     mesh = context.mesh["cp"]
     rank, size = mesh.get_local_rank(), mesh.size()
-    mixers = [(name, module) for name, module in part.named_modules() if matches(name, part.layout.mixers)]
-    for name, mixer in mixers:
-        _require_causal_attention(name, mixer)
+    share = SequenceShare(mesh, tuple((one, 2 * size - 1 - one) for one in range(size)))
+    found = [(name, module, part.layout.mixer(name)) for name, module in part.named_modules()]
+    mixers = [(name, module, mixer) for name, module, mixer in found if mixer is not None]
+    for name, module, mixer in mixers:
+        if mixer.kind == CAUSAL_ATTENTION:
+            _require_causal_attention(name, module)
+        elif mixer.divided is not None:
+            module.forward = mixer.divided.load()(module, share)
+    _divide_attention([module for _, module, mixer in mixers if mixer.kind == CAUSAL_ATTENTION], share, context)
+    part.batch_transforms += (HeadAndTail(rank, size),)
+    return part
+
+
+def _divide_attention(mixers: list[nn.Module], share: SequenceShare, context: TrainingContext[ContextParallelKeys]) -> None:
+    if not mixers:
+        return
     documents = context.facts.section(DataSection).document_mask
     if context.device.type == "cuda" and not documents:
         method = context.section.context_parallel_rotate_method
-        _use_ring(mesh, [mixer for _, mixer in mixers], method)
+        _use_ring(share.mesh, mixers, method)
         log.info("context parallelism: torch's ring attention, keys and values travelling by %s", method)
-    else:
-        for _, mixer in mixers:
-            mixer.forward = GatheredAttention(mesh).forward
-        why = "torch's ring attention knows no " + ("documents" if documents else f"kernel for {context.device.type}")
-        log.info("context parallelism: attention over gathered keys and values, exact as well (%s)", why)
-    part.batch_transforms += (HeadAndTail(rank, size),)
-    return part
+        return
+    for mixer in mixers:
+        mixer.forward = GatheredAttention(share).forward
+    why = "torch's ring attention knows no " + ("documents" if documents else f"kernel for {context.device.type}")
+    log.info("context parallelism: attention over gathered keys and values, exact as well (%s)", why)
 
 
 class HeadAndTail:
@@ -55,14 +73,7 @@ class HeadAndTail:
 
     def __call__(self, batch: Batch) -> Batch:
         """``[batch, seq]`` to ``[batch, seq / size]``."""
-        batch = with_positions(batch)
-        assert batch.positions is not None
-        return Batch(
-            self._share(batch.tokens),
-            self._share(batch.targets),
-            self._share(batch.positions),
-            batch.documents,  # whole: what a rank's queries see of other ranks' keys depends on it
-        )
+        return with_positions(batch).map_sequence(self._share)
 
     def _share(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(2 * self._size, dim=1)

@@ -6,35 +6,24 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from titan_core.api.attention import seen
+from titan_core.api.sequence_share import SequenceShare
 
 
 class GatheredAttention:
-    """Causal attention where rank ``r`` of the mesh's ``n`` holds chunks ``r`` and ``2 n - 1 - r`` of each sequence."""
+    """Causal attention of a rank's chunks of each sequence."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-        self._chunks = (mesh.get_local_rank(), 2 * mesh.size() - 1 - mesh.get_local_rank())
+    def __init__(self, share: SequenceShare) -> None:
+        self._share = share
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """As a model's mixer: ``[batch, heads, seq / n, head_dim]`` each, keys and values of fewer heads or as many; the
+        """As a model's mixer: ``[batch, heads, positions, head_dim]`` each, keys and values of fewer heads or as many; the
         documents are those of the whole sequence, ``[batch, seq]``."""
-        # One collective for both; backward, each rank's part of their gradients is summed.
-        shares = DTensor.from_local(torch.cat((k, v), dim=1), self._mesh, [Shard(2)], run_check=False)
-        gathered = shares.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        keys, values = _in_order(gathered, chunk=q.shape[2] // 2).chunk(2, dim=1)
-        halves = zip(q.chunk(2, dim=2), self._chunks, strict=True)
-        return torch.cat([_attend(half, keys, values, chunk, documents) for half, chunk in halves], dim=2)
-
-
-def _in_order(gathered: Tensor, chunk: int) -> Tensor:
-    """Chunks in the order of ranks (0, 2n - 1, 1, 2n - 2, ...) to their order in the sequence, along dimension 2."""
-    pairs = gathered.unflatten(2, (-1, 2, chunk))
-    heads, tails = pairs.unbind(3)
-    return torch.cat((heads, tails.flip(2)), dim=2).flatten(2, 3)
+        keys, values = self._share.gather(torch.cat((k, v), dim=1), dim=2).chunk(2, dim=1)  # one collective for both
+        own = self._share.own
+        pieces = zip(q.chunk(len(own), dim=2), own, strict=True)
+        return torch.cat([_attend(piece, keys, values, chunk, documents) for piece, chunk in pieces], dim=2)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, chunk: int, documents: Tensor | None) -> Tensor:

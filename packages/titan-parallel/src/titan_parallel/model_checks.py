@@ -14,11 +14,13 @@ from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
+from titan_core.api.layout_rules import Column, Experts, Row, Rule, Shard
 from titan_core.api.model_trial import Around, ModelTrial, Shares
 from titan_core.api.tools.patterns import matches
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
+from titan_parallel.region_trial import region_faults
 
 _RANKS = 2
 """How many ranks a trial divides positions over."""
@@ -119,32 +121,50 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)
+    for name, fault in region_faults(trial, context.facts.mesh.degree("tp")).items():
+        why = (
+            f"region {name!r}, divided over {context.facts.mesh.degree('tp')} ranks by its rules, does not compute the same"
+        )
+        fix = "fix the rules of its parameters: a rank has consecutive features of each (not of several side by side)"
+        yield trial.problem(f"{why}: {fault}", f"{fix}, and compute with the sizes of tensors, not with those of the model")
     if not keys.disable_loss_parallel:
         yield from _logits_are_those_of_the_head(trial)
 
 
 def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
-    """How the linear layers lie in regions: (why, fix)."""
+    """How divided parameters lie in regions: (why, fix)."""
     names = [name for name, _ in model.named_modules()]
     regions = [name for name in names if matches(name, layout.regions)]
-    column = [name for name in names if matches(name, layout.column)]
-    row = [name for name in names if matches(name, layout.row)]
-    for name in column:
-        if name in row:
-            yield f"{name!r} is in column and in row", "name it in one of them"
-    for field, divided in (("column", column), ("row", row)):
-        for name in divided:
-            if not any(name.startswith(f"{region}.") for region in regions):
-                why = f"{field} names {name!r}, which is in no module of regions, so that its input is not gathered"
-                yield why, f"name in regions the module that {name!r} is a part of"
-                break
+    rules = {path: layout.rule(path) for path, _ in model.named_parameters(remove_duplicate=False)}
+    divided = {path: rule for path, rule in rules.items() if divides(rule)}
+    closing = [f"{name}." for name in names if matches(name, layout.sums)]
+    closing += [path for path, rule in divided.items() if isinstance(rule, Row)]
+    seen: set[str] = set()
+    for path, rule in divided.items():
+        if rule is not None and not any(path.startswith(f"{region}.") for region in regions):
+            pattern = next(pattern for pattern in layout.rules if matches(path, [pattern]))
+            if pattern not in seen:
+                why = f"rules have {rule} for {path!r}, which is in no module of regions, so that its input is not gathered"
+                yield why, f"name in regions the module that {path!r} is a part of"
+            seen.add(pattern)
     for region in regions:
         outer = next((other for other in regions if region.startswith(f"{other}.")), None)
         if outer is not None:
             yield f"regions names {region!r}, which is a part of the region {outer!r}", "name only one of them"
-        for field, divided in (("column", column), ("row", row)):
-            if not any(name.startswith(f"{region}.") for name in divided):
-                yield f"regions names {region!r}, in which no layer is in {field}", f"name its layers in {field}, or drop it"
+        inside = [rule for path, rule in divided.items() if path.startswith(f"{region}.")]
+        if not any(isinstance(rule, Column | Shard | Experts) for rule in inside):
+            why = f"regions names {region!r}, in which no parameter has the rule Column or Shard"
+            yield why, "say in rules which of its parameters are divided, or drop it"
+        if not any(one.startswith(f"{region}.") for one in closing):
+            why = f"regions names {region!r}, in which no layer has the rule Row, and which names no module of sums"
+            yield why, "say in rules or sums where what ranks compute is summed, or drop it"
+
+
+def divides(rule: Rule | None) -> bool:
+    """Whether tensor parallelism divides a parameter of this rule."""
+    if isinstance(rule, Experts):
+        return divides(rule.within)
+    return isinstance(rule, Column | Row | Shard)
 
 
 def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
@@ -203,10 +223,17 @@ def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[
     batches = [HeadAndTail(rank, _RANKS)(Batch(order, order)) for rank in range(_RANKS)]
     shares = Shares(tuple(batch.tokens[0] for batch in batches))
 
-    def whole(forward: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        return shares.split(forward(*(shares.join(one, dim=2) for one in (q, k, v)), *arguments, **keywords), dim=2)
+    def whole(dim: int, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
+        joined = (shares.join(one, dim) if _is_share(one, dim) else one for one in arguments)
+        return shares.split(forward(*joined, **keywords), dim)
 
-    around: dict[str, Around] = {call.name: whole for call in trial.calls if matches(call.name, trial.layout.mixers)}
+    def _is_share(one: Any, dim: int) -> bool:
+        return isinstance(one, Tensor) and one.dim() > dim and one.shape[dim] * _RANKS == trial.seq
+
+    mixers = {call.name: trial.layout.mixer(call.name) for call in trial.calls}
+    around: dict[str, Around] = {
+        name: partial(whole, mixer.sequence_dim) for name, mixer in mixers.items() if mixer is not None
+    }
 
     def divided() -> Any:
         logits = trial.run(shares.split(trial.tokens), shares.split(trial.positions), around=around)

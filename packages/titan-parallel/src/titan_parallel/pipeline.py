@@ -21,10 +21,11 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )  # fmt: skip
 
-from titan_core.api.batch import Batch, with_positions
+from titan_core.api.batch import join, with_positions
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import Absent, ModelPart, arguments_of
-from titan_core.api.step import StepRunner, shape_inference
+from titan_core.api.step import StepInput, StepRunner, shape_inference
 from titan_core.api.tools.random_state import same_generators
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
@@ -39,7 +40,7 @@ def apply(part: ModelPart, context: TrainingContext[PipelineKeys]) -> list[Model
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
 
-def make_step(parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> StepRunner:
+def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> StepRunner:
     """How a step runs: all of a rank's sequences pass through the pipeline in one go."""
     return PipelineStep(parts, context)
 
@@ -52,40 +53,44 @@ class PipelineStep:
         self._numbers = plan.stages_of(_rank(context))
         self._last = len(plan.stages) - 1
         self._part = parts[0]
-        self._loss = parts[-1].loss
-        self._num_targets = 1
+        self._target_weight = 1.0
         self._device = context.device
-        stages = [
-            _Stage(part.module, number, len(plan.stages), context.device, group=context.mesh["pp"].get_group())
+        group = context.mesh["pp"].get_group()
+        self._stages = [
+            _Stage(part, number, len(plan.stages), context.device, group)
             for number, part in zip(self._numbers, parts, strict=True)
         ]
-        self._schedule = self._make_schedule(stages, plan, context.section)
+        self._microbatches = plan.microbatches
+        self._schedule = self._make_schedule(self._stages, plan, context.section)
 
-    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
+    def __call__(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.step.StepRunner`."""
-        inputs, arguments = self._inputs(microbatches)
-        self._num_targets = num_targets
+        tokens, arguments = self._prepare(inputs)
+        self._target_weight = inputs.target_weight
         losses: list[Tensor] = []
-        self._schedule.step(*inputs, **arguments, losses=losses, return_outputs=False)
+        self._schedule.step(*tokens, **arguments, losses=losses, return_outputs=False)
         return self._sum(losses)
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+    def evaluate(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.step.StepRunner`."""
-        inputs, arguments = self._inputs(microbatches)
-        self._num_targets = 1
+        tokens, arguments = self._prepare(inputs)
+        self._target_weight = 1.0
         losses: list[Tensor] = []
-        self._schedule.eval(*inputs, **arguments, losses=losses, return_outputs=False)
+        self._schedule.eval(*tokens, **arguments, losses=losses, return_outputs=False)
         return self._sum(losses)
 
-    def _inputs(self, microbatches: Sequence[Batch]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """One batch of all, which the schedule divides into its own microbatches."""
-        batches = [with_positions(self._part.transformed(batch)) for batch in microbatches]
-        inputs = (torch.cat([batch.tokens for batch in batches]),) if 0 in self._numbers else ()
-        arguments = [arguments_of(batch) for batch in batches]
-        joined: dict[str, Any] = {name: torch.cat([one[name] for one in arguments]) for name in arguments[0]}
-        joined["target"] = torch.cat([batch.targets for batch in batches]) if self._last in self._numbers else None
-        return inputs, joined
+    def _prepare(self, inputs: StepInput) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """One batch of all, which the schedule divides into its own microbatches; stages know theirs by number."""
+        whole = join([with_positions(self._part.transformed(batch)) for batch in inputs.batches])
+        microbatches = replace(inputs, batches=whole.split(len(whole.tokens) // self._microbatches)).microbatches()
+        for stage in self._stages:
+            stage.microbatches = microbatches
+        tokens = (whole.tokens,) if 0 in self._numbers else ()
+        arguments: dict[str, Any] = arguments_of(whole, self._part.layout)
+        # The schedule hands each microbatch's number to the loss.
+        arguments["target"] = torch.arange(self._microbatches) if self._last in self._numbers else None
+        return tokens, arguments
 
     def _sum(self, losses: list[Tensor]) -> Tensor:
         return torch.stack(losses).detach().sum() if losses else torch.zeros((), device=self._device)
@@ -106,13 +111,25 @@ class PipelineStep:
         schedule: PipelineScheduleMulti = make(stages, plan.microbatches, **options)
         return schedule
 
-    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(logits, targets) / self._num_targets
+    def _loss_of(self, output: Tensor, number: Tensor) -> Tensor:
+        stage = self._stages[-1]
+        return stage.part.loss_of(output, stage.microbatches[int(number)].batch) / self._target_weight
 
 
 class _Stage(PipelineStage):
     """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and
-    that says when it calls its modules for shapes alone."""
+    that says when it calls its modules for shapes alone, and which microbatch they compute."""
+
+    def __init__(self, part: ModelPart, number: int, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
+        super().__init__(part.module, number, count, device, group=group)
+        self.part = part
+        self.microbatches: list[Microbatch] = []
+        """Those of the step that is run."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
+        """The forward pass of one microbatch."""
+        with self.part.computing(self.microbatches[fwd_chunk_id]):
+            return super().forward_one_chunk(fwd_chunk_id, *arguments, **keywords)
 
     def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
         """Calls the modules on zeros (torch 2.11 to 2.15). Nothing of the run changes by it: what it draws at random is not

@@ -120,7 +120,8 @@ def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
         edges = [0, *(units.index(name) for name in split_points), len(units)]
         return tuple(tuple(units[start:end]) for start, end in itertools.pairwise(edges))
     first, last = _extra_layers(facts)
-    weights = [1.0] * layout.num_blocks
+    costs = layout.block_costs or (1.0,) * layout.num_blocks
+    weights = [cost * len(costs) / sum(costs) for cost in costs]  # 1 on average: a block's worth
     weights[0] += first
     weights[-1] += last
     stages = [blocks[start:end] for start, end in even_cuts(weights, number)]

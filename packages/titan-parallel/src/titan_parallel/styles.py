@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_module
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 
 class GatherInput(ParallelStyle):
@@ -50,21 +51,58 @@ class SplitOutput(ParallelStyle):
         return module
 
 
-class ReplicateWeights(ParallelStyle):
-    """Every rank holds the whole weights and computes the whole output; the weights are DTensors like all others, which
-    optimizers that update many tensors at once need."""
+class DivideVocabulary(ParallelStyle):
+    """Of the layer that gives the logits each rank has some of the output features. Within, the logits are a DTensor;
+    ``logits`` is how they leave. A loss that was computed within leaves as it is."""
+
+    def __init__(self, hidden: Placement, logits: Placement) -> None:
+        super().__init__()
+        self._hidden, self._logits = hidden, logits
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def wrap(module: nn.Module, arguments: Any, mesh: DeviceMesh) -> Any:
-            return tuple(
-                DTensor.from_local(one, mesh, [Replicate()], run_check=False) if isinstance(one, Tensor) else one
-                for one in arguments
-            )
+        def divide(name: str, child: nn.Module, mesh: DeviceMesh) -> None:
+            for own, parameter in list(child.named_parameters(recurse=False)):
+                divided = nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)]), parameter.requires_grad)
+                child.register_parameter(own, divided)
 
-        def unwrap(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
-            return output.to_local()
+        def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+            if isinstance(output, DTensor):
+                output = output.redistribute(placements=[self._logits]).to_local()
+            return output
 
-        return distribute_module(module, device_mesh, None, wrap, unwrap)
+        distribute_module(module, device_mesh, divide)
+        GatherInput(self._hidden)._apply(module, device_mesh)
+        module.register_forward_hook(leave)
+        return module
+
+
+class DivideColumns(ColwiseParallel):
+    """torch's, but for inputs that are plain tensors. Inside of a region each rank computes an addend of the gradient of
+    what all ranks have; torch's style would give each of them the sum, which would then be counted once a rank."""
+
+    @staticmethod
+    def _prepare_input_fn(
+        input_layouts: Any, desired_input_layouts: Any, mod: nn.Module, inputs: tuple[Any, ...], device_mesh: DeviceMesh
+    ) -> Any:
+        first = inputs[0]
+        if isinstance(first, DTensor):
+            return first
+        return DTensor.from_local(
+            _ShareOfGradient.apply(first, device_mesh.size()), device_mesh, [Replicate()], run_check=False
+        )
+
+
+class _ShareOfGradient(torch.autograd.Function):
+    """The identity, whose gradient, the same on ``ranks`` ranks, becomes an equal addend on each."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.ranks, None
 
 
 class WaitForOutput(ParallelStyle):

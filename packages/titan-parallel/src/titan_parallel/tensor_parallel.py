@@ -1,4 +1,4 @@
-"""Tensor parallelism, by layout: linear layers divided by columns and rows, positions divided between them, the loss
+"""Tensor parallelism, by the layout's rules: parameters divided inside of regions, positions divided between them, the loss
 computed on a divided vocabulary (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; TorchTitan paper,
 section 2.2).
 
@@ -9,29 +9,26 @@ all of them. Inside a region (attention, feed-forward) all positions are there, 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)  # fmt: skip
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from titan_core.api.batch import with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
-from titan_core.api.loss import cross_entropy_sum
+from titan_core.api.layout_rules import Column, Experts, Row, Rule
+from titan_core.api.layout_rules import Shard as ShardRule
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
+from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
-from titan_parallel.loss_parallel import VocabularyParallelLoss
-from titan_parallel.styles import GatherInput, ReplicateWeights, SplitOutput, WaitForOutput
+from titan_parallel.local_parameters import LocalParameters, SumOutput
+from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
 
 
 def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
@@ -39,15 +36,17 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     mesh = context.mesh["tp"]
     keys = context.section
     hidden: Placement = Replicate() if keys.disable_sequence_parallel else Shard(1)
+    _require_rules(part)
     plan = _embedding_plan(part, hidden) | _block_plan(part, hidden) | _head_plan(part, hidden, keys)
-    _require_whole(part, plan)
     for name, styles in plan.items():
         for style in styles:
             parallelize_module(part.module.get_submodule(name), mesh, style)
     part.retie()
     if not keys.disable_loss_parallel:
-        _require_cross_entropy(part)
-        part.loss = VocabularyParallelLoss(mesh.get_group(), part.layout.vocab_size)
+        _require_vocabulary_sharded(part)
+        # As DTensor divides: all ranks but the last ones have as many columns.
+        columns = -(-part.layout.vocab_size // mesh.size())
+        part.vocabulary = Vocabulary(mesh.get_group(), mesh.get_local_rank() * columns)
     if keys.enable_async_tensor_parallel:
         _enable_async(mesh, context.device)
     # A module inside of a region cannot infer positions from the length of its neighbours' hidden states.
@@ -69,70 +68,94 @@ def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
                 # A compiled block that is given a tensor still in flight loses its gradient (torch 2.15).
                 plan[path] = [RowwiseParallel(input_layouts=Replicate(), output_layouts=output), WaitForOutput()]
             elif any(True for _ in module.parameters(recurse=False)):
-                plan[path] = [ReplicateWeights()]
+                names = [leaf for leaf, _ in module.named_parameters(recurse=False)]
+                plan[path] = [LocalParameters(dict.fromkeys(names, Replicate()), gradient=Replicate())]
         if name not in plan or not isinstance(whole, nn.Embedding):
             plan.setdefault(name, []).append(SplitOutput(hidden))
     return plan
 
 
 def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
+    """The modules between the first and the last one, by the layout's rules."""
     layout = part.layout
     plan: Plan = {}
-    for name, _ in part.named_modules():
+    for name, module in _ruled_modules(part):
+        styles: list[ParallelStyle] = []
         if matches(name, layout.regions):
-            plan[name] = [GatherInput(hidden, part.casts.get(name))]
-        elif matches(name, layout.column):
-            plan[name] = [ColwiseParallel(input_layouts=Replicate())]
-        elif matches(name, layout.row):
-            plan[name] = [RowwiseParallel(output_layouts=hidden)]
-        elif matches(name, layout.per_position):
+            styles.append(GatherInput(hidden, part.casts.get(name)))
+        own = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
+        if isinstance(own.get("weight"), Column):
+            styles.append(DivideColumns())
+        elif isinstance(own.get("weight"), Row):
+            styles.append(RowwiseParallel(output_layouts=hidden))
+        elif own:
             # Within a region each rank has other features, so there too gradients are sums over what ranks have.
             whole = hidden.is_replicate() and not _is_in_region(name, layout)
-            plan[name] = [ReplicateWeights() if whole else SequenceParallel(use_local_output=True)]
+            placements = {leaf: _placement(rule) for leaf, rule in own.items()}
+            styles.append(LocalParameters(placements, Replicate() if whole else Partial()))
+        if matches(name, layout.sums):
+            styles.append(SumOutput(hidden))
+        if styles:
+            plan[name] = styles
     return plan
 
 
+def _ruled_modules(part: ModelPart) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those of the first module of the embedding and the last one of the head, which are divided by what
+    they are."""
+    ends = (part.layout.embedding[0], part.layout.head[-1])
+    for name, module in part.named_modules():
+        if not any(name == end or name.startswith(f"{end}.") for end in ends):
+            yield name, module
+
+
+def _placement(rule: Rule | None) -> Placement:
+    if isinstance(rule, Experts):
+        rule = rule.within
+    return Shard(rule.dim) if isinstance(rule, ShardRule) else Replicate()
+
+
 def _is_in_region(name: str, layout: ModelLayout) -> bool:
-    parents = itertools.accumulate(name.split(".")[:-1], lambda path, leaf: f"{path}.{leaf}")
-    return any(matches(parent, layout.regions) for parent in parents)
+    paths = itertools.accumulate(name.split("."), lambda path, leaf: f"{path}.{leaf}")
+    return any(matches(path, layout.regions) for path in paths)
 
 
 def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> Plan:
     output = Replicate() if keys.disable_loss_parallel else Shard(-1)
     logits = part.present(part.layout.head[-1:])
-    return {name: [ColwiseParallel(input_layouts=hidden, output_layouts=output)] for name in logits}
+    return {name: [DivideVocabulary(hidden, output)] for name in logits}
 
 
-def _require_whole(part: ModelPart, plan: Plan) -> None:
-    """Every parameter must be in the plan: one that is not would see some of the positions and learn from those alone.
+def _require_rules(part: ModelPart) -> None:
+    """Every parameter must have a rule: one without would see some of the positions and learn from those alone.
 
     Raises:
-        UserError: naming the modules that the layout says nothing of.
+        UserError: naming the parameters that the layout says nothing of.
     """
     problems = [
         Problem(
-            f"module {name!r} of the model",
-            "it has parameters, and the layout does not say how tensor parallelism may divide it",
-            "the model's plugin should name it in column, row or per_position",
+            f"parameter {name + '.' + leaf!r} of the model",
+            "no rule of the layout says how tensor parallelism may divide it",
+            "add one to the layout's rules: Column, Row, Shard or Replicate",
         )
-        for name, module in part.module.named_modules()
-        if (name not in plan or matches(name, part.layout.regions)) and any(True for _ in module.parameters(recurse=False))
+        for name, module in _ruled_modules(part)
+        for leaf, _ in module.named_parameters(recurse=False)
+        if part.layout.rule(f"{name}.{leaf}") is None
     ]
     if problems:
         raise UserError(*problems)
 
 
-def _require_cross_entropy(part: ModelPart) -> None:
-    """The loss on a divided vocabulary takes the place of the whole one, and knows cross entropy alone.
-
-    Raises:
-        UserError: another transform has set another loss.
+def _require_vocabulary_sharded(part: ModelPart) -> None:
     """
-    if part.loss is not cross_entropy_sum:
+    Raises:
+        UserError: the objective needs the logits of the whole vocabulary.
+    """
+    if not part.objective.vocabulary_sharded:
         raise UserError.one(
-            "transform 'tensor_parallel'",
-            "it computes cross entropy on a divided vocabulary, and an earlier transform has set a loss of its own",
-            "set parallelism.disable_loss_parallel = true, or switch that transform off",
+            "objective.name",
+            "it is computed on the whole vocabulary, and tensor parallelism divides the logits",
+            "set parallelism.disable_loss_parallel = true, which gathers them",
         )
 
 

@@ -19,14 +19,17 @@ def check(context: JobContext[TensorParallelKeys]) -> Iterator[Problem]:
     degree = context.facts.mesh.degree("tp")
     layout = context.facts.model.layout
     keys = context.section
-    if not (layout.column and layout.row and layout.regions):
+    if not layout.regions:
         yield context.config.problem(
             "model.name", "its layout does not say how its layers may be divided", f"set {DEGREE} = 1"
         )
-    heads = math.gcd(layout.heads, layout.kv_heads)
-    if heads % degree:
-        why = f"the model's {layout.heads} heads and {layout.kv_heads} key/value heads must divide by it"
-        yield context.config.problem(DEGREE, why, f"{divisors(heads)} would work")
+    for pattern, mixer in layout.mixers.items():
+        if mixer.heads is None or mixer.key_heads is None:
+            continue
+        heads = math.gcd(mixer.heads, mixer.key_heads)
+        if heads % degree:
+            why = f"the {mixer.heads} heads and {mixer.key_heads} key/value heads of {pattern!r} must divide by it"
+            yield context.config.problem(DEGREE, why, f"{divisors(heads)} would work")
     seq_len = context.facts.section(TrainingSection).seq_len
     # With context parallelism, whose check is stricter, it is for that one to say.
     if not keys.disable_sequence_parallel and context.facts.mesh.degree("cp") == 1 and seq_len % degree:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.secrets import without_secrets
 from titan_core.api.tools.shown import show
 from titan_report.numbers import UNKNOWN
 from titan_report.table import Table
+from titan_runs.run_log import RunLog
 
 _OF_EVERY_RUN = frozenset({"job.dump_folder"})
 """Keys that differ between any two runs and say nothing of either."""

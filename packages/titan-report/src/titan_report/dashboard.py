@@ -11,8 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from titan_core.api.runs.attempts import State, tell
-from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_core.api.metric_log import format_mfu, is_estimated
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun, Series
 from titan_report.numbers import UNKNOWN, duration, figure
@@ -20,6 +19,7 @@ from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
 from titan_report.thinning import finite
 from titan_report.timeline import Moment, moments_of
+from titan_runs.attempts import State, tell
 
 _COLOURS: dict[State, str] = {
     "running": "green",

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_core.api.runs.attempts import Attempt, State, attempts_of, state_now, state_of, tell
-from titan_core.api.runs.run_log import RunLog
+from titan_runs.attempts import Attempt, State, attempts_of, state_now, state_of, tell
+from titan_runs.run_log import RunLog
 
 Kind = Literal["start", "restart", "checkpoint", "finding", "end", "kill", "now"]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from titan_core.api.build_context import JobContext, S
 from titan_core.api.components import Component
-from titan_core.api.config_changes import RefusedChange
+from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 
@@ -20,6 +21,34 @@ if TYPE_CHECKING:
 
     from titan_core.api.model_part import ModelPart
     from titan_core.api.world import World
+
+
+@dataclass(frozen=True)
+class RefusedChange:
+    """Something that a resumed run must not have otherwise than the run that was saved, unless its user allows it."""
+
+    key: str
+    """What allows it in ``checkpoint.allow_changed``."""
+    problem: Problem
+    """Without that key."""
+    allowable: bool = True
+
+
+def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
+    """The error of ``refused`` changes: each by itself, and one list of keys that allows all of them.
+
+    Args:
+        allowed: the present value of ``checkpoint.allow_changed``, which the list keeps.
+    """
+    keys = list(dict.fromkeys([*allowed, *(change.key for change in refused if change.allowable)]))
+    hint = f"checkpoint.allow_changed = {json.dumps(keys, ensure_ascii=False)}"
+    problems = list(dict.fromkeys(change.problem for change in refused))
+    if not all(change.allowable for change in refused):
+        return UserError(*problems)
+    if len(problems) == 1:
+        problem = problems[0]
+        return UserError(replace(problem, fix=f"{problem.fix}; or, to continue with the change, {hint}"))
+    return UserError(*problems, Problem("", f"to continue with all of these changes, {hint}"))
 
 
 class DataPosition(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from titan_core.api.components import Component
 from titan_core.api.config import Config, Override
+from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.registry import Registry
@@ -45,6 +46,14 @@ class CommandContext(Protocol):
         """
         ...
 
+    def read_data(self, job: Job) -> Iterator[StepRows]:
+        """The global batches that ``job`` trains on, in order.
+
+        Raises:
+            UserError: a dataset cannot be opened or read.
+        """
+        ...
+
     def job(self, world_size: int | None = None, more: Sequence[Override] = ()) -> Job:
         """The job that :meth:`config` assembles to, on ``world_size`` ranks (default: the fewest that it allows).
 
@@ -65,3 +74,5 @@ class Command(Component):
     """Runs it; returns the exit status. Must not import torch unless it trains."""
     overrides: bool = False
     """Whether it takes a recipe and ``--section.key value`` overrides."""
+    launches: bool = False
+    """Whether it takes the options of the installed launchers (:mod:`titan_core.api.launcher`)."""

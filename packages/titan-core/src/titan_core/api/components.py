@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from titan_core.api.layout import ModelDefinition
     from titan_core.api.model_part import ModelPart
     from titan_core.api.model_trial import ModelTrial
+    from titan_core.api.objective import ObjectiveFunction
     from titan_core.api.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
     from titan_core.api.step import StepRunner
     from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
@@ -81,6 +82,10 @@ class Component:
         """What its code is called with while a job is assembled."""
         return JobContext(section=self.section_in(facts.config), facts=facts)
 
+    def training_context(self, facts: JobFacts, mesh: DeviceMesh, device: torch.device) -> TrainingContext[Any]:
+        """What its code is called with once training starts."""
+        return TrainingContext(section=self.section_in(facts.config), facts=facts, mesh=mesh, device=device)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Component):
@@ -122,14 +127,12 @@ class Transform(Component):
     device before any transform, and with a :class:`~titan_core.api.model_trial.ModelTrial`: a small copy of it that runs."""
     hardware: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
-    step: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
-    """How a step runs forward and backward, where the transform changes that (pipeline schedules)."""
+    step: Ref[Callable[[StepRunner, Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
+    """How a step runs forward and backward, where the transform changes that (pipeline schedules): it is given the runner of
+    the transforms before it, and returns one that calls it or takes its place. A pipeline takes its place, so a transform
+    of a later phase wraps the pipeline's."""
     observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
     """Makes an object with lifecycle hooks, for what must be done around steps (an exchange of weights every so often)."""
-
-    def training_context(self, facts: JobFacts, mesh: DeviceMesh, device: torch.device) -> TrainingContext[Any]:
-        """What its code is called with once training starts."""
-        return TrainingContext(section=self.section_in(facts.config), facts=facts, mesh=mesh, device=device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +178,7 @@ class Optimizer(Component):
     kind = "optimizer"
     build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
 
-    def training_context(
+    def optimizer_context(
         self, facts: JobFacts, mesh: DeviceMesh, device: torch.device, groups: Sequence[ParamGroup]
     ) -> OptimizerContext[Any]:
         """What it is built with."""
@@ -183,6 +186,16 @@ class Optimizer(Component):
 
         section = self.section_in(facts.config)
         return OptimizerContext(section=section, facts=facts, mesh=mesh, device=device, groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(Component):
+    """What training minimises, selected by ``objective.name``."""
+
+    kind = "objective"
+    build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """What makes the job impossible, found before anything is built. Free of torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +213,8 @@ class Recipe(Component):
     kind = "recipe"
     package: str
     path: str
+    default: bool = False
+    """Whether commands take it where none is named. Two installed plugins with a default have the user choose."""
 
     @property
     def file(self) -> Traversable:

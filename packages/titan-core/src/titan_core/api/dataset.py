@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """A position: plain values, as JSON can say them."""
 
-Document: TypeAlias = "str | NDArray[Any]"
+
+@dataclass(frozen=True)
+class WeightedTokens:
+    """Token ids of which some are not trained on, such as those of a prompt, or count more than others."""
+
+    ids: NDArray[Any]
+    """``[tokens]``, with the tokens that mark begin and end, as of any document that is tokenised already."""
+    weights: NDArray[Any]
+    """How much each token counts where it is the target, ``[tokens]``: 0 keeps it from being trained on."""
+
+
+Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
 """A text, or its token ids where a dataset is tokenised already."""
 
 ALL_SPLITS = "all"
@@ -63,7 +74,7 @@ class DatasetContext(BuildContext[S]):
     skip_corrupt: bool = False
     """Whether a corrupt record is no reason to refuse the dataset."""
     tokenizer: str = ""
-    """Fingerprint of the job's tokenizer (:mod:`titan_core.api.tools.tokenizer_fingerprint`), for datasets of tokens."""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.api.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
 
@@ -89,8 +100,8 @@ class DocumentSource(Protocol):
     """An opened dataset.
 
     It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
-    (:func:`~titan_core.api.tools.content.fingerprint_files`), by which a resumed run notices that its data changed. A source
-    without one is known by its path alone.
+    (:func:`~titan_core.api.tools.shuffled.fingerprint_files`), by which a resumed run notices that its data changed. A
+    source without one is known by its path alone.
     """
 
     @property
@@ -138,3 +149,27 @@ class StreamSpec:
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
     """Documents among which a streamed dataset is shuffled."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
+
+    tokens: NDArray[Any]
+    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    weights: NDArray[Any] | None
+    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
+    lengths: list[list[int]]
+    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
+    datasets: list[int]
+    """The dataset of each row."""
+    positions: dict[str, State]
+    """Each logical shard's position after these rows."""
+    epoch: int
+    """How many times the datasets were read to their end."""
+    corrupt: int
+    """Corrupt records that were skipped so far."""
+    empty: int
+    """Empty documents that were left out so far."""
+    ended: bool
+    """Whether there is nothing in these rows."""

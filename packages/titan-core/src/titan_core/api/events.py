@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -93,6 +93,9 @@ class StepReport:
     """Corrupt records that all ranks have skipped since the job was started."""
     empty: int = 0
     """Empty documents that all ranks have left out since the job was started."""
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+    """Auxiliary losses (:mod:`titan_core.api.auxiliary_loss`) by name, divided by the positions of the global batch;
+    scalars, the same on every rank."""
     skipped: bool = False
     """Whether the update was left out (:func:`titan_core.api.hookspecs.titan_before_update`)."""
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Debugger,
         LRSchedule,
         Model,
+        Objective,
         Optimizer,
         Recipe,
         Tokenizer,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
-    from titan_core.api.metric_log import MetricLogger
+    from titan_core.api.launcher import Launcher
+    from titan_core.api.metric_log import MetricLogger, Record
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -89,6 +91,11 @@ def titan_optimizers() -> Sequence[Optimizer]:  # type: ignore[empty-body]
 
 
 @hookspec
+def titan_objectives() -> Sequence[Objective]:  # type: ignore[empty-body]
+    """What training minimises (``objective.name``)."""
+
+
+@hookspec
 def titan_lr_schedules() -> Sequence[LRSchedule]:  # type: ignore[empty-body]
     """Learning rate schedules (``lr_scheduler.name``)."""
 
@@ -106,6 +113,11 @@ def titan_recipes() -> Sequence[Recipe]:  # type: ignore[empty-body]
 @hookspec
 def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
     """Subcommands of ``titan``."""
+
+
+@hookspec
+def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
+    """Ways to start the ranks of a job from ``titan train``."""
 
 
 # ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
@@ -141,16 +153,27 @@ def titan_step_cancelled(step: int) -> None:
 
 
 @hookspec
+def titan_gradients_complete(step: int) -> None:
+    """Every microbatch of step ``step`` has been computed, and the gradients of all parameters are accumulated. An observer
+    may finish a reduction of gradients of its own here, in place: their norm, clipping and the update come after it."""
+
+
+@hookspec
 def titan_before_update(update: PendingUpdate) -> bool | None:
-    """The step's gradients are complete. One observer that returns ``True`` has the optimizer's update left out, as if the
-    step had had no gradients (it counts as taken, and its data as read); it must do so on all ranks that train the same copy
-    of the weights, which the loss and the gradient norm do."""
+    """The step's gradients are complete, and their norm is known. One observer that returns ``True`` has the optimizer's
+    update left out, as if the step had had no gradients (it counts as taken, and its data as read); it must do so on all
+    ranks that train the same copy of the weights, which the loss and the gradient norm do."""
 
 
 @hookspec
 def titan_step_end(report: StepReport) -> None:
     """The step's optimizer update has been issued. The report's tensors may still be in flight on the device: reading
     one waits for it."""
+
+
+@hookspec
+def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
+    """A logged step is about to go to the metric loggers: further figures for it, under other names. On rank 0 alone."""
 
 
 @hookspec
@@ -202,7 +225,7 @@ def titan_diagnose(run: str, since: float) -> str | None:
     directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
     say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
 
-    Called by ``titan train`` in the launcher, on plugin modules alone: no observer lives there."""
+    Called in the launcher's process, on plugin modules alone: no observer lives there."""
 
 
 @hookspec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from titan_core.api.components import Component, Debugger, LRSchedule, Model, Optimizer, Tokenizer, Transform  # fmt: skip
+from titan_core.api.components import Component, Debugger, LRSchedule, Model, Objective, Optimizer, Tokenizer, Transform
 from titan_core.api.config import Config
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.errors import Problem, UserError
@@ -38,6 +38,7 @@ class Job:
     """Read once from its beginning, each time."""
     tokenizer: Tokenizer
     text_tokenizer: TextTokenizer
+    objective: Objective
     optimizer: Optimizer
     lr_schedule: LRSchedule
     checkpoint: Component | None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from titan_core.api.initial_values import InitialValue
+from titan_core.api.layout_rules import Column, Mixer, Row, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,7 @@ class ModelLayout:
     ``positions``; what else the blocks are given must come from those.
 
     Each parameter and each persistent buffer belongs to exactly one module of ``embedding``, ``blocks`` and ``head``.
+    What :attr:`rules` and :attr:`mixers` hold is described in :mod:`titan_core.api.layout_rules`.
     """
 
     # -- sizes
@@ -37,10 +39,6 @@ class ModelLayout:
     """How many blocks there are."""
     dim: int
     """Width of the hidden states."""
-    heads: int
-    """Attention heads; tensor parallelism divides them."""
-    kv_heads: int
-    """Key/value heads (equal to ``heads`` without grouped-query attention)."""
     vocab_size: int
     """Rows of the embedding and width of the logits."""
     max_seq_len: int
@@ -54,24 +52,33 @@ class ModelLayout:
     head: tuple[str, ...]
     """Modules after the last block, in the order of their calls; the last one gives the logits."""
 
-    # -- how the linear layers may be divided (patterns of module names)
-    column: tuple[str, ...] = ()
-    """Linear layers that may be divided by output features (their outputs are used feature by feature or head by head)."""
-    row: tuple[str, ...] = ()
-    """Linear layers that may be divided by input features (their inputs are the outputs of divided columns)."""
+    block_costs: tuple[float, ...] = ()
+    """What each block costs to compute, in any unit (floating-point operations of a token, for example); empty: all cost the
+    same. Pipelines balance their stages by it."""
+
+    # -- how parameters may be divided
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    """Pattern of parameter names -> how that parameter may be divided; the first pattern that matches decides. Parameters of
+    the first module of ``embedding`` and of the last module of ``head`` need no rule: their vocabulary is divided, and all
+    else there is whole on each rank."""
     regions: tuple[str, ...] = ()
-    """Modules that begin with ``column`` layers and end with ``row`` layers: between the two, features are divided. Each has
-    both, and all of these layers are in one."""
-    per_position: tuple[str, ...] = ()
-    """Modules that treat each position by itself (norms), whose sequence may therefore be divided."""
-    mixers: tuple[str, ...] = ()
-    """Modules that mix positions, called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, returning the like
-    of ``q``: causal softmax attention with the scale ``head_dim ** -0.5``, without its projections
-    (:class:`titan_core.api.attention.CausalAttention` is one). The seam for context parallelism, which puts its own
-    attention in their place."""
+    """Modules inside of which features are divided (patterns): the input is gathered where one begins, and what ranks
+    compute of its output is summed where it ends, by its ``Row`` layers or its ``sums``. Each has a divided parameter, and
+    each divided parameter is in one."""
+    sums: tuple[str, ...] = ()
+    """Modules that multiply with parameters of their own where a region ends (patterns): what each rank returns is summed.
+    Layers with the rule ``Row`` need no entry."""
+
+    # -- what mixes positions
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """Pattern of module names -> what these modules, which mix positions, compute. All other modules treat each position by
+    itself. A parallelism that divides sequences replaces mixers of the kinds that it knows, and refuses others."""
     masks_documents: bool = False
-    """Whether ``forward`` takes ``documents`` too, ids ``[batch, whole seq]`` or ``None``, and each mixer is given them
-    as fourth argument: attention then stays inside of a document."""
+    """Whether ``forward`` takes ``documents`` too, ids ``[batch, whole seq]`` or ``None``, and each mixer receives them
+    as its last argument: no position then depends on another document."""
+
+    inputs: tuple[str, ...] = ()
+    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes, as keywords of their names."""
 
     # -- first values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)
@@ -86,6 +93,22 @@ class ModelLayout:
         from titan_core.api.tools.patterns import matches
 
         return next((value for pattern, value in self.parameters.items() if matches(parameter, [pattern])), None)
+
+    def rule(self, parameter: str) -> Rule | None:
+        """The rule of ``parameter`` (a fully qualified name), or ``None`` where no pattern matches."""
+        from titan_core.api.tools.patterns import matches
+
+        return next((rule for pattern, rule in self.rules.items() if matches(parameter, [pattern])), None)
+
+    def divides_linear(self, module: str) -> bool:
+        """Whether ``module`` is a linear layer whose features may be divided: its weight's rule is ``Column`` or ``Row``."""
+        return isinstance(self.rule(f"{module}.weight"), Column | Row)
+
+    def mixer(self, module: str) -> Mixer | None:
+        """What ``module`` computes if it mixes positions; ``None`` for all others."""
+        from titan_core.api.tools.patterns import matches
+
+        return next((mixer for pattern, mixer in self.mixers.items() if matches(module, [pattern])), None)
 
 
 @dataclass(frozen=True, kw_only=True)

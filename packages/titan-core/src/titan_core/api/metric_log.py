@@ -49,3 +49,14 @@ class MetricLogger(Component):
     active: Callable[[JobContext[Any]], bool]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
+
+
+def is_estimated(records: Iterable[Mapping[str, object]]) -> bool:
+    """Whether MFU in some of a run's records is relative to a peak that was measured, and not to a data sheet's."""
+    return any(record.get("mfu_estimated") for record in records)
+
+
+def format_mfu(mfu: float, estimated: bool) -> str:
+    """A percentage, with a tilde where it is an estimate. Above 100 % the peak was estimated too low, which is said."""
+    text = f"{'~' if estimated else ''}{mfu:.1%}"
+    return f"{text} (peak too low)" if mfu > 1.0 else text

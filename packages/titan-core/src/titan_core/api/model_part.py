@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from titan_core.api.batch import Batch
 from titan_core.api.layout import ModelLayout
-
-if TYPE_CHECKING:
-    from titan_core.api.batch import Batch
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(logits ``[batch, seq, vocab]``, targets ``[batch, seq]``) -> loss, summed over all targets."""
+from titan_core.api.microbatch import Microbatch, entered
+from titan_core.api.objective import ObjectiveFunction
+from titan_core.api.vocabulary import Vocabulary
 
 
 class Absent(nn.Module):
@@ -32,7 +30,10 @@ class ModelPart:
 
     module: nn.Module
     layout: ModelLayout
-    loss: LossFunction
+    objective: ObjectiveFunction
+    """What is minimised."""
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    """The columns of the logits that this rank computes."""
 
     batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
     """What happens to each microbatch before the model sees it, in order."""
@@ -46,14 +47,20 @@ class ModelPart:
     positions each."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
-    wrapped_losses: tuple[LossFunction, ...] = ()
-    """The losses that :attr:`loss` calls in the end, where it was wrapped."""
+    wrapped_objectives: tuple[ObjectiveFunction, ...] = ()
+    """The objectives that :attr:`objective` calls in the end, where it was wrapped."""
+    auxiliary_losses: tuple[str, ...] = ()
+    """Names of the losses that modules add (:mod:`titan_core.api.auxiliary_loss`)."""
+    loss_in_head: bool = False
+    """Whether the last module returns the loss within :meth:`computing`. The core sets it after all transforms."""
+    batch: Batch | None = None
+    """Within :meth:`computing`: the microbatch whose loss is computed."""
 
-    def wrap_loss(self, wrapper: Callable[[LossFunction], LossFunction]) -> None:
-        """Let ``wrapper(loss)`` be the loss. A transform that assigns :attr:`loss` instead replaces it, which is refused
-        where an earlier transform had set it."""
-        self.wrapped_losses += (self.loss,)
-        self.loss = wrapper(self.loss)
+    def wrap_objective(self, wrapper: Callable[[ObjectiveFunction], ObjectiveFunction]) -> None:
+        """Minimise ``wrapper(objective)``. A transform that assigns :attr:`objective` instead drops the one that the job
+        selects, which is refused."""
+        self.wrapped_objectives += (self.objective,)
+        self.objective = wrapper(self.objective)
 
     def add_flops(self, dtype: torch.dtype, per_token: float) -> None:
         """Products of ``per_token`` operations are made in ``dtype``."""
@@ -65,16 +72,37 @@ class ModelPart:
             batch = transform(batch)
         return batch
 
-    def forward_loss(self, batch: Batch) -> Tensor:
-        """Loss of one microbatch, summed over its targets."""
-        batch = self.transformed(batch)
-        return self.loss(self.module(batch.tokens, **arguments_of(batch)), batch.targets)
+    @contextmanager
+    def computing(self, microbatch: Microbatch) -> Iterator[Batch]:
+        """Forward passes within are training's: the loss of ``microbatch`` is computed where the logits are, and modules
+        know what they compute (:func:`~titan_core.api.microbatch.current_microbatch`).
+
+        Args:
+            microbatch: divided already (:meth:`transformed`).
+        """
+        self.batch = microbatch.batch
+        try:
+            with entered(microbatch):
+                yield microbatch.batch
+        finally:
+            self.batch = None
+
+    def forward_loss(self, microbatch: Microbatch) -> Tensor:
+        """Loss of one microbatch, summed over its weighted targets. The whole model is here."""
+        with self.computing(replace(microbatch, batch=self.transformed(microbatch.batch))) as batch:
+            return self.loss_of(self.module(batch.tokens, **arguments_of(batch, self.layout)), batch)
+
+    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
+        """The loss of what the last module returned within :meth:`computing`."""
+        return output if self.loss_in_head else self.objective(output, batch, self.vocabulary)
 
     def retie(self) -> None:
         """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
         for name, source in self.layout.tied.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(self.module.get_submodule(owner), leaf, self.module.get_parameter(source))
+            from_module, _, parameter = source.rpartition(".")
+            # Not by attribute: modules may compute with their own share of a parameter (titan_parallel.local_parameters).
+            setattr(self.module.get_submodule(owner), leaf, self.module.get_submodule(from_module)._parameters[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
         """The repeated blocks that this part has, by fully qualified name, in order."""
@@ -91,7 +119,8 @@ class ModelPart:
         return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, Absent))
 
 
-def arguments_of(batch: Batch) -> dict[str, Tensor]:
+def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:
     """What a model is called with beside its tokens."""
     arguments = {"positions": batch.positions, "documents": batch.documents}
+    arguments |= {name: extra.tensor for name, extra in batch.extras.items() if name in layout.inputs}
     return {name: tensor for name, tensor in arguments.items() if tensor is not None}

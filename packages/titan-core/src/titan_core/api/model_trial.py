@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
@@ -74,6 +74,10 @@ class ModelTrial(Protocol):
         Args:
             around: module name -> what is called in place of its forward.
         """
+        ...
+
+    def module(self, name: str) -> nn.Module:
+        """The copy's module called ``name``. Outside of :meth:`run` the caller leaves it as it is."""
         ...
 
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:

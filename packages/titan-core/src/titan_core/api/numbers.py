@@ -33,7 +33,7 @@ Ranks = Annotated[int, Field(le=MOST_RANKS)]
 Layers = Annotated[int, Field(le=MOST_LAYERS)]
 """Blocks of a model."""
 Width = Annotated[int, Field(le=2**18)]
-"""Features of a hidden state or inside a layer; GPT-3 has 12,288 and 49,152, Llama 405B 16,384 and 53,248."""
+"""Features of a hidden state or inside a layer; the largest open model of 2024 has 16,384 and 53,248."""
 Heads = Annotated[int, Field(le=2**12)]
 Vocabulary = Annotated[int, Field(le=2**22)]
 """Tokens in a vocabulary; the largest have some 260,000."""

@@ -54,14 +54,14 @@ class ModelSection(Section):
     # What these come to is compared itself: the resolved arguments, and the ids that the tokenizer gives.
     may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path")
 
-    name: str = "llama3"
-    """Model family (see `titan plugins`)."""
+    name: str = ""
+    """Model family (see `titan plugins`). Default: the installed one, where there is only one."""
     flavor: str = "debug"
     """Size of the model."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Single model arguments that differ from the flavor's, e.g. --model.args.n_layers 4."""
     tokenizer: str = "byte"
-    """Tokenizer: "byte" (needs no file), "llama3" (tokenizer.model), "hf" (tokenizer.json), or a plugin's."""
+    """Tokenizer: "byte" (needs no file), or a plugin's (see `titan plugins`)."""
     tokenizer_path: AnyPath | None = None
     """The tokenizer's file."""
 
@@ -76,9 +76,7 @@ class TrainingSection(Section):
     )  # fmt: skip
 
     dataset: str = "stdlib"
-    """Dataset: "stdlib" (Python's own source text, needs no network), "c4", "c4_validation", "hub" (any hub name in
-    dataset_path), "json", "parquet", "arrow", "text" (local files in dataset_path), "tokenized" (made by `titan data
-    tokenize`), or a plugin's."""
+    """Dataset: "stdlib" (Python's own source text, needs no network), or a plugin's (see `titan plugins`)."""
     dataset_path: AnyPath | None = None
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
     dataset_split: str | None = None
@@ -188,8 +186,8 @@ class ValidationSection(Section):
 
     enable: bool = False
     """Measure the loss on other data now and then."""
-    dataset: str = "c4_validation"
-    """As training.dataset."""
+    dataset: str = ""
+    """As training.dataset; needed where enable is true."""
     dataset_path: AnyPath | None = None
     """As training.dataset_path."""
     dataset_split: str | None = None
@@ -246,6 +244,17 @@ class OptimizerSection(Section):
     """Settings by parameter name; the first pattern that matches a parameter decides, and the rest have the settings of this
     section. Default: no weight decay on biases and on parameters of fewer than two dimensions (the gains of norms).
     TorchTitan decays every parameter: `param_groups = []` does so too."""
+
+
+class ObjectiveSection(Section):
+    section: ClassVar[str] = "objective"
+    may_change: ClassVar[tuple[str, ...]] = ("chunk_tokens",)
+
+    name: str = "next_token"
+    """What is minimised: "next_token" (cross entropy), or a plugin's objective."""
+    chunk_tokens: int = Field(default=0, ge=0, le=2**40)
+    """The loss is computed for so many tokens of a microbatch at a time, so that the logits of all never exist; 0 takes as
+    many as have 1 GiB of logits in float32. With more than one chunk the head's products are computed twice."""
 
 
 class LRSchedulerSection(Section):
@@ -305,6 +314,7 @@ CORE_SECTIONS: tuple[type[Section], ...] = (
     TrainingSection,
     DataSection,
     ValidationSection,
+    ObjectiveSection,
     OptimizerSection,
     LRSchedulerSection,
     MetricsSection,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from titan_core.api.auxiliary_loss import AuxiliaryLosses
 from titan_core.api.batch import Batch
+from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart
 
 _shape_inference: ContextVar[bool] = ContextVar("shape_inference", default=False)
@@ -31,15 +34,32 @@ def is_shape_inference() -> bool:
     return _shape_inference.get()
 
 
+@dataclass(frozen=True)
+class StepInput:
+    """What a rank computes in one step."""
+
+    batches: Sequence[Batch]
+    """Its microbatches."""
+    step: int
+    """Counted from 1."""
+    seed: int
+    """``training.seed``."""
+    target_weight: float = 1.0
+    """The weight of all targets of the *global* batch (where replicas of the weights train apart, of the replica's part of
+    it): losses are divided by it, so that gradients may simply be summed over ranks."""
+    auxiliary: AuxiliaryLosses | None = None
+    """Where auxiliary losses go; ``None`` in an evaluation."""
+
+    def microbatches(self) -> list[Microbatch]:
+        """What a part of the model computes, one after another."""
+        return [Microbatch(batch, self.step, self.seed, self.auxiliary) for batch in self.batches]
+
+
 class StepRunner(Protocol):
     """Forward and backward over a rank's microbatches."""
 
-    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
-        """Add the gradient of (loss summed over targets) / ``num_targets`` to the parameters' gradients.
-
-        Args:
-            num_targets: target tokens of the *global* batch, so that gradients may simply be summed over ranks (where copies
-                of the weights train apart, of the copy's part of it).
+    def __call__(self, inputs: StepInput) -> Tensor:
+        """Add the gradient of the loss, divided by ``inputs.target_weight``, to the parameters' gradients.
 
         Returns:
             This rank's share of the loss, a scalar on the device: the shares of all ranks that see different tokens sum to
@@ -47,11 +67,11 @@ class StepRunner(Protocol):
         """
         ...
 
-    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+    def evaluate(self, inputs: StepInput) -> Tensor:
         """Forward alone, without gradients.
 
         Returns:
-            This rank's share of the loss, summed over targets: a scalar on the device.
+            This rank's share of the loss, summed over weighted targets: a scalar on the device.
         """
         ...
 
@@ -62,16 +82,16 @@ class GradientAccumulation:
     def __init__(self, part: ModelPart) -> None:
         self._part = part
 
-    def __call__(self, microbatches: Sequence[Batch], num_targets: int) -> Tensor:
+    def __call__(self, inputs: StepInput) -> Tensor:
         """See :class:`StepRunner`."""
         losses = []
-        for batch in microbatches:
-            loss = self._part.forward_loss(batch) / num_targets
+        for microbatch in inputs.microbatches():
+            loss = self._part.forward_loss(microbatch) / inputs.target_weight
             loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[Batch]) -> Tensor:
+    def evaluate(self, inputs: StepInput) -> Tensor:
         """See :class:`StepRunner`."""
-        return torch.stack([self._part.forward_loss(batch) for batch in microbatches]).sum()
+        return torch.stack([self._part.forward_loss(microbatch) for microbatch in inputs.microbatches()]).sum()

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from titan_core.api.components import Recipe
 from titan_core.api.config import Config, Override
+from titan_core.api.dataset import StepRows
+from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
+
+
+def default_recipe(registry: Registry) -> str:
+    """The recipe of a command that names none: the one that an installed plugin has made its default.
+
+    Raises:
+        UserError: there is none, or several.
+    """
+    names = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
+    if len(names) == 1:
+        return names[0]
+    why = (
+        f"several plugins have a default recipe: {', '.join(names)}" if names else "no installed plugin has a default recipe"
+    )
+    raise UserError.one("command line: RECIPE|FILE", why, "name a recipe (see `titan recipes`) or a TOML file")
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,16 @@ class Invocation:
     def config(self, more: Sequence[Override] = ()) -> Config:
         """See :meth:`titan_core.api.command.CommandContext.config`."""
         return self._loaded(more)[0]
+
+    def read_data(self, job: Job) -> Iterator[StepRows]:
+        """See :meth:`titan_core.api.command.CommandContext.read_data`."""
+        from titan_core.data.shards import ShardGroup
+        from titan_core.data.streams import open_sources
+
+        spec = job.data
+        group = ShardGroup(spec, open_sources(spec), job.text_tokenizer, range(spec.plan.logical_shards))
+        while (rows := group.read()) is not None:
+            yield rows
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = ()) -> Job:
         """See :meth:`titan_core.api.command.CommandContext.job`."""

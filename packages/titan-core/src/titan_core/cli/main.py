@@ -15,7 +15,8 @@ from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.tools.shown import shorten
-from titan_core.cli.invocation import Invocation
+from titan_core.cli.invocation import Invocation, default_recipe
+from titan_core.cli.launch_options import add_launch_options
 from titan_core.config.render import describe_options
 from titan_core.plugins.discovery import CORE
 from titan_core.plugins.known_packages import package_for
@@ -109,7 +110,11 @@ def _run(argv: list[str]) -> int:
         parser.epilog = describe_options(registry.sections())
     if command.arguments is not None:
         command.arguments.load()(parser)
+    if command.launches:
+        add_launch_options(parser, registry)
     namespace = parser.parse_args(own)
+    if "recipe" in namespace and namespace.recipe is None:
+        namespace.recipe = default_recipe(registry)
     invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides)
     run = command.run.load()
     gc.enable()

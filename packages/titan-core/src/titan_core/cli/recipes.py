@@ -11,9 +11,18 @@ def run(context: Invocation) -> int:
     """List the recipes of all plugins."""
     arguments = context.arguments
     registry = context.registry
-    recipes = [(one.name, registry.owner(one).distribution, one.summary) for one in registry.all(Recipe)]
+    recipes = registry.all(Recipe)
+    owners = [registry.owner(one).distribution for one in recipes]
     if arguments.json:
-        print_json([{"name": name, "distribution": owner, "summary": summary} for name, owner, summary in recipes])
+        listing = [
+            {"name": one.name, "distribution": owner, "summary": one.summary, "default": one.default}
+            for one, owner in zip(recipes, owners, strict=True)
+        ]
+        print_json(listing)
     else:
-        print_table(("recipe", "distribution", "what"), recipes)
+        rows = [
+            (f"{one.name} (default)" if one.default else one.name, owner, one.summary)
+            for one, owner in zip(recipes, owners, strict=True)
+        ]
+        print_table(("recipe", "distribution", "what"), rows)
     return 0

@@ -1,8 +1,7 @@
-"""``titan train``: one process, or many by torchrun's own launcher."""
+"""``titan train``: one process, one rank of several, or what an installed launcher starts."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -19,64 +18,23 @@ from titan_core.api.errors import (
     UserError,
 )
 from titan_core.api.job import Job
+from titan_core.api.launcher import Launcher, interrupted_line, own_command, reported_by_launcher
 from titan_core.api.numbers import MOST_RANKS
-from titan_core.api.runs.parent_process import end_with_parent
-from titan_core.api.tools.arguments import parse_whole, recipe_arguments, whole
+from titan_core.api.processes import end_with_parent
+from titan_core.api.tools.arguments import parse_whole
 from titan_core.api.tools.secrets import text_without_secrets
-from titan_core.api.tools.shown import shorten
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
     from titan_core.api.events import TrainEnd
 
 
-_LAUNCHERS: dict[str, str | int | None] = {
-    "node_rank": "0",
-    "rdzv_endpoint": None,
-    "rdzv_backend": "c10d",
-    "rdzv_id": "titan",
-    "rdzv_timeout": 600,
-    "max_restarts": 0,
-}
-"""Defaults of the options that only a launcher has a use for."""
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan train``."""
-    recipe_arguments(parser)
-    launch = parser.add_argument_group("several processes (torchrun underneath)")
-    launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one a GPU')
-    launch.add_argument("--nnodes", default="1", metavar="N[:M]", help="machines, or a range of them (elastic)")
-    launch.add_argument("--node-rank", metavar="K", help="number of this machine, without a rendezvous")
-    launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet")
-    launch.add_argument(
-        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
-    )
-    launch.add_argument("--rdzv-id", metavar="ID", help="the job's name at the rendezvous")
-    launch.add_argument(
-        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for them (default: 600)"
-    )
-    launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
-
-
 def run(context: CommandContext) -> int:
-    """Check the job, then train it here or launch the processes that do."""
-    arguments = context.arguments
+    """Start the ranks, where a launcher's options say so; else check the job and train it in this process."""
     end_with_parent()
-    if arguments.nproc_per_node is not None or arguments.nnodes != "1":
-        from titan_core.train.launch import launch, processes
-
-        # Checked once here, so that a mistake is reported once, before any process starts.
-        job = context.job(processes(arguments.nproc_per_node, arguments.nnodes))
-        job.require_hardware()
-        given = {name: value for name, value in vars(arguments).items() if value is not None}
-        return launch(argparse.Namespace(**{**_LAUNCHERS, "nproc_per_node": None, **given}), context.override_arguments, job)
-    for name in _LAUNCHERS:
-        if (value := getattr(arguments, name)) is not None:
-            option = f"--{name.replace('_', '-')} {shorten(str(value))}"
-            raise UserError.one(
-                option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N"
-            )
+    for launcher in context.registry.all(Launcher):
+        if (status := launcher.run.load()(context)) is not None:
+            return status
     rank, world_size = _place_in_environment()
     job = context.job(world_size)
     handler = logging.StreamHandler(sys.stderr)
@@ -91,8 +49,7 @@ def run(context: CommandContext) -> int:
 
 def _train_alone(job: Job) -> int:
     """One process, without a launcher: what it cannot explain ends in a traceback."""
-    from titan_core.train.launch import own_command
-    from titan_core.train.outcome import OutcomeRecorder, interrupted_line
+    from titan_core.train.outcome import OutcomeRecorder
     from titan_core.train.trainer import train
 
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
@@ -110,7 +67,7 @@ def _train_rank(job: Job, rank: int) -> int:
     """One of several processes. Its errors end in its log, and in a line of the launcher's."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from titan_core.train.outcome import OutcomeRecorder, interrupted_line, reported_by_launcher
+    from titan_core.train.outcome import OutcomeRecorder
     from titan_core.train.trainer import train
 
     recorder = OutcomeRecorder(rank, job.dump_folder)
@@ -167,6 +124,6 @@ def _place_in_environment() -> tuple[int, int]:
         raise UserError.one(
             f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
             "a launcher sets both, to whole numbers, RANK below WORLD_SIZE",
-            "start with torchrun or --nproc-per-node, or unset them",
+            "start with torchrun, or unset them",
         )
     return here, ranks

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from titan_core.api.components import Recipe
+from titan_core.api.components import Model, Recipe
 from titan_core.api.config import COMMAND_LINE, Config, Override
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
-from titan_core.api.sections import JobSection, PluginsSection
+from titan_core.api.sections import JobSection, ModelSection, PluginsSection
 from titan_core.api.tools.secrets import lacks_secret, text_without_secrets
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
@@ -127,6 +127,8 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             continue
         if name == JobSection.section:
             table.setdefault("dump_folder", f"outputs/{raw.name}")
+        if name == ModelSection.section and len(families := registry.names(Model)) == 1:
+            table.setdefault("name", families[0])
         known = [key for cls in owners for key in cls.model_fields]
         for key in table:
             where = config.where(f"{name}.{key}", table[key])

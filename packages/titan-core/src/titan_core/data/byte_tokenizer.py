@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext
-from titan_core.api.tools.surrogates import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 
 if TYPE_CHECKING:
     import numpy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.config_changes import RefusedChange, refusal
-from titan_core.api.dataset import DocumentSource, State, StreamSpec
+from titan_core.api.checkpoint import RefusedChange, refusal
+from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.job import Job
 from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.prefetch import Prefetch
-from titan_core.data.shards import ShardGroup, StepRows
+from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import stream_changes, stream_identity
 
 log = logging.getLogger(__name__)
@@ -35,16 +35,14 @@ class StepData:
     """How many times the dataset was read to its end."""
     targets_by_dataset: list[int]
     """Target tokens of this rank's share, by dataset."""
+    target_weight: float
+    """The weight of the targets of this rank's share."""
     corrupt: int = 0
     """Corrupt records that this rank has skipped so far."""
     empty: int = 0
     """Empty documents that this rank has left out so far."""
     ended: bool = False
     """Whether nothing is left to compute on (of a dataset that is read once; other ranks may have something still)."""
-
-    def num_targets(self) -> int:
-        """Target tokens of this rank's share."""
-        return sum(self.targets_by_dataset)
 
 
 class DataLoader:
@@ -158,7 +156,9 @@ class DataLoader:
 
     def _step_of(self, parts: list[StepRows]) -> tuple[StepData, dict[str, State]]:
         rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
-        whole = _batch(rows, [one for part in parts for one in part.lengths], self._document_mask)
+        whole = _batch(rows, _weights(parts), [one for part in parts for one in part.lengths], self._document_mask)
+        first = self._indices.start * (len(rows) // len(self._indices))  # a logical shard fills the same rows of each batch
+        whole = replace(whole, rows=torch.arange(first, first + len(rows)))
         targets: Counter[int] = Counter()
         datasets = (dataset for part in parts for dataset in part.datasets)
         pieces = (row for part in parts for row in part.lengths)
@@ -169,13 +169,14 @@ class DataLoader:
                 # As an error: only these are logged on ranks other than the first, which have documents of their own.
                 log.error(
                     "dataset %r: a sequence has no token to train on: each of its documents is one token, and "
-                    "data.document_mask keeps documents apart",
+                    "data.document_mask keeps documents apart; or the weights of all its tokens are 0",
                     self._spec.datasets[dataset].name,
                 )
         size = self._spec.plan.local_size
         data = StepData(
             whole.split(size),
             epoch=min(part.epoch for part in parts),
+            target_weight=float(whole.target_weights().sum(dtype=torch.float64)),
             targets_by_dataset=[targets[number] for number in range(len(self._spec.datasets))],
             corrupt=sum(part.corrupt for part in parts),
             empty=sum(part.empty for part in parts),
@@ -213,15 +214,28 @@ def _like(position: Any, first: Any, of_source: bool = False) -> bool:
     return first is None or isinstance(position, type(first))
 
 
-def _batch(rows: NDArray[Any], lengths: list[list[int]], document_mask: bool) -> Batch:
+def _weights(parts: list[StepRows]) -> NDArray[Any] | None:
+    if all(part.weights is None for part in parts):
+        return None
+    ones = numpy.float32(1)
+    return numpy.concatenate(
+        [numpy.full(part.tokens.shape, ones) if part.weights is None else part.weights for part in parts]
+    )
+
+
+def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[int]], document_mask: bool) -> Batch:
     """Rows of one token more than the sequence is long: each position's target is its successor."""
     width = rows.shape[1]
     tokens, targets = torch.from_numpy(rows[:, :-1].astype(numpy.int64)), rows[:, 1:].astype(numpy.int64)
     for row, pieces in zip(targets, lengths, strict=True):
         if sum(pieces) < width:
             row[max(sum(pieces) - 1, 0) :] = IGNORE
+    of_targets: torch.Tensor | None = None
+    if weights is not None:
+        targets[weights[:, 1:] == 0] = IGNORE
+        of_targets = torch.from_numpy(weights[:, 1:].copy())
     if not document_mask:
-        return Batch(tokens, torch.from_numpy(targets))
+        return Batch(tokens, torch.from_numpy(targets), weights=of_targets)
     documents, starts = numpy.empty(rows.shape, numpy.int64), numpy.empty(rows.shape, numpy.int64)
     for number, pieces in enumerate(lengths):
         sizes = numpy.array([*pieces, width - sum(pieces)])  # what a short row lacks is a document of its own
@@ -232,6 +246,7 @@ def _batch(rows: NDArray[Any], lengths: list[list[int]], document_mask: bool) ->
     return Batch(
         tokens,
         torch.from_numpy(targets),
-        torch.from_numpy(positions[:, :-1].copy()),
-        torch.from_numpy(documents[:, :-1].copy()),
+        weights=of_targets,
+        positions=torch.from_numpy(positions[:, :-1].copy()),
+        documents=torch.from_numpy(documents[:, :-1].copy()),
     )

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import DocumentSource, State, StreamSpec
+from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream, Window
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
-
-    tokens: NDArray[Any]
-    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
-    lengths: list[list[int]]
-    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
-    datasets: list[int]
-    """The dataset of each row."""
-    positions: dict[str, State]
-    """Each logical shard's position after these rows."""
-    epoch: int
-    """How many times the datasets were read to their end."""
-    corrupt: int
-    """Corrupt records that were skipped so far."""
-    empty: int
-    """Empty documents that were left out so far."""
-    ended: bool
-    """Whether there is nothing in these rows."""
 
 
 class LogicalShard:
@@ -118,6 +95,7 @@ class ShardGroup:
                 numpy.concatenate(window.pieces, out=row[: len(window)], casting="unsafe")
         return StepRows(
             tokens=rows,
+            weights=_weights([window for window, _ in taken], rows.shape),
             lengths=[[len(piece) for piece in window.pieces] for window, _ in taken],
             datasets=[dataset for _, dataset in taken],
             positions=self.positions(),
@@ -140,6 +118,19 @@ class ShardGroup:
         """Go on from positions that :meth:`positions` gave, here or elsewhere."""
         for index, shard in self._shards.items():
             shard.load_state_dict(positions[str(index)])
+
+
+def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] | None:
+    if all(one is None for window in windows for one in window.weights):
+        return None
+    weights = numpy.ones(shape, numpy.float32)
+    for row, window in zip(weights, windows, strict=True):
+        first = 0
+        for piece, of_piece in zip(window.pieces, window.weights, strict=True):
+            if of_piece is not None:
+                row[first : first + len(piece)] = of_piece
+            first += len(piece)
+    return weights
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:

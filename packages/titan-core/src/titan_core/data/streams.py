@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.config_changes import RefusedChange
+from titan_core.api.checkpoint import RefusedChange
 from titan_core.api.dataset import DocumentSource, StreamSpec
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.content import fingerprint_of
+from titan_core.api.tokenizer import fingerprint
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.secrets import text_without_secrets
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
@@ -27,7 +26,8 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
         "data.shuffle_buffer": spec.shuffle_buffer,
     }
     for number, (one, source) in enumerate(zip(spec.datasets, sources, strict=True)):
-        content = fingerprint_of(source)
+        found = getattr(source, "fingerprint", None)  # a stream has none, nor may a third party's source
+        content = dict(found) if found is not None else None
         identity |= {
             # Where the content is known, it may be in another place.
             f"dataset.{number}.path": None if content else text_without_secrets(one.context.path or ""),

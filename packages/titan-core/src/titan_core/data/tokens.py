@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State
+from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, token_ids
 from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.token_ids import token_ids
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,8 @@ class Window:
 
     pieces: list[NDArray[Any]]
     """The tokens, by the document that they belong to."""
+    weights: list[NDArray[Any] | None] = field(default_factory=list)
+    """Of each piece, how much its tokens count as targets; ``None``: each counts 1."""
 
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
@@ -67,6 +68,7 @@ class TokenStream:
     def take(self, length: int) -> Window | None:
         """The next ``length`` tokens; at the end of the shard, what ``on_end`` says."""
         pieces: list[NDArray[Any]] = []
+        weights: list[NDArray[Any] | None] = []
         missing = length
         while missing:
             if self._used == len(self._document) and not self._read_document():
@@ -76,10 +78,12 @@ class TokenStream:
             piece = self._document[self._used : self._used + missing]
             if len(piece):
                 pieces.append(piece)
+                of_document = self._weights
+                weights.append(None if of_document is None else of_document[self._used : self._used + len(piece)])
             self._used += len(piece)
             missing -= len(piece)
         self._position = {"epoch": self._epoch, "document": self._document_state, "used": self._used}
-        return Window(pieces)
+        return Window(pieces, weights)
 
     def state_dict(self) -> State:
         """The position after the last window that was taken."""
@@ -108,6 +112,7 @@ class TokenStream:
         self._tokens_read = self._empty = 0
         self._document_state = self._shard.state_dict()  # the shard's position before the document that is being cut
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
+        self._weights: NDArray[Any] | None = None
         self._used = 0
 
     def _read_document(self) -> bool:
@@ -117,26 +122,29 @@ class TokenStream:
             document = self._reader.next(self._shard)
             if document is None:
                 return self._begin_next_epoch()
-            tokens = self._tokens_of(document, state)
+            tokens, weights = self._tokens_of(document, state)
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break
             self._empty += 1
             self._reader.leave_out_empty()
-        self._document = tokens
+        self._document, self._weights = tokens, weights
         self._document_state = state
         self._tokens_read += len(tokens)
         self._used = 0
         return True
 
-    def _tokens_of(self, document: Document, state: State) -> NDArray[Any]:
-        """The document's ids.
+    def _tokens_of(self, document: Document, state: State) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """The document's ids, and how much each counts as a target.
 
         Raises:
             UserError: they are none of the tokenizer's.
         """
-        tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
         try:
-            return token_ids(tokens, self._vocab_size)
+            if isinstance(document, WeightedTokens):
+                ids = token_ids(document.ids, self._vocab_size)
+                return ids, _checked_weights(document.weights, len(ids))
+            tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
+            return token_ids(tokens, self._vocab_size), None
         except ValueError as error:
             raise UserError.one(
                 f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}",
@@ -165,3 +173,17 @@ class TokenStream:
             log.info("dataset %r has ended; reading it again (epoch %d)", self._name, self._epoch + 2)
         self._go_to(self._epoch + 1)
         return True
+
+
+def _checked_weights(weights: Any, count: int) -> NDArray[Any]:
+    """``weights`` as fp32.
+
+    Raises:
+        ValueError: they are not the weights of ``count`` tokens.
+    """
+    result = numpy.asarray(weights, dtype=numpy.float32)
+    if result.shape != (count,):
+        raise ValueError(f"its weights have the shape {result.shape}, and it has {count} tokens")
+    if not (numpy.isfinite(result).all() and (result >= 0).all()):
+        raise ValueError("its weights are not all finite and at least 0")
+    return result

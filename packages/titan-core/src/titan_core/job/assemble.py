@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.checkpoint import Checkpoint  # fmt: skip
-from titan_core.api.components import Component, Debugger, LRSchedule, Model, Optimizer, Tokenizer, Transform  # fmt: skip
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.components import Component, Debugger, LRSchedule, Model, Objective, Optimizer, Tokenizer, Transform
 from titan_core.api.config import Config
 from titan_core.api.errors import PluginFailure, Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
-from titan_core.api.metric_log import MetricLogger  # fmt: skip
+from titan_core.api.metric_log import MetricLogger
 from titan_core.api.sections import (
     DataSection,
     ModelSection,
@@ -61,6 +61,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
     datasets = attempt(pick_datasets, config, registry, text_tokenizer)
     validation = attempt(pick_validation, config, registry, text_tokenizer)
+    objective = attempt(_pick, config, registry, Objective, "objective.name")
     optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
     mesh = attempt(plan_mesh, config, [dim for one in registry.all(Transform) for dim in one.mesh_dims], world_size)
@@ -78,22 +79,18 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     problems += check_reduced(facts, active)
     loggers = [one for one in registry.all(MetricLogger) if one.active(one.context(facts))]
     debuggers = [one for one in registry.all(Debugger) if one.active(one.context(facts))]
-    checked: list[Transform | MetricLogger | Debugger] = [*active, *loggers, *debuggers]
+    objectives = [] if objective is None else [objective]
+    checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
     for component in checked:
         if component.check is not None:
             problems += component.check.load()(component.context(facts))
-    steps = [transform.name for transform in active if transform.step is not None]
-    if len(steps) > 1:
-        problems.append(
-            Problem(f"transforms {', '.join(steps)}", "each wants to run the step its own way", "switch one off")
-        )
     checkpoints = [one for one in registry.all(Checkpoint) if one.active(one.context(facts))]
     if len(checkpoints) > 1:
         names = ", ".join(one.name for one in checkpoints)
         problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
     if problems:
         raise UserError(*problems)
-    assert model and args and datasets and tokenizer and text_tokenizer and optimizer and lr_schedule
+    assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
@@ -105,6 +102,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
         tokenizer=tokenizer,
         text_tokenizer=text_tokenizer,
+        objective=objective,
         optimizer=optimizer,
         lr_schedule=lr_schedule,
         checkpoint=checkpoints[0] if checkpoints else None,
@@ -116,7 +114,8 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     name = config.value(key)
     if name not in registry.names(kind):
-        raise UserError(config.problem(key, registry.unknown(kind), registry.suggest(kind, name)))
+        why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
+        raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
 
 

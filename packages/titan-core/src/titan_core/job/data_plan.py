@@ -11,8 +11,7 @@ from titan_core.api.config import Config
 from titan_core.api.dataset import DatasetContext, DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
-from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
-from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, fingerprint
 from titan_core.plugins.registry import Registry
 
 MIXTURE = "data.mixture"
@@ -60,6 +59,8 @@ def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer
     section = config.section(ValidationSection)
     if not section.enable:
         return None
+    if not section.dataset:
+        raise UserError(config.problem("validation.dataset", "a value is needed", "name the dataset to validate on"))
     entry = MixtureEntry(
         dataset=section.dataset,
         dataset_path=section.dataset_path,

@@ -15,12 +15,12 @@ from titan_core.api.components import Transform
 from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import OptimizerSection, TrainingSection
+from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.patterns import matches
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
+from titan_core.model.loss_head import attach
 from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
 
@@ -36,13 +36,16 @@ def build_parts(job: Job, mesh: DeviceMesh, device: torch.device) -> list[ModelP
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model.name)
     _check_param_groups(model, job.config)
-    try_model(model, job, mesh, device)
-    parts = [ModelPart(model, definition.layout, cross_entropy_sum)]
+    loss_in_head = try_model(model, job, mesh, device)
+    objective = job.objective.build.load()(job.objective.training_context(job.facts, mesh, device))
+    parts = [ModelPart(model, definition.layout, objective)]
     guard = PartGuard(parts[0])
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job.facts, mesh, device))
         parts = [one for part in parts for one in guard.apply(transform.name, apply, part)]
     for part in parts:
+        if loss_in_head:
+            attach(part, job.config.section(ObjectiveSection).chunk_tokens)
         materialise(part, device, job.config.section(TrainingSection).seed)
         part.module.train()
     return parts

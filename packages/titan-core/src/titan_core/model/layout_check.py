@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 
 from torch import nn
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
+from titan_core.api.layout_rules import Column, Experts, Row, Shard
 from titan_core.api.tools.patterns import matches
 
 
@@ -47,19 +49,21 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
             yield f"num_blocks is {layout.num_blocks}, and {layout.blocks!r} has {len(names)}"
         elif names != [str(index) for index in range(layout.num_blocks)]:
             yield f"the blocks in {layout.blocks!r} are called {names[0]!r} to {names[-1]!r}, not '0' to '{len(names) - 1}'"
-    for field in ("column", "row", "regions", "per_position", "mixers"):
+    if layout.block_costs and len(layout.block_costs) != layout.num_blocks:
+        yield f"block_costs has {len(layout.block_costs)} numbers, and num_blocks is {layout.num_blocks}"
+    if not all(0.0 < cost < math.inf for cost in layout.block_costs):
+        yield f"block_costs must be positive, and are {list(layout.block_costs)}"
+    for field in ("regions", "sums", "mixers"):
         for pattern in getattr(layout, field):
-            found = [path for path in modules if matches(path, [pattern])]
-            if not found:
+            if not any(matches(path, [pattern]) for path in modules):
                 yield f"{field} pattern {pattern!r} matches no module"
-            for path in found:
-                if field in ("column", "row") and not isinstance(model.get_submodule(path), nn.Linear):
-                    yield f"{field} pattern {pattern!r} matches {path!r}, which is not an nn.Linear"
     if layout.masks_documents and "documents" not in inspect.signature(model.forward).parameters:
         yield "masks_documents is true, and the model's forward takes no documents"
-    for pattern in layout.parameters:
-        if not any(matches(path, [pattern]) for path in parameters):
-            yield f"parameters pattern {pattern!r} matches no parameter"
+    for field in ("rules", "parameters"):
+        for pattern in getattr(layout, field):
+            if not any(matches(path, [pattern]) for path in parameters):
+                yield f"{field} pattern {pattern!r} matches no parameter"
+    yield from _rules(model, layout)
     for path in (path for path, _ in model.named_parameters()):
         if layout.initial_value(path) is None:
             yield f"parameter {path!r} has no first value"
@@ -77,6 +81,28 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     aliases = set(parameters) - {path for path, _ in model.named_parameters()}
     for path in sorted(aliases - set(layout.tied)):
         yield f"parameter {path!r} is shared with another, and tied does not say with which"
+
+
+def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """Rules that their parameters cannot have."""
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        rule = layout.rule(path)
+        name = path.rpartition(".")[0]
+        if isinstance(rule, Column | Row):
+            module = model.get_submodule(name)
+            if not isinstance(module, nn.Linear):
+                shown = f"{type(rule).__name__}() for {path!r}, and its module is a {type(module).__name__}, no nn.Linear"
+                yield f"rules have {shown}: Shard(dim) divides any other parameter"
+            elif layout.rule(f"{name}.weight") != rule or (module.bias is not None and layout.rule(f"{name}.bias") != rule):
+                yield f"rules have {rule} for {path!r}, and not for weight and bias of that layer alike"
+        dims = [rule.dim] if isinstance(rule, Shard | Experts) else []
+        if isinstance(rule, Experts) and isinstance(rule.within, Shard):
+            dims.append(rule.within.dim)
+        for dim in dims:
+            if not -parameter.dim() <= dim < parameter.dim():
+                yield f"rules have {rule} for {path!r}, which has {parameter.dim()} dimension(s)"
+        if len({dim % max(1, parameter.dim()) for dim in dims}) < len(dims):
+            yield f"rules have {rule} for {path!r}, which divides one dimension twice"
 
 
 def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:

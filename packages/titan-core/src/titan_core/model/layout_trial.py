@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
+from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
-from titan_core.api.tools.patterns import matches
 from titan_core.model.trial import CannotTry, ModelTrial
 
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
+def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device) -> bool:
     """Try ``model`` (whole, on the meta device) with a few tokens.
+
+    Returns:
+        Whether its forward returns what the last module returns, so that the loss may be computed there.
 
     Raises:
         UserError: it does not do what its layout says, or what a transform of the job needs.
@@ -35,7 +39,7 @@ def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device
             fix = "fix the model plugin, or do without these"
             raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
         log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
-        return
+        return False
     problems = list(_mistakes(trial))
     if not problems:
         # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
@@ -48,6 +52,18 @@ def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device
                 problems += transform.check_model.load()(model, trial, context)
     if problems:
         raise UserError(*problems)
+    return _returns_the_head(trial)
+
+
+def _returns_the_head(trial: ModelTrial) -> bool:
+    outputs: list[Any] = []
+
+    def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        outputs.append(forward(*arguments, **keywords))
+        return outputs[-1]
+
+    returned = trial.run(trial.tokens, around={trial.layout.head[-1]: keep})
+    return len(outputs) == 1 and returned is outputs[0]
 
 
 def _trial(model: nn.Module, job: Job, device: torch.device) -> ModelTrial:
@@ -103,8 +119,13 @@ def _mistakes(trial: ModelTrial) -> Iterator[Problem]:
 def _mixers(trial: ModelTrial) -> Iterator[Problem]:
     """How mixers are called."""
     layout, batch, seq = trial.layout, *trial.tokens.shape
-    mixers = [call for call in trial.calls if matches(call.name, layout.mixers)]
-    for call in mixers:
+    for call in trial.calls:
+        mixer = layout.mixer(call.name)
+        if mixer is None:
+            continue
+        if mixer.kind != CAUSAL_ATTENTION:
+            yield from _own_mixer(trial, call, mixer)
+            continue
         tensors = [one for one in call.arguments[:3] if isinstance(one, tuple) and len(one) == 4]
         count = 4 if layout.masks_documents else 3
         fix = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
@@ -114,14 +135,26 @@ def _mixers(trial: ModelTrial) -> Iterator[Problem]:
             yield trial.problem(why, fix)
             return
         q, k, v = tensors
-        if (q[1], k[1], v[1]) != (layout.heads, layout.kv_heads, layout.kv_heads):
+        if (q[1], k[1], v[1]) != (mixer.heads, mixer.key_heads, mixer.key_heads):
             why = (
-                f"heads is {layout.heads} and kv_heads {layout.kv_heads}, and {call.name!r} is called with {q[1]} and {k[1]}"
+                f"heads is {mixer.heads} and kv_heads {mixer.key_heads}, and {call.name!r} is called with {q[1]} and {k[1]}"
             )
-            yield trial.problem(why, "fix heads and kv_heads")
+            yield trial.problem(why, "fix heads and kv_heads of its mixer")
             return
         if call.output != q:
             yield trial.problem(f"mixers names {call.name!r}, which returns {_text(call.output)} for q {list(q)}", fix)
+            return
+
+
+def _own_mixer(trial: ModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
+    """Of kinds that only their models know, tensors in and out have their positions where the layout says."""
+    batch, dim = len(trial.tokens), mixer.sequence_dim
+    tensors = [one for one in (*call.arguments, call.output) if isinstance(one, tuple)]
+    for shape in (tensors[0] if tensors else None, call.output):
+        if not (isinstance(shape, tuple) and 0 < dim < len(shape) and (shape[0], shape[dim]) == (batch, trial.seq)):
+            why = f"mixers names {call.name!r}, whose tensors have positions in dimension {dim}, and one is {_text(shape)}"
+            fix = "fix sequence_dim, call it with tensors by position, and let it return one tensor"
+            yield trial.problem(why, fix)
             return
 
 

@@ -15,7 +15,6 @@ class PartGuard:
     """Watches parts while transforms are applied to them."""
 
     def __init__(self, part: ModelPart) -> None:
-        self._of_core = {"loss": part.loss}
         self._set_by: dict[str, str] = {}
 
     def apply(
@@ -44,8 +43,10 @@ class PartGuard:
     def _kept(self, setting: str, before: Any, after: Any, part: ModelPart) -> bool:
         if after is before or not before:
             return True
-        if setting == "loss":
-            return before is self._of_core["loss"] or before in part.wrapped_losses
+        if setting == "vocabulary":
+            return before.group is None  # the whole, which the core set
+        if setting == "objective":
+            return before in part.wrapped_objectives
         if isinstance(before, tuple):
             return all(one in after for one in before)
         if setting == "flops":
@@ -62,7 +63,9 @@ class PartGuard:
 
 def _settings(part: ModelPart) -> dict[str, Any]:
     return {
-        "loss": part.loss,
+        "objective": part.objective,
+        "vocabulary": part.vocabulary,
+        "auxiliary_losses": part.auxiliary_losses,
         "batch_transforms": part.batch_transforms,
         "parameters_on": part.parameters_on,
         "flops": dict(part.flops),

@@ -76,12 +76,14 @@ def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
 
 def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
     """All that two blocks must have in common to compute the same but for their weights, and to be divided alike."""
-    fields = (layout.column, layout.row, layout.regions, layout.per_position, layout.mixers)
+    fields = (layout.regions, layout.sums)
     return tuple(
         (
             name,
             type(module),
             tuple(matches(f"{path}.{name}", patterns) for patterns in fields),
+            layout.mixer(f"{path}.{name}"),
+            tuple(layout.rule(".".join(filter(None, (path, name, key)))) for key in module._parameters),
             tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
             tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._parameters.items()),
             tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._buffers.items()),

@@ -45,7 +45,9 @@ class ModelTrial:
         self, model: nn.Module, layout: ModelLayout, name: str, device: torch.device, length: int | None = None
     ) -> None:
         self.layout, self.name = layout, name
-        sizes = {layout.dim, layout.heads, layout.kv_heads, layout.dim // max(1, layout.heads), layout.vocab_size}
+        heads = {mixer.heads for mixer in layout.mixers.values() if mixer.heads}
+        keys = {mixer.key_heads for mixer in layout.mixers.values()}
+        sizes = {layout.dim, layout.vocab_size, *heads, *keys, *(layout.dim // count for count in heads)}
         if length is None:
             length = next((one for one in LENGTHS if one not in sizes), LENGTHS[0])
         self.seq = min(length, layout.max_seq_len)
@@ -100,6 +102,10 @@ class ModelTrial:
                 del module.forward
                 if own is not None:
                     module.forward = own
+
+    def module(self, name: str) -> nn.Module:
+        """The copy's module called ``name``."""
+        return self._model.get_submodule(name)
 
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
         """Whether ``logits`` are those of the undivided copy, to rounding."""

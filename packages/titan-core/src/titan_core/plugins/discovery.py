@@ -21,11 +21,13 @@ from titan_core.api.components import (  # fmt: skip
     Debugger,
     LRSchedule,
     Model,
+    Objective,
     Optimizer,
     Recipe,
     Tokenizer,
     Transform,
 )
+from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
@@ -44,10 +46,12 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_datasets": Dataset,
     "titan_tokenizers": Tokenizer,
     "titan_optimizers": Optimizer,
+    "titan_objectives": Objective,
     "titan_lr_schedules": LRSchedule,
     "titan_metric_loggers": MetricLogger,
     "titan_recipes": Recipe,
     "titan_commands": Command,
+    "titan_launchers": Launcher,
 }
 
 

@@ -31,7 +31,7 @@ class Origin:
     distribution: str
     version: str
     component: str = ""
-    """Such as ``model 'llama3'``; empty for the plugin's own lifecycle hooks."""
+    """Such as ``model 'mine'``; empty for the plugin's own lifecycle hooks."""
     removable: bool = True
     """Whether the plugin can be switched off, which the core's own cannot."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
     from titan_core.api.job import Job
+    from titan_core.api.metric_log import Record
 
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_step_cancelled`."""
         self._call(self._manager.hook.titan_step_cancelled, step=step)
 
+    def gradients_complete(self, step: int) -> None:
+        """See :func:`titan_core.api.hookspecs.titan_gradients_complete`."""
+        self._call(self._manager.hook.titan_gradients_complete, step=step)
+
     def before_update(self, update: PendingUpdate) -> bool:
         """See :func:`titan_core.api.hookspecs.titan_before_update`; whether the update is to be left out.
 
@@ -108,6 +113,19 @@ class Lifecycle:
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_step_end`."""
         self._call(self._manager.hook.titan_step_end, report=report)
+
+    def figures(self, record: Record) -> dict[str, float | int | None]:
+        """See :func:`titan_core.api.hookspecs.titan_figures`; of all observers together.
+
+        Raises:
+            ValueError: an observer returns no table, or a figure that there is.
+        """
+        together: dict[str, float | int | None] = {}
+        for figures in self._call(self._manager.hook.titan_figures, record=record):
+            if not isinstance(figures, Mapping) or (record.keys() | together.keys()) & figures.keys():
+                raise ValueError(f"a titan_figures returned {figures!r}; it must return further figures by name")
+            together |= figures
+        return together
 
     def validation_end(self, report: ValidationReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_validation_end`."""
@@ -178,15 +196,6 @@ class Lifecycle:
                     self._manager.subset_hook_caller(name, others)(**arguments)
                 except Exception:  # an observer's own failure must not hide the one that ends the run; it is logged whole
                     log.exception("observer %r failed in %s", observer, name)
-
-    def diagnose(self, run: str, since: float) -> str | None:
-        """See :func:`titan_core.api.hookspecs.titan_diagnose`. A plugin that fails at it is logged, and says nothing."""
-        try:
-            found: str | None = self._manager.hook.titan_diagnose(run=run, since=since)
-        except Exception:  # what ended the run is still to be printed
-            log.exception("a plugin failed in titan_diagnose")
-            return None
-        return found
 
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.api.hookspecs.titan_train_end`."""

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerContext, Record
-from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
 
 
 class ConsoleLog:
@@ -102,7 +101,7 @@ def format_line(record: Record, steps: int) -> str:
             f"grad norm {_figure(record['grad_norm'], '7.3f')}",
             f"lr {_figure(record['lr'], '.2e')}",
             f"{_figure(record['tokens_per_second'], ',.0f')} tokens/s",
-            f"mfu {_mfu(record)}",
+            *([f"mfu {_mfu(record)}"] if "mfu" in record else []),
             f"memory {_figure(record['memory_peak_gib'], '.2f')} GiB",
         ]
     )

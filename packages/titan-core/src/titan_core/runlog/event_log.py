@@ -9,9 +9,9 @@ from pathlib import Path
 
 from titan_core.api.events import Finding, RunStart, TrainEnd
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.files import EVENTS
 from titan_core.api.runs.json_lines import LineFile
-from titan_core.api.runs.pid_namespace import pid_namespace
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.world import World
 
@@ -20,7 +20,7 @@ class EventLog:
     """Writes on rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``, where kind is
 
     * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host``, ``pid`` and
-      ``pid_namespace``, :func:`~titan_core.api.runs.pid_namespace.pid_namespace`);
+      ``pid_namespace``, :func:`~titan_core.api.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
     * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and where it failed ``error``, in a

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Sequence
 
 import torch
 
@@ -15,13 +13,11 @@ from titan_core.api.events import RunStart, StepReport, TrainEnd, ValidationRepo
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
 from titan_core.api.metric_log import MetricLogger, Record
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import MetricsSection, TrainingSection
+from titan_core.api.sections import MetricsSection
 from titan_core.api.tools.device import device_name, memory, synchronize
 from titan_core.api.world import World
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.loggers import Loggers
-from titan_core.runlog.peak_flops import ideal_time_per_token
 from titan_core.runlog.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -37,10 +33,9 @@ class MetricsReporter:
         self._state = state
         self._stopwatch = stopwatch
         self._frequency = job.config.section(MetricsSection).log_freq
+        self._lifecycle = lifecycle
         self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
-        self._warned = False  # that MFU cannot be right
-        self._other_flops = flops_by_type(state.parts, world)
         lifecycle.register(self)
 
     @hookimpl
@@ -50,8 +45,6 @@ class MetricsReporter:
         self._steps = run.steps
         if self._world.rank == 0:
             self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
-            dtype = getattr(torch, self._job.config.section(TrainingSection).mixed_precision_param)
-            self._ideal = ideal_time_per_token(self._flops_per_token, dtype, self._other_flops, self._world.device)
             loggers = [one for one in self._job.loggers if isinstance(one, MetricLogger)]
             self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window(run.step)
@@ -95,7 +88,8 @@ class MetricsReporter:
         self._unlogged = None
         of_ranks = self._over_ranks(report.step - self._window_step)
         if self._world.rank == 0:
-            self._loggers.log({**self._record(report), **of_ranks, "time": time.time()})
+            record = {**self._record(report), **of_ranks, "time": time.time()}
+            self._loggers.log({**record, **self._lifecycle.figures(record)})
         self._begin_window(report.step)
 
     def _begin_window(self, step: int) -> None:
@@ -121,8 +115,6 @@ class MetricsReporter:
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_device": tokens_per_second / self._world.size,
             "tflops": tokens_per_second * self._flops_per_token / self._world.size / 1e12,
-            "mfu": self._mfu(tokens_per_second),
-            "mfu_estimated": self._ideal.estimated,
             "step_seconds": seconds / steps,
             "forward_backward_seconds": phases.get("forward_backward", 0.0) / steps,
             "optimizer_seconds": phases.get("optimizer", 0.0) / steps,
@@ -132,20 +124,9 @@ class MetricsReporter:
             "corrupt_records": report.corrupt,
             "empty_documents": report.empty,
             "skipped_steps": self._skipped,
+            **{f"auxiliary/{name}": _finite(value.item()) for name, value in report.auxiliary.items()},
             **self._tokens_by_dataset(),
         }
-
-    def _mfu(self, tokens_per_second: float) -> float:
-        mfu = tokens_per_second * self._ideal.seconds / self._world.size
-        if mfu > 1.0 and not self._warned:
-            self._warned = True
-            log.warning(
-                "MFU is %.0f %%, so the %s peak of this device is too low: %s",
-                100 * mfu,
-                "estimated" if self._ideal.estimated else "published",
-                "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
-            )
-        return mfu
 
     def _over_ranks(self, steps: int) -> Record:
         """The largest of any rank: how long it waited for its data (a step), and its memory."""
@@ -166,18 +147,6 @@ class MetricsReporter:
         """Of a mixture, how many target tokens each dataset has given so far."""
         tokens = self._state.tokens_by_dataset
         return {f"tokens_seen/{name}": count for name, count in tokens.items()} if len(tokens) > 1 else {}
-
-
-def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
-    """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
-    mine: Counter[torch.dtype] = Counter()
-    if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
-        for part in parts:
-            mine.update(part.flops)
-    total: Counter[torch.dtype] = Counter()
-    for of_rank in world.gather(mine):
-        total.update(of_rank)
-    return dict(total)
 
 
 def _finite(value: float) -> float | None:

@@ -12,16 +12,15 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.launcher import LOCKED, lock_for_ranks
 from titan_core.api.run_folder import PREVIOUS, run_folders
 from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.record_checks import checked_records, metrics_flaw
+from titan_core.api.runs.json_lines import read_lines
 from titan_core.config.render import to_toml
 
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
 """What belongs to one run, from a fresh start to its end."""
-LOCKED = "TITAN_LOCKED"
-"""Environment variable: the run's directory that a rank's launcher has locked."""
 
 
 @contextmanager
@@ -53,21 +52,6 @@ def early_lock(folder: str) -> Iterator[None]:
         return
     with lock_for_ranks(folder):
         yield
-
-
-@contextmanager
-def lock_for_ranks(folder: str) -> Iterator[None]:
-    """The lock of a launcher, which outlives ranks that fail and are started again: :func:`run_lock` inside of it is free.
-
-    Raises:
-        UserError: another job writes there.
-    """
-    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}"):
-        os.environ[LOCKED] = str(Path(folder).resolve())
-        try:
-            yield
-        finally:
-            del os.environ[LOCKED]
 
 
 @dataclass(frozen=True)
@@ -123,9 +107,9 @@ class RunDirectory:
         strange = next((name for name in (METRICS, EVENTS) if step > 0 and (self.path / name).is_dir()), None)
         if strange is not None:
             raise UserError.one(str(self.path / strange), "is a folder, and should be a file", "move it away")
-        if step > 0 and (self.path / METRICS).exists():
-            documents[METRICS] = _up_to(step, self.path / METRICS)
         try:
+            if step > 0 and (self.path / METRICS).exists():
+                documents[METRICS] = _up_to(step, self.path / METRICS)
             if step == 0:
                 own = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
                 self._archive([name for name in own if (self.path / name).exists()], shutil.move)
@@ -137,7 +121,7 @@ class RunDirectory:
                 part.replace(self.path / name)
         except OSError as error:
             where = f"job.dump_folder = {str(self.path)!r}"
-            why = f"{error.filename or 'a file of it'} cannot be written: {error.strerror or error}"
+            why = f"{error.filename or 'a file of it'} cannot be read or written: {error.strerror or error}"
             raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
 
     def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
@@ -159,5 +143,15 @@ class RunDirectory:
 
 
 def _up_to(step: int, metrics: Path) -> str:
-    """The whole lines of steps up to ``step``."""
-    return "".join(json.dumps(record) + "\n" for record in checked_records(metrics, metrics_flaw) if record["step"] <= step)
+    """The whole lines of steps up to ``step``.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    records = read_lines(metrics)
+    for number, record in enumerate(records, 1):
+        if not isinstance(record.get("step"), int):
+            raise UserError.one(
+                f"{metrics}:{number}", "this line is none of a run's: it has no step", "remove it, or restore the file"
+            )
+    return "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step)

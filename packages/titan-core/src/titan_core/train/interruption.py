@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import INTERRUPTED, announce_interrupt, reported_by_launcher
 from titan_core.api.shared_request import SharedRequest
-from titan_core.train.outcome import reported_by_launcher
 
-FIRST_INTERRUPT = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 CLOSING = "titan: the run is over, and its files are being closed; Ctrl-C again ends at once"
 
 
@@ -66,20 +64,7 @@ class Interruption:
         # Python would handle the next one only once a collective or a kernel returns, which it may never do.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
-            announce_interrupt(CLOSING if self._over else FIRST_INTERRUPT)
+            announce_interrupt(CLOSING if self._over else INTERRUPTED)
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
         self.save.ask()
-
-
-def announce_interrupt(line: str = FIRST_INTERRUPT) -> None:
-    """Say what the first Ctrl-C does. Safe in a signal handler, where ``print`` and logging are not."""
-    release_terminal()
-    os.write(2, f"{line}\n".encode())
-
-
-def release_terminal() -> None:
-    """Begin a line below a progress bar and show the cursor, which the bar hides until it is closed: its process was, or may
-    be, killed before that. Safe in a signal handler; writes nothing if stderr is no terminal."""
-    if sys.stderr.isatty():
-        os.write(2, b"\n\x1b[?25h")

@@ -19,8 +19,10 @@ class StepTotals:
 
     num_targets: int
     """Target tokens of the global batch."""
-    copy_targets: int
-    """Those of the part of it that this rank's copy of the weights sees: all, unless copies train apart."""
+    weight: float
+    """The weight of these targets together; their number, unless documents weigh them."""
+    copy_weight: float
+    """That of the part of it that this rank's copy of the weights sees: all, unless copies train apart."""
     by_dataset: list[int]
     """Target tokens of the global batch, by dataset."""
     corrupt: int
@@ -66,10 +68,14 @@ class Lookahead:
         # Counted once for ranks that see the same tokens.
         counts = data is not None and world.is_first_along("layers", "sequence", "weights")
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
+        weight = data.target_weight if data is not None and counts else 0.0
         left_out = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
         asked = [request.asked for request in requests]  # a signal may come at any moment
         flags = (data is None, mistake is not None, skipped, *asked)
-        totals = world.sum(torch.tensor([*map(int, flags), *left_out, *targets])).tolist()
+        # float64 has every count below 2**53 exactly.
+        sent = torch.tensor([*map(int, flags), *left_out, *targets, weight], dtype=torch.float64)
+        *counted, total_weight = world.sum(sent).tolist()
+        totals = [int(count) for count in counted]
         ended, mistakes, skips, *anywhere = totals[: len(flags)]
         corrupt, empty, *by_dataset = totals[len(flags) :]
         for request, told, some in zip(requests, asked, anywhere, strict=True):
@@ -79,9 +85,9 @@ class Lookahead:
                 f"{skips} of {world.size} ranks left out the update of the last step, so that their weights differ from the "
                 "others': an observer's titan_before_update must return the same on all ranks"
             )
-        copy_targets = sum(by_dataset)
+        copy_weight = total_weight
         if world.plan.copies > 1:
-            copy_targets = int(world.sum_over_copy(torch.tensor(sum(targets))))
+            copy_weight = float(world.sum_over_copy(torch.tensor(weight, dtype=torch.float64)))
         if mistakes:
             world.raise_together(mistake)
-        return StepTotals(sum(by_dataset), copy_targets, by_dataset, corrupt, empty, ended > 0, seconds)
+        return StepTotals(sum(by_dataset), total_weight, copy_weight, by_dataset, corrupt, empty, ended > 0, seconds)

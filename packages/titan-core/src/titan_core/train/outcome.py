@@ -11,50 +11,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import OUTCOMES, Outcome, report_lines
 from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.consequences import follows_from_a_peer
-from titan_core.api.tools.rank_names import ranks
 from titan_core.api.tools.secrets import text_without_secrets
 
 log = logging.getLogger(__name__)
-
-FOLDER = "TITAN_OUTCOMES"
-"""Environment variable: where Titan's launcher expects the outcomes of its ranks."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one rank, in one attempt."""
-
-    rank: int
-    step: int = 0
-    """The last one that it began."""
-    begun: int = 0
-    """The step that it began after."""
-    problems: tuple[str, ...] = ()
-    """What failed, a line each; none if nothing did."""
-    follows: bool = False
-    """Whether they say no more than that another rank is gone or late."""
-    log: str = ""
-    """The file with the traceback; empty where the problems say all."""
-    interrupted: bool = False
-    """Whether a person ended it, in good order."""
-    checkpoint: str = ""
-    """That of the last step, where one was saved."""
-    time: float = 0.0
-    """Seconds since the epoch."""
-
-
-def reported_by_launcher() -> bool:
-    """Whether this process is a rank whose launcher is Titan's own."""
-    return FOLDER in os.environ
 
 
 class OutcomeRecorder:
@@ -148,7 +116,7 @@ class OutcomeRecorder:
 
     def _leave(self) -> None:
         """Leave the outcome where Titan's launcher looks for it."""
-        folder = os.environ.get(FOLDER)
+        folder = os.environ.get(OUTCOMES)
         if folder is None:
             return
         try:
@@ -163,42 +131,3 @@ class OutcomeRecorder:
         """Print the problems, for a launcher that does not: one line each."""
         for line in report_lines([self.outcome]):
             print(f"titan: {line}", file=sys.stderr)
-
-
-def read_outcomes(folder: Path) -> dict[int, Outcome]:
-    """Those that ranks have left in ``folder``, by rank."""
-    found: dict[int, Outcome] = {}
-    for file in sorted(folder.glob("rank-*.json")):
-        values = json.loads(file.read_text(encoding="utf-8"))
-        outcome = Outcome(**{**values, "problems": tuple(values["problems"])})
-        found[outcome.rank] = outcome
-    return found
-
-
-def report_lines(outcomes: list[Outcome]) -> Iterator[str]:
-    """A line for each distinct problem, with the ranks that have it and the first one's log."""
-    by_problem: dict[str, list[Outcome]] = {}
-    for outcome in sorted(outcomes, key=lambda one: one.time):
-        for problem in outcome.problems:
-            by_problem.setdefault(problem, []).append(outcome)
-    for problem, those in by_problem.items():
-        first = those[0]
-        stopped = problem.startswith("stopped: ")
-        who = "" if stopped or not first.log else f"{ranks(one.rank for one in those)} in step {first.step}: "
-        where = f"; the traceback is in {first.log}" if first.log else ""
-        yield f"{'' if stopped else 'error: '}{who}{problem}{where}"
-
-
-def interrupted_line(outcome: Outcome, command: str) -> str:
-    """What a person who has interrupted a run wants to know.
-
-    Args:
-        command: what started it.
-    """
-    if outcome.checkpoint:
-        return f"interrupted after step {outcome.step}, saved in {outcome.checkpoint}; to resume: {command}"
-    if outcome.step == outcome.begun:
-        return f"interrupted before step {outcome.step + 1}; nothing was trained since the start"
-    return (
-        f"interrupted after step {outcome.step}; nothing was saved, since the job keeps no checkpoints (checkpoint.enable)"
-    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from titan_core.api.batch import Batch
+from titan_core.api.auxiliary_loss import AuxiliaryLosses
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
 from titan_core.api.components import Component, Transform
@@ -24,7 +25,7 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
 from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
-from titan_core.api.step import GradientAccumulation, StepRunner
+from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
@@ -118,6 +119,9 @@ class Trainer:
                 lifecycle.register(observer, origin=job.registry.origin(transform))
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
+        self.auxiliary_losses = sorted(
+            {name for one in world.gather([part.auxiliary_losses for part in parts]) for names in one for name in names}
+        )
         self.missing_gradients = MissingGradients(named, world, lifecycle)
         optimizer = self._optimizer(parts)
         lr_scheduler = self._lr_scheduler(optimizer)
@@ -185,7 +189,7 @@ class Trainer:
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
-        if totals.num_targets == 0:
+        if totals.weight == 0:
             why = "its next global batch has no token that another one of its document follows"
             raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
         data = self.loader.next_step()
@@ -240,17 +244,23 @@ class Trainer:
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip, update."""
         state, device, training = self.state, self.world.device, self.training
-        microbatches = [batch.to(device) for batch in data.microbatches]
-        # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
-        divisor = max(1, totals.copy_targets)
+        inputs = StepInput(
+            [batch.to(device) for batch in data.microbatches],
+            step=state.step + 1,
+            seed=training.seed,
+            # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
+            target_weight=totals.copy_weight or 1.0,
+            auxiliary=AuxiliaryLosses(self.world.plan.copies / self.job.facts.batch.tokens_per_step),
+        )
         with self.stopwatch.phase("forward_backward"):
-            loss, rank_losses = self._losses(self.run_step(microbatches, divisor), data, totals)
+            loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
+        self.lifecycle.gradients_complete(state.step + 1)
         with self.stopwatch.phase("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
-        repeat = partial(self._repeat_forward, microbatches)
-        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, microbatches, repeat)
+        repeat = partial(self._repeat_forward, inputs)
+        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, repeat)
         skipped = self.skipped = self.lifecycle.before_update(pending)
         if not skipped:
             self.missing_gradients.look(state.step + 1)  # only now: observers may have lost some
@@ -279,36 +289,47 @@ class Trainer:
             data_seconds=totals.data_seconds,
             corrupt=totals.corrupt,
             empty=totals.empty,
+            auxiliary=auxiliary,
             skipped=skipped,
         )
 
-    def _repeat_forward(self, microbatches: Sequence[Batch]) -> torch.Tensor:
+    def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:
         with preserved_state(self.state.parts):
-            return self.run_step.evaluate(microbatches)
+            return self.run_step.evaluate(replace(inputs, auxiliary=None))
 
-    def _losses(self, share: torch.Tensor, data: StepData, totals: StepTotals) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and that of each data-parallel rank's part of the batch, of this rank's share of its copy's loss."""
-        losses = torch.zeros(1 + self.world.data_ranks, device=self.world.device)
-        if self.world.is_first_along("weights"):  # the others computed the same loss as the first
-            losses[0] = share * (totals.copy_targets / totals.num_targets)
-            losses[1 + self.world.data_rank] = share * (totals.copy_targets / max(1, data.num_targets()))
-        self.world.sum(losses)
-        return losses[0], losses[1:]
+    def _losses(
+        self, share: torch.Tensor, inputs: StepInput, data: StepData, totals: StepTotals
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss, that of each data-parallel rank's part of the batch, and the auxiliary losses, of this rank's shares."""
+        world, names, ranks = self.world, self.auxiliary_losses, self.world.data_ranks
+        losses = torch.zeros(1 + ranks + len(names), device=world.device)
+        first = world.is_first_along("weights")  # the others computed the same losses as the first
+        if first:
+            losses[0] = share * (totals.copy_weight / totals.weight)
+            losses[1 + world.data_rank] = share * (totals.copy_weight / (data.target_weight or 1.0))
+        assert inputs.auxiliary is not None
+        for name, value in inputs.auxiliary.values.items():
+            if name not in names:
+                raise RuntimeError(f"a module adds the auxiliary loss {name!r}, which no part of the model declares")
+            if first or name in inputs.auxiliary.divided:
+                losses[1 + ranks + names.index(name)] = value / world.plan.copies
+        world.sum(losses)
+        return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
 
     def _context_of(self, transform: Transform) -> TrainingContext[Any]:
         return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
 
     def _step_runner(self, parts: list[ModelPart]) -> StepRunner:
+        runner: StepRunner = GradientAccumulation(parts[0])  # a pipeline, which makes several parts, replaces it
         for transform in self.job.transforms:
             if transform.step is not None:
-                return transform.step.load()(parts, self._context_of(transform))
-        (part,) = parts
-        return GradientAccumulation(part)
+                runner = transform.step.load()(runner, parts, self._context_of(transform))
+        return runner
 
     def _optimizer(self, parts: list[ModelPart]) -> Optimizer:
         job, world = self.job, self.world
         groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
-        return job.optimizer.build.load()(job.optimizer.training_context(job.facts, world.mesh, world.device, groups))
+        return job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
 
     def _lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         section = self.job.lr_schedule.section_in(self.job.config)

@@ -13,9 +13,9 @@ from titan_core.api.errors import UserError
 from titan_core.api.events import ValidationReport
 from titan_core.api.job import Job
 from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import DataSection, ValidationSection
+from titan_core.api.sections import DataSection, TrainingSection, ValidationSection
 from titan_core.api.shared_request import SharedRequest, SharedRequests
-from titan_core.api.step import StepRunner
+from titan_core.api.step import StepInput, StepRunner
 from titan_core.api.tools.device import synchronize
 from titan_core.api.world import World
 from titan_core.data.loader import DataLoader
@@ -62,26 +62,25 @@ class Validation:
             with preserved_state(self._parts):
                 for part in self._parts:
                     part.module.eval()
-                measured = self._sum(loader)
+                measured = self._sum(loader, step)
         finally:
             loader.close()
         if measured is None:
             return None
-        loss, targets, batches = measured
+        loss, weight, targets, batches = measured
         if not self._world.is_first_along("weights"):
             loss.zero_()  # these ranks computed the same loss as the first
         self._measured = step
-        if not targets:
+        if not weight:
             name = self._spec.datasets[0].name
             raise UserError.one(f"validation dataset {name!r}", "it has no tokens to predict", "give longer documents")
-        return ValidationReport(
-            step, float(self._world.sum(loss)) / targets, targets, batches, time.perf_counter() - started
-        )
+        return ValidationReport(step, float(self._world.sum(loss)) / weight, targets, batches, time.perf_counter() - started)
 
-    def _sum(self, loader: DataLoader) -> tuple[Tensor, int, int] | None:
-        """This rank's share of the loss, summed; the targets of all ranks; and global batches."""
+    def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int] | None:
+        """This rank's share of the loss, summed; the targets of all ranks by weight and by number; and global batches."""
         loss = torch.zeros((), device=self._world.device)
-        targets, batches = 0, 0
+        seed = self._job.config.section(TrainingSection).seed
+        weight, targets, batches = 0.0, 0, 0
         stop = SharedRequest()  # one of its own, since training's next step has to hear of it too
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         while batches != self._section.steps:
@@ -92,6 +91,6 @@ class Validation:
             data = loader.next_step()
             if not totals.num_targets or data is None:
                 break
-            loss += self._run.evaluate([batch.to(self._world.device) for batch in data.microbatches])
-            targets, batches = targets + totals.num_targets, batches + 1
-        return loss, targets, batches
+            loss += self._run.evaluate(StepInput([batch.to(self._world.device) for batch in data.microbatches], step, seed))
+            weight, targets, batches = weight + totals.weight, targets + totals.num_targets, batches + 1
+        return loss, weight, targets, batches

@@ -28,7 +28,7 @@ def run(context: CommandContext) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from titan_core.api.tools.tokenizer_fingerprint import fingerprint
+    from titan_core.api.tokenizer import fingerprint
     from titan_data.tokenize import tokenize
     from titan_data.tokenized import INDEX, read_index
 

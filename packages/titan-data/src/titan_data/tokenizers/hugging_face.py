@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext
-from titan_core.api.tools.surrogates import without_surrogates
+from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 from titan_data.tokenizers.document_marks import TOKENIZER, document_marks
 
 if TYPE_CHECKING:

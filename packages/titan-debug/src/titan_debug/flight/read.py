@@ -8,10 +8,10 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.runs.files import CONFIG, EVENTS
-from titan_core.api.runs.run_log import RunLog
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks
+from titan_runs.run_log import RunLog
 
 OCCASION_SECONDS = 60.0
 """Dumps of an earlier step that are older than the newest one by more are of another occasion."""

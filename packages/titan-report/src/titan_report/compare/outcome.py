@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.mfu import format_mfu, is_estimated
+from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_runs.run_log import RunLog
 
 HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
 

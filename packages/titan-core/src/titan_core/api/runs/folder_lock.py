@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from titan_core.api.errors import UserError
-from titan_core.api.runs.pid_namespace import pid_namespace
+from titan_core.api.processes import pid_namespace
 
 log = logging.getLogger(__name__)
 

@@ -11,17 +11,14 @@ from titan_core.api.errors import UserError
 from titan_core.api.numbers import LONGEST_SECONDS, MOST_PROCESSES, MOST_RANKS, MOST_STEPS
 from titan_core.api.tools.shown import shorten
 
-DEFAULT_RECIPE = "llama3_debug"
-
 
 def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """``[RECIPE|FILE]``."""
     parser.add_argument(
         "recipe",
         nargs="?",
-        default=DEFAULT_RECIPE,
         metavar="RECIPE|FILE",
-        help=f"a recipe's name (see `titan recipes`) or a TOML file (default: {DEFAULT_RECIPE})",
+        help="a recipe's name or a TOML file (default: the one that `titan recipes` marks)",
     )
 
 

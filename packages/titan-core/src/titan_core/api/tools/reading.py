@@ -11,7 +11,7 @@ from titan_core.api.errors import UserError
 log = logging.getLogger(__name__)
 
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "huggingface_hub", "requests", "urllib3"}
+_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "requests", "urllib3"}
 _TOLD = 20
 LONGEST_WAIT = 3600.0
 """Seconds between two tries at most, however often the wait was doubled."""

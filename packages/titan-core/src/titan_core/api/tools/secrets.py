@@ -14,7 +14,7 @@ _BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _ANYWHERE = re.compile(r"passw|passphrase|secret|credential|bearer|authoriz|apikey|accesskey|privatekey")
 """Means a secret wherever it is in a name."""
 _WORDS = frozenset({"auth", "oauth", "oauth2", "authentication", "jwt", "jwts", "pwd", "cookie", "cookies"})
-_OF_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "wandb", "github"})
+_OF_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "github"})
 """What keys and tokens that open something are called by, in the plural too."""
 _PLAIN_KEYS = frozenset({"num", "n", "max", "min", "public", "sort", "primary", "text", "json", "column", "state"})
 """Before ``key``: a count, or the name of something that is looked up."""
@@ -113,7 +113,7 @@ def _of_query(found: re.Match[str]) -> str:
 
 
 def arguments_without_secrets(arguments: list[str]) -> list[str]:
-    """The arguments of a command, without the values of secret options (``--wandb.api_key VALUE``, ``--a.password=VALUE``),
+    """The arguments of a command, without the values of secret options (``--site.api_key VALUE``, ``--a.password=VALUE``),
     values that hold a secret (an inline table, an address), and secrets in further texts."""
     shown: list[str] = []
     hide = False

@@ -1,0 +1,25 @@
+"""What titan-model-hybrid contributes."""
+
+from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_model_hybrid.config import HybridArgs
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    return [
+        Model(
+            name="hybrid",
+            summary="attention and a gated linear recurrence by turns",
+            flavors={"tiny": HybridArgs()},
+            define=Ref("titan_model_hybrid.layout:define"),
+        )
+    ]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("titan_model_hybrid")

@@ -1,0 +1,48 @@
+"""The microbatch that is being computed, for modules that need to know which global elements they compute on
+(:mod:`titan_core.api.random_streams`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from titan_core.api.batch import Batch
+
+if TYPE_CHECKING:
+    from titan_core.api.auxiliary_loss import AuxiliaryLosses
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """A microbatch of a training step."""
+
+    batch: Batch
+    """As this rank's model receives it, divided already."""
+    step: int
+    """The optimizer step, counted from 1."""
+    seed: int
+    """``training.seed``."""
+    auxiliary: AuxiliaryLosses | None = None
+    """Where the auxiliary losses of the step go; ``None`` where nothing is trained."""
+
+
+# Not a context variable: autograd runs the backward pass of a CUDA device in a thread of its own, which would see none.
+_current: Microbatch | None = None
+
+
+def current_microbatch() -> Microbatch | None:
+    """The microbatch whose forward pass, or whose recomputation, is running."""
+    return _current
+
+
+@contextmanager
+def entered(microbatch: Microbatch | None) -> Iterator[None]:
+    """Make ``microbatch`` the current one. Recomputation enters what was current in the forward pass."""
+    global _current
+    before, _current = _current, microbatch
+    try:
+        yield
+    finally:
+        _current = before

@@ -1,0 +1,94 @@
+"""Arithmetic over the vocabulary, whole or divided over ranks: an objective is written once for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Vocabulary:
+    """The columns of logits that this rank has.
+
+    Each rank of ``group`` has successive columns, and computes the same result (Shoeybi et al., arXiv 1909.08053,
+    section 3). Nothing here gathers logits.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, first: int = 0) -> None:
+        """
+        Args:
+            group: the ranks among which the columns are divided; ``None``: this rank has all of them.
+            first: the token id of this rank's first column.
+        """
+        self.group = group
+        self.first = first
+
+    def log_likelihood(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The logarithms of the probabilities of ``ids``, and those of the normaliser, ``log(sum(exp(logits)))``.
+
+        Memory beside the logits: one fp32 tensor of their size at a time, forward and backward; none is kept.
+
+        Args:
+            logits: this rank's columns, ``[..., columns]``; computed with in fp32 whatever their type.
+            ids: token ids of the whole vocabulary, ``[...]``. What a negative id results in has no meaning.
+
+        Returns:
+            Two fp32 tensors, ``[...]``, the same on every rank of the group.
+        """
+        result: tuple[Tensor, Tensor] = _LogLikelihood.apply(logits, ids, self.first, self.group)
+        return result
+
+    def sum(self, values: Tensor) -> Tensor:
+        """``values`` summed over all columns: ``[..., columns]`` to ``[...]``, the same on every rank of the group."""
+        result = values.sum(-1)
+        return result if self.group is None else _SumOverRanks.apply(result, self.group)
+
+
+class _LogLikelihood(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, first: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+        columns = logits.shape[-1]
+        mine = (ids >= first) & (ids < first + columns)
+        column = torch.where(mine, ids - first, 0)[..., None]
+        if columns:
+            maximum = logits.amax(-1).float()
+            picked = torch.where(mine, logits.gather(-1, column).squeeze(-1).float(), 0.0)
+        else:  # more ranks than columns
+            maximum = logits.new_full(ids.shape, float("-inf"), dtype=torch.float32)
+            picked = maximum.new_zeros(ids.shape)
+        if group is not None:
+            dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
+        total = (logits - maximum[..., None]).exp_().sum(-1)
+        if group is not None:
+            sums = torch.stack((total, picked))
+            dist.all_reduce(sums, group=group)
+            total, picked = sums
+        normaliser = total.log() + maximum
+        ctx.save_for_backward(logits, mine, column, normaliser)
+        return picked - normaliser, normaliser
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, mine, column, normaliser = ctx.saved_tensors
+        of_likelihood, of_normaliser = gradients
+        gradient = (logits - normaliser[..., None]).exp_()
+        gradient.mul_((of_normaliser - of_likelihood)[..., None])
+        if logits.shape[-1]:
+            gradient.scatter_add_(-1, column, torch.where(mine, of_likelihood, 0.0)[..., None])
+        return gradient.to(logits.dtype), None, None, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Each rank goes on to compute the same loss, so that each one's gradient is that of its own columns."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None

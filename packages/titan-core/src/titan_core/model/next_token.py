@@ -1,0 +1,27 @@
+"""The objective of language models: to predict the next token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.objective import ObjectiveFunction
+from titan_core.api.vocabulary import Vocabulary
+
+
+class NextToken(ObjectiveFunction):
+    """Cross entropy in nats, summed over the weighted targets."""
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        likelihood, _ = vocabulary.log_likelihood(logits, batch.targets)
+        if batch.weights is not None:
+            likelihood = likelihood * batch.weights
+        return -torch.where(batch.targets != IGNORE, likelihood, 0.0).sum()
+
+
+def build(context: TrainingContext[None]) -> NextToken:
+    """For the core's plugin."""
+    return NextToken()

@@ -1,0 +1,73 @@
+"""Model FLOPs utilisation: what share of the device's peak a run gets out of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from titan_core.api.events import RunStart
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job_facts import JobFacts
+from titan_core.api.metric_log import Record
+from titan_core.api.model_part import ModelPart
+from titan_core.api.sections import TrainingSection
+from titan_core.api.world import World
+from titan_debug.peak_flops import IdealTime, ideal_time_per_token
+
+log = logging.getLogger(__name__)
+
+
+class Mfu:
+    """Adds ``mfu`` and ``mfu_estimated`` to the figures of each logged step."""
+
+    def __init__(self, facts: JobFacts) -> None:
+        self._facts = facts
+        self._ideal = IdealTime(0.0, estimated=True)
+        self._devices = 1
+        self._warned = False
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Find out how long a token takes at peak speed; rank 0 alone, which has the loggers."""
+        others = flops_by_type(run.parts, run.world)
+        self._devices = run.world.size
+        if run.world.rank == 0:
+            flops = self._facts.model.flops_per_token(self._facts.batch.seq_len)
+            dtype = getattr(torch, self._facts.section(TrainingSection).mixed_precision_param)
+            self._ideal = ideal_time_per_token(flops, dtype, others, run.world.device)
+
+    @hookimpl
+    def titan_figures(self, record: Record) -> Mapping[str, float]:
+        """The share of the peak, and whether that peak was measured rather than published."""
+        speed = record["tokens_per_second"]
+        assert speed is not None
+        mfu = speed * self._ideal.seconds / self._devices
+        if mfu > 1.0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "MFU is %.0f %%, so the %s peak of this device is too low: %s",
+                100 * mfu,
+                "estimated" if self._ideal.estimated else "published",
+                "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
+            )
+        return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
+
+
+def build(facts: JobFacts) -> Mfu:
+    """The observer of a job."""
+    return Mfu(facts)
+
+
+def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
+    """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
+    mine: Counter[torch.dtype] = Counter()
+    if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
+        for part in parts:
+            mine.update(part.flops)
+    total: Counter[torch.dtype] = Counter()
+    for of_rank in world.gather(mine):
+        total.update(of_rank)
+    return dict(total)

@@ -1,0 +1,143 @@
+"""Starting the ranks of a job on this machine, with torch's elastic agent underneath."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from titan_core.api import hookspecs
+from titan_core.api.errors import EXIT_INTERRUPTED
+from titan_core.api.job import Job
+from titan_core.api.launcher import OUTCOMES, interrupted_line, lock_for_ranks, own_command
+from titan_core.api.processes import environment_of_child
+from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from titan_launch.agent import RankAgent
+
+log = logging.getLogger(__name__)
+
+ROLE = "rank"
+
+
+def launch(
+    settings: argparse.Namespace, per_node: int, machines: tuple[int, int], overrides: Sequence[str], job: Job
+) -> int:
+    """Run ``titan train`` with the same recipe and overrides in every process; returns the exit status.
+
+    Args:
+        settings: the options of :func:`titan_launch.options.arguments`, with their defaults.
+        per_node: processes on this machine.
+        machines: how many take part, at least and at most.
+        overrides: as written on the command line.
+
+    Raises:
+        UserError: the machines do not meet, or another job writes to the run's directory.
+    """
+    least, most = machines
+    options = options_of(settings, least, most)
+    require_meeting_point(options)
+    # Threads are shared out; torch's agent would set 1.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
+    # Restarted gloo processes find the old ones' keys in a store that outlives them, and cannot connect (torch 2.15).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with ExitStack() as stack:
+        if most == 1:  # of several machines only rank 0's writes
+            stack.enter_context(lock_for_ranks(job.dump_folder))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
+        _quiet_torch()
+        from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+        from titan_launch.agent import RankAgent
+
+        with rendezvous_errors(options):
+            spec = WorkerSpec(
+                role=ROLE,
+                local_world_size=per_node,
+                entrypoint=sys.executable,
+                args=("-u", "-m", "titan_core", "train", settings.recipe, *overrides),
+                rdzv_handler=handler(options, str(uuid.uuid4())),
+                max_restarts=settings.max_restarts,
+                monitor_interval=0.1,
+                master_addr=options.master[0],
+                master_port=options.master[1],
+            )
+            agent = RankAgent(spec, machines, folder, lambda began: _diagnose(job, began))
+            # Torch's agent gives ranks the environment of this process.
+            for name, value in {**environment_of_child(), OUTCOMES: str(agent.outcomes_folder)}.items():
+                os.environ[name] = value
+                stack.callback(os.environ.pop, name, None)
+            return _run(agent, spec)
+
+
+def _run(agent: RankAgent, spec: WorkerSpec) -> int:
+    """Wait until the ranks have ended; the exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    from titan_launch.agent import JobInterrupted
+
+    closes = True
+    try:
+        agent.run(ROLE)
+    except SignalException as error:
+        closes = False  # other machines may continue without this one
+        print(f"titan: ended by {error.sigval.name}", file=sys.stderr)
+        return 128 + int(error.sigval)
+    except JobInterrupted:
+        if agent.failure is None:
+            print("titan: interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+    finally:
+        if closes:
+            try:
+                spec.rdzv_handler.shutdown()
+            except RendezvousError as error:
+                log.warning("the rendezvous cannot be closed: %s", error)
+    if agent.failure is not None:
+        for line in agent.failure.lines:
+            print(f"titan: {line}", file=sys.stderr)
+        return agent.failure.status
+    interrupted = next((one for one in agent.outcomes.values() if one.interrupted), None)
+    if interrupted is not None:
+        print(f"titan: {interrupted_line(interrupted, own_command())}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _diagnose(job: Job, since: float) -> str | None:
+    """See :func:`titan_core.api.hookspecs.titan_diagnose`. A plugin whose hook raises is logged: what ended the run is still
+    to be printed."""
+    plugins = pluggy.PluginManager(hookspecs.PROJECT)
+    plugins.add_hookspecs(hookspecs)
+    for module, _ in job.registry.modules():
+        plugins.register(module)
+    try:
+        found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
+    except Exception:
+        log.exception("a plugin failed in titan_diagnose")
+        return None
+    return found
+
+
+def _quiet_torch() -> None:
+    """Torch's agent and stores write warnings and tracebacks of what is reported in a line here."""
+    level = os.environ.get("TORCH_CPP_LOG_LEVEL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    import torch.distributed  # noqa: F401 - reads the level
+
+    if level is None:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # of this process alone, not of the ranks
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

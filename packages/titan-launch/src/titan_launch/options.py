@@ -1,0 +1,102 @@
+"""The options that start more than one process. Imports torch only to count GPUs, and once ranks are started."""
+
+from __future__ import annotations
+
+import argparse
+
+from titan_core.api.command import CommandContext
+from titan_core.api.errors import UserError
+from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
+from titan_core.api.tools.arguments import parse_whole, whole
+from titan_core.api.tools.shown import shorten
+
+_DEFAULTS: dict[str, str | int | None] = {
+    "node_rank": "0",
+    "rdzv_endpoint": None,
+    "rdzv_backend": "c10d",
+    "rdzv_id": "titan",
+    "rdzv_timeout": 600,
+    "max_restarts": 0,
+}
+"""Of the options that need ``--nproc-per-node`` or ``--nnodes``."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the launcher's options to those of ``titan train``."""
+    launch = parser.add_argument_group("several processes (torchrun underneath)")
+    launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one a GPU')
+    launch.add_argument("--nnodes", default="1", metavar="N[:M]", help="machines, or a range of them (elastic)")
+    launch.add_argument("--node-rank", metavar="K", help="number of this machine, without a rendezvous")
+    launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet")
+    launch.add_argument(
+        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
+    )
+    launch.add_argument("--rdzv-id", metavar="ID", help="the job's name at the rendezvous")
+    launch.add_argument(
+        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for them (default: 600)"
+    )
+    launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
+
+
+def run(context: CommandContext) -> int | None:
+    """Check the job and start its ranks; the exit status. ``None`` where the options request no other process.
+
+    Raises:
+        UserError: a mistake in the options or in the job: reported once here, before any process starts.
+    """
+    given = {name: value for name, value in vars(context.arguments).items() if value is not None}
+    if "nproc_per_node" not in given and given["nnodes"] == "1":
+        for name in _DEFAULTS:
+            if name in given:
+                option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
+                raise UserError.one(
+                    option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N"
+                )
+        return None
+    from titan_launch.launch import launch
+
+    settings = argparse.Namespace(**{**_DEFAULTS, **given})
+    per_node = processes_per_node(given.get("nproc_per_node"))
+    least, most = machines(settings.nnodes)
+    job = context.job(per_node * least if least == most else None)
+    job.require_hardware()
+    return launch(settings, per_node, (least, most), context.override_arguments, job)
+
+
+def machines(nnodes: str) -> tuple[int, int]:
+    """How many machines take part, at least and at most.
+
+    Raises:
+        UserError: neither a number nor a range.
+    """
+    first, colon, second = nnodes.partition(":")
+    least = _number("--nnodes", first, MOST_RANKS)
+    most = _number("--nnodes", second, MOST_RANKS) if colon else least
+    if most < least:
+        raise UserError.one(f"--nnodes {nnodes}", "the range is empty", "give the smaller number first")
+    return least, most
+
+
+def processes_per_node(text: str | None) -> int:
+    """How many processes start on this machine.
+
+    Raises:
+        UserError: not a number, or "gpu" where there is none.
+    """
+    if text is None:
+        return 1
+    if text == "gpu":
+        import torch
+
+        count = torch.cuda.device_count()
+        if not count:
+            raise UserError.one("--nproc-per-node gpu", "torch sees no CUDA device", "give a number")
+        return count
+    return _number("--nproc-per-node", text, MOST_PROCESSES)
+
+
+def _number(option: str, text: str, most: int) -> int:
+    number = parse_whole(text, 1, most)
+    if number is None:
+        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "for example 2")
+    return number

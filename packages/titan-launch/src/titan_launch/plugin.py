@@ -1,0 +1,21 @@
+"""What titan-launch contributes."""
+
+from __future__ import annotations
+
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import Launcher
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_launchers() -> list[Launcher]:
+    return [
+        Launcher(
+            name="local",
+            summary="processes on this machine, alone or together with other machines",
+            arguments=Ref("titan_launch.options:arguments"),
+            run=Ref("titan_launch.options:run"),
+        ),
+    ]

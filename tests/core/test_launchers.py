@@ -1,0 +1,123 @@
+"""Launchers are plugins: `titan train` takes their options, and says what is missing where there are none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.distributions import entry_points_in, write_distribution
+from titan_core.cli import main as command_line
+from titan_core.cli.launch_options import _WITHOUT_LAUNCHER
+from titan_core.cli.main import main
+from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.registry import Registry
+
+INSTALLED = discover()
+MINE = """
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import Launcher
+from titan_core.api.ref import Ref
+api = (1, 0)
+
+@hookimpl
+def titan_launchers():
+    return [Launcher(name="mine", summary="-", arguments=Ref("mine:arguments"), run=Ref("mine:run"))]
+
+def arguments(parser):
+    parser.add_argument("--islands", type=int)
+
+def run(context):
+    if context.arguments.islands is None:
+        return None
+    print(context.arguments.recipe, context.arguments.islands, context.job(2).facts.mesh.world_size)
+    return 40
+"""
+
+
+@pytest.fixture
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    found = Discovery(tuple(one for one in INSTALLED.plugins if one.name != "launch"), ())
+    registry = Registry(found)
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    return registry
+
+
+@pytest.mark.parametrize("option", _WITHOUT_LAUNCHER)
+@pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
+def test_options_of_a_launcher_name_the_package_to_install(
+    without_launcher: Registry, option: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"titan: error: {option}: no plugin in use starts processes; install titan-launch (`uv pip install titan-launch`), "
+        "or start each rank with torchrun\n"
+    )
+
+
+def test_a_launcher_that_is_switched_off_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "launch")
+    assert main(["train", "--nproc-per-node", "2"]) == 2
+    assert "titan-launch is switched off" in capsys.readouterr().err
+
+
+def test_a_plugin_brings_a_launcher_of_its_own(
+    without_launcher: Registry, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
+    (mine,) = discover(entry_points_in(in_tmp)).plugins
+    registry = Registry(Discovery((*without_launcher.found.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    assert main(["train", "--islands", "3"]) == 40
+    assert capsys.readouterr().out == "llama3_debug 3 2\n"
+    # Without its options this process trains; a launcher's that is not installed are unknown as any other.
+    assert main(["train", "--training.stop_at_step", "0", "--model.args.n_layers", "1"]) == 0
+    assert main(["train", "--nproc-per-node", "3"]) == 2
+    assert "unrecognized arguments: --nproc-per-node" in capsys.readouterr().err
+    sys.modules.pop("mine", None)
+
+
+DEFAULTS = """
+from titan_core.api.components import Recipe
+from titan_core.api.hookspecs import hookimpl
+api = (1, 0)
+
+@hookimpl
+def titan_recipes():
+    return [Recipe(name="theirs", summary="-", package="theirs", path="theirs.toml", default=True)]
+"""
+
+
+def test_two_default_recipes_have_the_user_choose(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(write_distribution(in_tmp, "theirs", DEFAULTS))
+    theirs = discover(entry_points_in(in_tmp)).plugins
+
+    def use(plugins: tuple[object, ...]) -> None:
+        monkeypatch.setattr(command_line.Registry, "from_installed", lambda: Registry(Discovery(plugins, ())))  # type: ignore[arg-type]
+
+    use(INSTALLED.plugins)
+    assert main(["recipes", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out) if one["default"]] == ["llama3_debug"]
+    use((*INSTALLED.plugins, *theirs))
+    assert main(["config", "check"]) == 2
+    assert "several plugins have a default recipe: llama3_debug, theirs; name a recipe" in capsys.readouterr().err
+    assert main(["config", "check", "llama3_debug"]) == 0
+    use(tuple(one for one in INSTALLED.plugins if one.name != "llama"))
+    assert main(["config", "check"]) == 2
+    assert "no installed plugin has a default recipe; name a recipe" in capsys.readouterr().err
+    sys.modules.pop("theirs", None)
+
+
+def test_a_config_that_names_no_model_takes_the_only_one(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text("[training]\nsteps = 1\n")
+    assert main(["config", "show", "my.toml"]) == 0
+    assert 'name = "llama3"' in capsys.readouterr().out
+    assert main(["config", "check", "my.toml", "--model.name="]) == 2
+    assert "no model is chosen, and no single one is installed; there is llama3" in capsys.readouterr().err

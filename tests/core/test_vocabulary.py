@@ -1,0 +1,119 @@
+"""Arithmetic over a divided vocabulary is that over the whole one, forward and backward, even where it divides unevenly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from harness.gloo_pool import GlooPool
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.api.vocabulary import Vocabulary
+from titan_core.model.next_token import NextToken
+
+VOCABULARIES = (4, 5, 7, 8, 287)
+SEQUENCES = (2, 6)
+
+
+def batch_of(vocab_size: int) -> tuple[Tensor, Batch]:
+    """Each id is a target at least once where there is room; some positions have none, some weigh more, some logits are
+    large."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = 5.0 * torch.randn(*SEQUENCES, vocab_size, generator=generator)
+    logits[0, 0, -1] = 300.0
+    ids = torch.arange(SEQUENCES[0] * SEQUENCES[1])
+    targets = (vocab_size - 1 - ids % vocab_size).view(SEQUENCES)
+    targets[1, 2], targets[0, 3] = IGNORE, IGNORE
+    return logits, Batch(targets, targets, weights=1.0 + ids.view(SEQUENCES) % 3)
+
+
+def next_token(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+    return NextToken()(logits, batch, vocabulary)
+
+
+def with_normaliser(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+    likelihood, normaliser = vocabulary.log_likelihood(logits, batch.tokens)
+    return (2.0 * normaliser.square() - likelihood)[batch.targets != IGNORE].sum()
+
+
+def squares(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+    return vocabulary.sum(logits.float().square()).sqrt().sum()
+
+
+Formula = Callable[[Tensor, Batch, Vocabulary], Tensor]
+FORMULAS: tuple[Formula, ...] = (next_token, with_normaliser, squares)
+
+
+def whole(formula: Formula, logits: Tensor, batch: Batch) -> Tensor:
+    """By torch alone."""
+    scores, trained = logits.float(), batch.targets != IGNORE
+    if formula is squares:
+        return scores.square().sum(-1).sqrt().sum()
+    losses = F.cross_entropy(scores.flatten(0, 1), batch.targets.flatten(), reduction="none", ignore_index=IGNORE)
+    if formula is next_token:
+        assert batch.weights is not None
+        return (losses * batch.weights.flatten()).sum()
+    return losses.sum() + (2.0 * scores.logsumexp(-1).square())[trained].sum()
+
+
+def divided(formula: Formula, vocab_size: int, dtype: torch.dtype) -> tuple[float, Tensor, int]:
+    """Loss, this rank's columns of the gradient, and the number of the first of these."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    logits, batch = batch_of(vocab_size)
+    # Divided by DTensor, as the output layer divides them.
+    mine = distribute_tensor(logits.to(dtype), mesh, [Shard(-1)]).to_local().clone().requires_grad_()
+    columns = distribute_tensor(torch.arange(vocab_size), mesh, [Shard(0)]).to_local()
+    first = int(columns[0]) if len(columns) else vocab_size
+    loss = formula(mine, batch, Vocabulary(mesh.get_group(), first))
+    (0.25 * loss).backward()
+    assert mine.grad is not None
+    assert mine.grad.dtype == dtype
+    return loss.item(), mine.grad, first
+
+
+Results = dict[tuple[int, int], tuple[float, Tensor, int]]
+
+
+def on_rank(dtype: torch.dtype) -> Results:
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    try:
+        return {(n, size): divided(one, size, dtype) for n, one in enumerate(FORMULAS) for size in VOCABULARIES}
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_it_is_that_over_the_whole(gloo: GlooPool, ranks: int, dtype: torch.dtype) -> None:
+    results = gloo.run(ranks, on_rank, dtype)
+    for number, formula in enumerate(FORMULAS):
+        for size in VOCABULARIES:
+            logits, batch = batch_of(size)
+            exact = logits.to(dtype).requires_grad_()
+            expected = whole(formula, exact, batch)
+            (0.25 * expected).backward()
+            assert exact.grad is not None
+            for loss, gradient, first in (result[number, size] for result in results):
+                assert loss == pytest.approx(expected.item(), rel=1e-6)
+                torch.testing.assert_close(gradient, exact.grad[..., first : first + gradient.shape[-1]])
+            assert sum(result[number, size][1].shape[-1] for result in results) == size
+
+
+def test_one_fp32_tensor_of_the_logits_size_is_there_at_a_time() -> None:
+    """Forward and backward, beside bf16 logits and their gradient."""
+    from harness.storages import LargestLive
+
+    logits = torch.randn(1, 64, 4096).bfloat16().requires_grad_()
+    targets = torch.randint(0, 4096, (1, 64))
+    size = logits.numel() * 2
+    with LargestLive() as live:
+        NextToken()(logits, Batch(targets, targets), Vocabulary()).backward()
+    # fp32 scores are twice the bf16 logits, and their bf16 gradient is as large as the logits.
+    assert 2 * size <= live.largest < 3.2 * size

@@ -1,0 +1,115 @@
+"""MFU is a share of what the device can do; where that is an estimate, it says so."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from harness.jobs import TINY, make_job
+from titan_core.api.metric_log import format_mfu
+from titan_core.train import trainer
+from titan_debug import mfu, peak_flops
+from titan_debug.peak_flops import IdealTime, ideal_time_per_token, measured_flops
+from titan_report.compare.outcome import outcome_of, rows_of
+from titan_report.summary import summary
+from titan_runs.run_log import RunLog
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Seconds that pass as the products of a machine would take that is busy with something else most of the time."""
+
+    def __init__(self, flops: float, slowed: list[float]) -> None:
+        self.now, self._flops, self._slowed = 0.0, flops, itertools.cycle(slowed)
+
+    def mm(self, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        self.now += 2 * left.shape[0] ** 3 / self._flops * next(self._slowed)
+        return out
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("slowed", [[1.0], [9.0, 3.0, 8.0, 5.0, 1.0], [40.0] * 9 + [1.0]], ids=["idle", "busy", "very busy"])
+def test_the_best_of_many_short_products_is_the_peak(monkeypatch: pytest.MonkeyPatch, slowed: list[float]) -> None:
+    clock = Clock(1e11, slowed)
+    monkeypatch.setattr(torch, "mm", clock.mm)
+    monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
+    assert measured_flops(CPU, torch.float32) == pytest.approx(1e11)
+    assert clock.now < 3.0  # it does not wait for ever
+
+
+def test_a_peak_is_measured_quickly_and_draws_no_random_number() -> None:
+    state = torch.get_rng_state()
+    started = time.process_time()
+    assert measured_flops(CPU, torch.float32) > 1e8
+    assert time.process_time() - started < 5.0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_of_a_known_gpu_the_data_sheet_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    gpu = torch.device("cuda")
+    assert ideal_time_per_token(989e12, torch.bfloat16, {}, gpu) == IdealTime(1.0, estimated=False)
+    eight = {torch.float8_e4m3fn: 1979e12}
+    assert ideal_time_per_token(2968e12, torch.bfloat16, eight, gpu) == IdealTime(2.0, estimated=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "An Unheard-of GPU")
+    monkeypatch.setattr(peak_flops, "measured_flops", lambda device, dtype: 1e12)
+    assert ideal_time_per_token(1e12, torch.bfloat16, {}, gpu) == IdealTime(1.0, estimated=True)
+    assert ideal_time_per_token(3e12, torch.float32, {torch.bfloat16: 1e12}, CPU) == IdealTime(3.0, estimated=True)
+
+
+def test_an_estimate_and_an_impossible_figure_are_marked() -> None:
+    assert format_mfu(0.412, estimated=False) == "41.2%"
+    assert format_mfu(0.412, estimated=True) == "~41.2%"
+    assert format_mfu(1.07, estimated=True) == "~107.0% (peak too low)"
+    assert format_mfu(1.07, estimated=False) == "107.0% (peak too low)"
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1.0], ids=["plausible", "impossible"])
+def test_a_run_says_that_its_mfu_is_an_estimate(
+    in_tmp: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+) -> None:
+    """In its records, on the console, in the report and in comparisons; and once in the log where it cannot be right."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(mfu, "ideal_time_per_token", lambda *arguments: IdealTime(seconds, estimated=True))
+    trainer.train(make_job("llama3_debug", TINY))
+    run = RunLog.read(in_tmp / "outputs/llama3_debug")
+    assert [record["mfu_estimated"] for record in run.steps] == [True] * len(run.steps)
+    impossible = seconds == 1.0
+    assert all((record["mfu"] > 1.0) == impossible for record in run.steps)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "| mfu " in line]
+    assert len(shown) == len(run.steps) and all("| mfu ~" in line for line in shown)
+    assert all(("(peak too low)" in line) == impossible for line in shown)
+    assert caplog.text.count("so the estimated peak of this device is too low: it was measured while") == impossible
+    (row,) = summary([run], ["run"]).rows
+    (compared,) = rows_of([("one", outcome_of([run], after=0))])
+    for cells in (row, compared):
+        assert any(cell.startswith("~") and cell.endswith("(peak too low)" if impossible else "%") for cell in cells)
+
+
+def test_records_of_earlier_versions_are_read(in_tmp: Any) -> None:
+    record = {"step": 1, "loss": 1.0, "tokens_per_second": 1.0, "step_seconds": 1.0, "mfu": 0.5, "memory_peak_gib": 1.0}
+    (row,) = rows_of([("one", outcome_of([RunLog(in_tmp, {}, [], [record], [], [])], after=0))])
+    assert "50.0%" in row
+
+
+def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
+    """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
+    peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])
+        ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
+        assert ideal({}, CPU) == peak_flops.IdealTime(6.0, estimated=False)
+        assert ideal({torch.float8_e4m3fn: 4e12}, CPU) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)

@@ -1,0 +1,30 @@
+"""Objectives as tests need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from titan_core.api.batch import Batch
+from titan_core.api.microbatch import Microbatch
+from titan_core.api.objective import ObjectiveFunction
+from titan_core.api.vocabulary import Vocabulary
+
+
+class OfTargets(ObjectiveFunction):
+    """A function of logits and targets, on the whole vocabulary."""
+
+    vocabulary_sharded = False
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._function = function
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        assert vocabulary.group is None
+        return self._function(logits, batch.targets)
+
+
+def first_step(batch: Batch) -> Microbatch:
+    """``batch`` as a microbatch of the first step."""
+    return Microbatch(batch, step=1, seed=0)

@@ -1,0 +1,253 @@
+"""What the launcher makes of ranks that end: with scripts in their place, which need no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+
+from titan_core.api.errors import UserError
+from titan_core.api.launcher import INTERRUPTED, OUTCOMES, Outcome, announce_interrupt, interrupted_line, report_lines
+from titan_launch import agent as agent_module
+from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
+from titan_launch.rendezvous import Rendezvous, handler
+
+RANK = """
+import json, os, signal, sys, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def leave(**values):
+    path = os.environ["TITAN_OUTCOMES"] + f"/rank-{rank}.json"
+    with open(path + ".part", "w") as file:
+        json.dump({"rank": rank, "step": 15, "problems": [], **values}, file)
+    os.replace(path + ".part", path)
+
+def others_left():
+    while len(os.listdir(os.environ["TITAN_OUTCOMES"])) < 1:
+        time.sleep(0.01)
+
+"""
+LOST = 'leave(problems=["RuntimeError: Timed out waiting 20000ms for recv"], follows=True, log="logs/rank-0.log", time=1.0)'
+
+
+def agent_of(folder: Path, script: str, ranks: int = 2, restarts: int = 0, found: str | None = None) -> RankAgent:
+    file = folder / "rank.py"
+    file.write_text(RANK + textwrap.dedent(script))
+    rendezvous: RendezvousHandler = handler(Rendezvous("c10d", "", "", (1, 1), 0, 60), f"test-{os.getpid()}")
+    spec = WorkerSpec(
+        role="rank", local_world_size=ranks, entrypoint=sys.executable, args=("-S", str(file)),
+        rdzv_handler=rendezvous, max_restarts=restarts, monitor_interval=0.02,
+    )  # fmt: skip
+    return RankAgent(spec, (1, 1), folder, lambda began: found)
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OUTCOMES, str(tmp_path / "outcomes"))
+    monkeypatch.setattr(agent_module, "GRACE_SECONDS", 5.0)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, one in before.items():
+        signal.signal(number, one)
+
+
+def last_line(agent: RankAgent) -> str:
+    agent.run("rank")
+    assert agent.failure is not None
+    return agent.failure.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("see `titan flight analyse RUN`", "see `titan flight analyse RUN`"),
+        (None, "the traceback of rank 0, which lost it, is in logs/rank-0.log"),
+    ],
+    ids=["with what observers found", "alone"],
+)
+def test_a_rank_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
+) -> None:
+    monkeypatch.setattr(agent_module, "GRACE_SECONDS", 0.0)
+    script = f"""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    {LOST}
+    sys.exit(1)
+    """
+    line = last_line(agent_of(tmp_path, script, found=found))
+    assert line == f"error: rank 1 has not answered for 20 s in step 15; {said}"
+
+
+def test_the_first_cause_is_named_even_if_a_victim_ended_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = f"""
+    if rank == 0:
+        {LOST}
+        sys.exit(1)
+    others_left()
+    if attempt == 0:
+        leave(problems=["ValueError: no"], log="logs/rank-1.log", time=2.0)
+        sys.exit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    agent = agent_of(tmp_path, script, restarts=1)
+    assert last_line(agent) == "error: rank 1 was killed by SIGKILL in step 15 (out of memory?)"
+    assert agent.failure is not None and agent.failure.status == 137
+    expected = "error: rank 1 in step 15: ValueError: no; the traceback is in logs/rank-1.log; restarting (attempt 2 of 2)"
+    printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("titan: ")]
+    assert printed == [f"titan: {expected}"]
+
+
+def test_an_interrupt_reaches_every_rank_and_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = """
+    def stop(*given):
+        leave(interrupted=True, checkpoint="step-15")
+        sys.exit(0)
+    signal.signal(signal.SIGINT, stop)
+    open(__file__ + str(rank), "w").close()
+    if rank == 0:
+        while not os.path.exists(__file__ + "1"):
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, restarts=3)
+    agent.run("rank")
+    assert agent.failure is None and agent.interrupts == 1
+    assert [one.interrupted for one in agent.outcomes.values()] == [True, True]
+    assert "Ctrl-C again ends at once" in capfd.readouterr().err
+
+
+def test_a_second_interrupt_ends_at_once_and_starts_nothing_again(tmp_path: Path) -> None:
+    script = """
+    def first(*given):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getppid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, first)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1, restarts=3)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+    assert agent.interrupts == 2
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getppid(), signal.SIGINT)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_ranks_that_cannot_close_a_progress_bar_leave_the_cursor_visible(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    script = f"""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    {end}
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1)
+    with contextlib.suppress(JobInterrupted):
+        agent.run("rank")
+    assert capfd.readouterr().err.endswith("\n\x1b[?25h")  # the last that is written
+
+
+def test_the_first_interrupt_shows_the_cursor_as_the_second_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    announce_interrupt()
+    assert capfd.readouterr().err == f"\n\x1b[?25h{INTERRUPTED}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    announce_interrupt()
+    assert capfd.readouterr().err == f"{INTERRUPTED}\n"
+
+
+def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(tmp_path: Path) -> None:
+    script = """
+    def stop(*given):
+        leave(problems=["step-15: cannot be written; make room"])
+        sys.exit(2)
+    signal.signal(signal.SIGINT, stop)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1, restarts=3)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+    assert agent.failure == Failure(2, ("error: step-15: cannot be written; make room",))
+
+
+def test_another_number_of_machines_than_requested_is_refused(tmp_path: Path) -> None:
+    agent = agent_of(tmp_path, "")
+    agent._machines = (2, 3)
+    with pytest.raises(UserError, match=r"--nnodes 2:3: 1 machine\(s\) met at the rendezvous"):
+        agent.run("rank")
+
+
+def outcome(rank: int, problem: str = "", follows: bool = False, at: float = 1.0, log: str = "") -> Outcome:
+    return Outcome(rank, 7, problems=(problem,) if problem else (), follows=follows, log=log, time=at)
+
+
+LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "outcomes", "status", "lines"),
+    [
+        ({1: -9, 0: 1}, [LOST_ONE], 137, ["error: rank 1 was killed by SIGKILL in step 7 (out of memory?)"]),
+        ({1: -11, 2: -11}, [], 139, ["error: ranks 1-2 were killed by SIGSEGV"]),
+        # NCCL's watchdog aborts ranks that lost another.
+        ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7"]),
+        ({1: -6}, [outcome(2, "ValueError: no")], 1,
+         ["error: rank 1 was killed by SIGABRT in step 7", "error: ValueError: no"]),
+        ({1: 3}, [], 3, ["error: rank 1 ended with status 3; it left no reason but what it printed"]),
+        ({0: 2, 1: 2}, [outcome(0, "the data: bad; fix it"), outcome(1, "the data: bad; fix it")], 2,
+         ["error: the data: bad; fix it"]),
+        ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),
+        ({0: 1, 1: 1}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 1,
+         ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),
+        ({0: 75, 1: 75}, [], 75, ["ranks 0-1 stopped by SIGTERM, to be started again"]),
+        ({0: 1}, [LOST_ONE], 1, ["error: ranks 1-3 have not answered in step 7"]),
+    ],
+)  # fmt: skip
+def test_the_first_cause_comes_last(
+    statuses: dict[int, int], outcomes: list[Outcome], status: int, lines: list[str]
+) -> None:
+    found = _failure(statuses, {0, 1, 2, 3}, {one.rank: one for one in outcomes}, lambda: None)
+    assert found == Failure(status, tuple(lines))
+
+
+def test_ranks_with_the_same_problem_share_a_line() -> None:
+    those = [outcome(rank, "ValueError: no", log=f"logs/rank-{rank}.log", at=5.0 - rank) for rank in (0, 1, 2, 4)]
+    assert list(report_lines(those)) == [
+        "error: ranks 0-2, 4 in step 7: ValueError: no; the traceback is in logs/rank-4.log"
+    ]
+
+
+def test_outcomes_come_back_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "rank-3.json").write_text(json.dumps({"rank": 3, "problems": ["a", "b"], "follows": True}))
+    assert read_outcomes(tmp_path) == {3: Outcome(3, problems=("a", "b"), follows=True)}
+
+
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        (Outcome(0, 7, begun=2, checkpoint="c/step-7"), "interrupted after step 7, saved in c/step-7; to resume: titan x"),
+        (Outcome(0, 7, begun=2), "interrupted after step 7; nothing was saved, since the job keeps no checkpoints"),
+        (Outcome(0, 7, begun=7), "interrupted before step 8; nothing was trained since the start"),
+    ],
+)
+def test_an_interrupted_run_says_how_to_resume(ended: Outcome, line: str) -> None:
+    assert interrupted_line(ended, "titan x").startswith(line)

@@ -1,0 +1,17 @@
+"""Runs that a command makes in child processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from titan_core.api.errors import UserError
+from titan_core.api.runs.folder_lock import FolderLock
+from titan_runs.child_runs import ChildRun
+
+
+def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
+    with FolderLock(in_tmp / "run", "it"), pytest.raises(UserError, match="run 'run': process"):
+        ChildRun("llama3_debug", [], 1, Path("run")).train()
+    assert (in_tmp / "run").is_dir()
