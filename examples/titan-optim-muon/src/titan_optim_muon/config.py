@@ -12,8 +12,8 @@ class MuonSection(Section):
     section: ClassVar[str] = "muon"
 
     lr: LearningRate = Field(default=0.02, gt=0.0)
-    """Peak learning rate of hidden matrices, which follows the schedule and the lr_scale of optimizer.param_groups. The other
-    parameters have optimizer.lr."""
+    """Peak learning rate of hidden matrices, which follows the schedule and the lr_scale of optimizer.param_groups. All
+    other parameters have optimizer.lr."""
     momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     """Decay of the running mean of gradients."""
     nesterov: bool = True

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from titan_core.api.build_context import JobContext
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.metric_log import Record
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import TrainingSection
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class Mfu:
     """Adds ``mfu`` and ``mfu_estimated`` to the figures of each logged step."""
 
-    def __init__(self, facts: JobFacts) -> None:
-        self._facts = facts
+    def __init__(self, context: JobContext[None]) -> None:
+        self._facts = context.facts
         self._ideal = IdealTime(0.0, estimated=True)
         self._devices = 1
         self._warned = False
@@ -54,11 +54,6 @@ class Mfu:
                 "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
             )
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
-
-
-def build(facts: JobFacts) -> Mfu:
-    """The observer of a job."""
-    return Mfu(facts)
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
