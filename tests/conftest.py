@@ -11,14 +11,33 @@ import pytest
 from hypothesis import settings
 
 from harness.gloo_pool import GlooPool
+from harness.suites import disabled_in
+
+TESTS = Path(__file__).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Processes that tests start find the harness too, whose plugin has the model that they train.
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
 # A busy machine is no failure of the code, and the first example may import a library.
 settings.register_profile("titan", deadline=None)
 settings.load_profile("titan")
 # A shell lets what it starts in the background ignore interrupts, which processes that tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _isolate(path: Path) -> None:
+    """A package's suite sees its own plugins and the core's alone, as where nothing else is installed."""
+    os.environ["TITAN_DISABLE_PLUGINS"] = ",".join(disabled_in(path))
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    _isolate(collector.path)  # modules may look for plugins when they are imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _isolate(item.path)
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,12 @@ SOURCES = {
 
 WIDER = {
     "core": ("tests/core", "tests/integration/test_oracle.py", "tests/integration/test_dropout_and_buffers.py"),
-    "ckpt": ("tests/ckpt", "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py"),
-    "parallel": ("tests/parallel", "tests/integration/test_oracle.py"),
-}
+    "ckpt": (
+        "tests/ckpt", "tests/integration/test_resume_on_meshes.py", "tests/integration/test_changed_jobs.py",
+        "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py",
+    ),
+    "parallel": ("tests/parallel", "tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
+}  # fmt: skip
 """What is tried where a mutant's own tests have let it live."""
 
 

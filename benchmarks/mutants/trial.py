@@ -133,7 +133,9 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
             del sys.modules[name]
         import pytest
 
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", f"--rootdir={tree}", *tests])
+        status = pytest.main(
+            ["-x", "-q", "-m", "not long", "-p", "no:cacheprovider", "--tb=line", f"--rootdir={tree}", *tests]
+        )
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Killed at any instant of a save, a run resumes from a whole checkpoint, and no loss is another than without the kill.
 
-Ordinary test runs kill three times. The long run, fifty kills and more in a seeded loop, some of one rank and some of
-all: ``uv run pytest -m long tests/ckpt/test_chaos.py``.
+The quick loop kills once, the full run three times more. The long run, fifty kills and more in a seeded loop, some of one
+rank and some of all: ``uv run pytest -m long tests/ckpt/test_chaos.py``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Run:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         flags = [part for key, value in TINY.items() for part in (f"--{key}", value)]
-        command = [sys.executable, "-m", "titan_core", "train", *flags, "--job.dump_folder", name]
+        command = [sys.executable, "-m", "titan_core", "train", "tiny", *flags, "--job.dump_folder", name]
         command += ["--checkpoint.async_mode", mode]
         path = os.pathsep.join(filter(None, (str(self.site), os.environ.get("PYTHONPATH"))))
         ranks = []
@@ -173,8 +173,11 @@ def kill_often(run: Run, kills: list[tuple[str, str, int, str]]) -> None:
     assert run.losses(name) == exact
 
 
-def test_kills_in_a_save(tmp_path: Path) -> None:
-    kills = [("async", "writing", 2, "1"), ("disabled", "while committing", 2, "0,1"), ("disabled", "pruning", 2, "0")]
+KILLS = [("async", "writing", 2, "1"), ("disabled", "while committing", 2, "0,1"), ("disabled", "pruning", 2, "0")]
+
+
+@pytest.mark.parametrize("kills", [KILLS[:1], pytest.param(KILLS, marks=pytest.mark.full)], ids=["one", "three"])
+def test_kills_in_a_save(tmp_path: Path, kills: list[tuple[str, str, int, str]]) -> None:
     kill_often(Run(tmp_path / "run"), kills)
 
 

@@ -28,7 +28,7 @@ TINY: dict[str, object] = {
 @pytest.fixture
 def run(in_tmp: Path) -> Path:
     """A run with checkpoints of steps 2 and 4, and an interrupted save of step 6."""
-    run_recipe("llama3_debug", TINY)
+    run_recipe("tiny", TINY)
     (in_tmp / "run/checkpoint/step-6").mkdir()
     (in_tmp / "run/checkpoint/step-6/data-00000.bin").write_bytes(b"half")
     return in_tmp / "run"
@@ -48,7 +48,7 @@ def test_list(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_takes_the_newest_that_is_complete(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "show", "run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["step"], shown["model"], shown["tensors"]) == (4, "llama3 debug", 12 * 4)
+    assert (shown["step"], shown["model"], shown["tensors"]) == (4, "tiny debug", 12 * 4)
     assert shown["about"]["config"]["training"]["steps"] == 4
     assert main(["checkpoint", "show", "run", "--step", "2", "--tensors"]) == 0
     assert "model.tok_embeddings.weight" in capsys.readouterr().out

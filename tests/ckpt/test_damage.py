@@ -33,11 +33,11 @@ TINY: dict[str, object] = {
     "checkpoint.interval": 2,
     "job.device": "cpu",
 }
-CHECKPOINTS = Path("outputs/llama3_debug/checkpoint")
+CHECKPOINTS = Path("outputs/tiny/checkpoint")
 
 
 def run(overrides: dict[str, object] | None = None, observers: tuple[Any, ...] = ()) -> RunRecord:
-    return run_recipe("llama3_debug", {**TINY, **(overrides or {})}, observers=observers)
+    return run_recipe("tiny", {**TINY, **(overrides or {})}, observers=observers)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_what_interrupted_saves_left_is_cleared_away_and_what_is_damaged_is_not(
 
 def test_later_checkpoints_are_warned_of(saved: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
     assert run({"checkpoint.load_step": 2}).losses == saved.losses[2:]
-    assert "titan checkpoint rm outputs/llama3_debug/checkpoint --step 4` removes them" in caplog.text
+    assert "titan checkpoint rm outputs/tiny/checkpoint --step 4` removes them" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.37, 0.62, 0.99])
@@ -165,7 +165,7 @@ def test_verification_finds_any_flipped_byte(saved: RunRecord, place: float) -> 
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(saved: RunRecord) -> None:
-    with pytest.raises(UserError, match=r"is a checkpoint of llama3 debug, .*tok_embeddings.weight is .* there and .* here"):
+    with pytest.raises(UserError, match=r"is a checkpoint of tiny debug, .*tok_embeddings.weight is .* there and .* here"):
         run({"model.args": "{dim = 64, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
     with pytest.raises(UserError, match=r"layers.2.* is not there"):
         run({"model.args": "{dim = 32, n_layers = 3, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, before = tmp_path_factory.mktemp("loading"), os.getcwd()
     os.chdir(folder)
     try:
-        run_recipe("llama3_debug", TINY)
+        run_recipe("tiny", TINY)
     finally:
         os.chdir(before)
     return folder
@@ -62,7 +62,7 @@ def test_a_pattern_that_matches_nothing_is_refused(saved: None, start: dict[str,
         r'exclude_from_loading = "model.outptu.\*": matches nothing of run/checkpoint/step-.*names are such as .model\.'
     )
     with pytest.raises(UserError, match=message) as caught:
-        run_recipe("llama3_debug", excluded)
+        run_recipe("tiny", excluded)
     assert len(caught.value.problems) == 1
 
 
@@ -73,24 +73,22 @@ def test_a_pattern_that_matches_nothing_is_refused(saved: None, start: dict[str,
 def test_a_key_that_would_load_nothing_is_refused(in_tmp: Path, key: str, value: str) -> None:
     off = {**TINY, "checkpoint.enable": "false", f"checkpoint.{key}": value}
     with pytest.raises(UserError, match=f"{key} would load nothing without checkpoint.enable = true"):
-        make_job("llama3_debug", off)
+        make_job("tiny", off)
 
 
 def test_what_to_exclude_needs_something_to_load(in_tmp: Path) -> None:
     with pytest.raises(UserError, match="applies to load_step and initial_load_path, and neither is set"):
-        make_job("llama3_debug", {**TINY, "checkpoint.exclude_from_loading": '["optimizer.*"]'})
+        make_job("tiny", {**TINY, "checkpoint.exclude_from_loading": '["optimizer.*"]'})
 
 
 def test_weights_of_a_model_that_computes_otherwise_are_refused(saved: None, caplog: pytest.LogCaptureFixture) -> None:
     other = {**TINY, **WEIGHTS, "model.args": ARGS % ", rope_theta = 20000.0"}
     with pytest.raises(UserError, match=r"model.args.rope_theta = .*holds the weights of a model with 10000.*allow_changed"):
-        run_recipe("llama3_debug", other)
+        run_recipe("tiny", other)
     longer = {**TINY, **WEIGHTS, "model.args": ARGS % ", max_seq_len = 4096"}
-    assert run_recipe("llama3_debug", longer).losses
+    assert run_recipe("tiny", longer).losses
     with caplog.at_level(logging.WARNING, logger="titan_ckpt"):
-        run_recipe(
-            "llama3_debug", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.rope_theta"]'}
-        )
+        run_recipe("tiny", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.rope_theta"]'})
     assert "another model than that of the weights: model.args.rope_theta: 10000.0 -> 20000.0" in caplog.text
 
 
@@ -118,7 +116,7 @@ class Grows:
 
 def test_an_export_that_would_make_weights_infinite_keeps_them(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "float16", "checkpoint.interval": 10}
-    run_recipe("llama3_debug", {**TINY, **export}, observers=[Grows()])
+    run_recipe("tiny", {**TINY, **export}, observers=[Grows()])
     manifest = entry(Folder("run/checkpoint/step-2"), 2).manifest
     assert manifest is not None and {one.dtype for one in manifest.tensors.values()} == {"float32"}
     assert "has values beyond checkpoint.export_dtype = 'float16': the weights are saved as they are" in caplog.text

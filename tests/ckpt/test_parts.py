@@ -181,7 +181,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
 
     weights = Opens()
     monkeypatch.setattr(saving.Saving, "wait_for_copy", wait_for_copy)
-    trainer.train(make_job("llama3_debug", BESIDE), [weights])
+    trainer.train(make_job("tiny", BESIDE), [weights])
     assert waited == [1]
     assert not torch.equal(*(weights.after[step]["model.norm.weight"] for step in (1, 2)))
     for step in (1, 2, 3):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.jobs import RunRecord, run_recipe, whole
-from harness.noisy import NOISY, noisy_installed
+from harness.noisy import NOISY
 from titan_ckpt import saving
 from titan_ckpt.staging import Staging
 from titan_core.api.hookspecs import hookimpl
@@ -43,15 +43,14 @@ class Watch:
         return {name: whole(one) for name, one in (*self.module.named_parameters(), *self.module.named_buffers())}
 
 
-def train(folder: Path, overrides: dict[str, object], watch: Watch) -> RunRecord:
-    with noisy_installed(folder):
-        return run_recipe("llama3_debug", {**SETTINGS, **overrides}, observers=[watch])
+def train(overrides: dict[str, object], watch: Watch) -> RunRecord:
+    return run_recipe("tiny", {**SETTINGS, **overrides}, observers=[watch])
 
 
-def require_saved(folder: Path, step: int, watch: Watch, record: RunRecord) -> None:
+def require_saved(step: int, watch: Watch, record: RunRecord) -> None:
     """The checkpoint of ``step`` continues as the run did."""
     resumed = Watch()
-    again = train(folder, {"checkpoint.load_step": step, "training.steps": 4}, resumed)
+    again = train({"checkpoint.load_step": step, "training.steps": 4}, resumed)
     for name, tensor in watch.held[step - 1].items():
         assert torch.equal(resumed.begun[name], tensor), name
     assert again.losses == record.losses[step:]
@@ -69,8 +68,8 @@ def test_what_is_written_late_is_a_copy(in_tmp: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(saving, "save", save)
-        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
-    require_saved(in_tmp, 2, watch, record)
+        record = train({"checkpoint.async_mode": "async", "training.steps": 4}, watch)
+    require_saved(2, watch, record)
 
 
 def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +91,8 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(saving, "threading", SimpleNamespace(Event=Waited))
         patch.setattr(Staging, "copy", late)
-        record = train(in_tmp, {"checkpoint.async_mode": "async", "training.steps": 4}, watch)
-    require_saved(in_tmp, 2, watch, record)
+        record = train({"checkpoint.async_mode": "async", "training.steps": 4}, watch)
+    require_saved(2, watch, record)
 
 
 def test_a_copy_is_of_its_moment_in_memory_that_is_used_again() -> None:
@@ -111,21 +110,21 @@ def test_a_copy_is_of_its_moment_in_memory_that_is_used_again() -> None:
 
 def test_a_stop_leaves_a_checkpoint_of_its_step(in_tmp: Path) -> None:
     whole_run = Watch()
-    record = train(in_tmp, {"job.dump_folder": "whole", "training.steps": 4}, whole_run)
-    assert train(in_tmp, {"training.stop_at_step": 3, "training.steps": 4}, Watch()).losses == record.losses[:3]
-    require_saved(in_tmp, 3, whole_run, record)
+    record = train({"job.dump_folder": "whole", "training.steps": 4}, whole_run)
+    assert train({"training.stop_at_step": 3, "training.steps": 4}, Watch()).losses == record.losses[:3]
+    require_saved(3, whole_run, record)
 
 
 def test_tokens_are_counted_over_the_whole_run_and_by_dataset(in_tmp: Path) -> None:
     corpora = "[{dataset = 'stdlib', name = 'a', weight = 3.0}, {dataset = 'stdlib', name = 'b', weight = 1.0}]"
     mixed: dict[str, object] = {"data.mixture": corpora, "training.steps": 4, "metrics.log_freq": 1}
-    train(in_tmp, {**mixed, "job.dump_folder": "whole"}, Watch())
+    train({**mixed, "job.dump_folder": "whole"}, Watch())
     for stop in (2, None):
-        train(in_tmp, {**mixed, **({"training.stop_at_step": stop} if stop else {})}, Watch())
+        train({**mixed, **({"training.stop_at_step": stop} if stop else {})}, Watch())
 
     def counts(run: str) -> list[dict[str, int]]:
         lines = read_lines(in_tmp / run / "metrics.jsonl")
         return [{key: value for key, value in line.items() if key.startswith("tokens_seen")} for line in lines]
 
-    assert counts("outputs/llama3_debug") == counts("whole")
+    assert counts("outputs/tiny") == counts("whole")
     assert len(counts("whole")[0]) == 3

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.jobs import TINY
+from harness.refusals import refused
 from titan_core.api.dataset import ReadPolicy
 from titan_core.api.errors import UserError
 from titan_core.api.tools import reading
@@ -20,7 +20,6 @@ from titan_core.cli.main import main
 from titan_core.config.load import read_raw
 from titan_core.plugins.registry import Registry
 
-SECONDS = 10.0
 REGISTRY = Registry.from_installed()
 
 
@@ -68,19 +67,14 @@ def test_a_recipe_that_is_no_file(recipe: str, in_tmp: Path, capsys: pytest.Capt
 
 OVERRIDES = [
     "model.args.dim=1000000000", "model.args.n_layers=1000000", "model.args.vocab_size=1000000000000",
-    "model.args.max_seq_len=1000000000000", "model.args.rope_theta=1e-300", "model.args.norm_eps=inf",
-    "model.args.rope_scaling={factor = 1e-30}", "model.args.rope_scaling={low_freq_factor = 4.0}",
-    "data.prefetch=1000000000", "data.num_workers=1000000", "data.logical_shards=1000000000000",
-    "data.shuffle_buffer=1000000000000", "data.retries=1000000", "data.retry_seconds=1e12", "training.steps=1e30",
-    "training.seq_len=1000000000000", "training.global_batch_size=1000000000000", "training.max_norm=1e30",
-    "optimizer.lr=inf", "optimizer.lr=1e30", "optimizer.weight_decay=1e30", "optimizer.eps=nan", "optimizer.eps=1e-300",
+    "model.args.max_seq_len=1000000000000", "data.prefetch=1000000000", "data.num_workers=1000000",
+    "data.logical_shards=1000000000000", "data.shuffle_buffer=1000000000000", "data.retries=1000000",
+    "data.retry_seconds=1e12", "training.steps=1e30", "training.seq_len=1000000000000",
+    "training.global_batch_size=1000000000000", "training.max_norm=1e30", "optimizer.lr=inf", "optimizer.lr=1e30",
+    "optimizer.weight_decay=1e30", "optimizer.eps=nan", "optimizer.eps=1e-300",
     "optimizer.param_groups=[{pattern = '*', lr_scale = inf}]", "comm.init_timeout_seconds=1000000000000",
-    "comm.train_timeout_seconds=1000000000000", "comm.trace_buf_size=1000000000000", "comm.watchdog_seconds=0.001",
-    "comm.watchdog_seconds=1e12", "metrics.log_freq=1000000000000", "profiling.profile_freq=1000000000000",
-    "profiling.profiler_active=1000000000", "numerics.spike_window=1000000000000", "numerics.spike_sigma=inf",
-    "checkpoint.keep_latest_k=1000000000000", "parallelism.pipeline_parallel_degree=1000000000000",
-    "parallelism.pipeline_parallel_microbatch_size=1000000000000", "activation_checkpoint.memory_budget=nan",
-    f"activation_checkpoint.selective_ac_option={'9' * 5000}", "activation_checkpoint.selective_ac_option=\u0663",
+    "comm.train_timeout_seconds=1000000000000", "metrics.log_freq=1000000000000",
+    "parallelism.pipeline_parallel_degree=1000000000000",
     "job.dump_folder=a\0b", f"job.dump_folder={'a' * 300}", "job.dump_folder=" + os.fsdecode(b"caf\xe9"),
     f"training.steps={'9' * 5000}", "training.steps=" + "[" * 2000, "training.steps=5\n[job]", "job.description=\0",
 ]  # fmt: skip
@@ -88,54 +82,28 @@ OVERRIDES = [
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda one: ascii(one)[:60])
 def test_a_value_on_the_command_line(override: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(["train", "llama3_debug", f"--{override}"], capsys, override.partition("=")[0].partition(".")[2].split(".")[-1])
+    refused(["train", "tiny", f"--{override}"], capsys, override.partition("=")[0].partition(".")[2].split(".")[-1])
     assert list(in_tmp.iterdir()) == []
 
 
 COMMANDS = [
-    ["config", "check", "--world-size", str(10**30)],
-    ["config", "check", "--world-size", "9" * 5000],
-    ["config", "check", "--world-size", "-1"],
-    ["config", "check", "--world-size", "\u0662"],
-    ["train", "--nproc-per-node", str(10**9)],
-    ["train", "--nproc-per-node", "9" * 5000],
-    ["train", "--nnodes", str(10**9)],
-    ["train", "--nnodes", f"1:{10**9}"],
-    ["train", "--nproc-per-node", "2", "--max-restarts", "-5"],
-    ["train", "--nproc-per-node", "2", "--max-restarts", str(10**12)],
-    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--steps", str(10**30)],
-    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--rounds", str(10**9)],
-    ["compare", "--vary", "optimizer.lr=1e-3,1e-4", "--nproc-per-node", str(10**9)],
-    ["verify", "--mesh", f"tp={10**30}"],
-    ["verify", "--mesh", "tp=" + "9" * 5000],
-    ["verify", "--mesh", "tp=2", "--tolerance", "inf"],
-    ["verify", "--mesh", "tp=2", "--tolerance", "1e300"],
-    ["verify", "--mesh", "tp=2", "--steps", "0"],
-    ["data", "inspect", "--sequences", str(10**12)],
-    ["data", "tokenize", "--workers", str(10**9), "--output", "x"],
-    ["data", "tokenize", "--parts", str(10**12), "--output", "x"],
-    ["watch", "run", "--interval", "1e-300"],
-    ["watch", "run", "--interval", "1e12"],
-    ["statistics", "run", "--wait", "1e300"],
-    ["statistics", "run", "--step", "-1"],
-    ["trace", "summary", "run", "--top", str(10**12)],
-    ["checkpoint", "show", "run", "--step", str(10**30)],
-    ["checkpoint", "rm", "run", "--step", "-3"],
+    ["config", "check", "tiny", "--world-size", str(10**30)],
+    ["config", "check", "tiny", "--world-size", "9" * 5000],
+    ["config", "check", "tiny", "--world-size", "-1"],
+    ["config", "check", "tiny", "--world-size", "\u0662"],
+    ["train", "tiny", "--nproc-per-node", str(10**9)],
+    ["train", "tiny", "--nproc-per-node", "9" * 5000],
+    ["train", "tiny", "--nnodes", str(10**9)],
+    ["train", "tiny", "--nnodes", f"1:{10**9}"],
+    ["train", "tiny", "--nproc-per-node", "2", "--max-restarts", "-5"],
+    ["train", "tiny", "--nproc-per-node", "2", "--max-restarts", str(10**12)],
+    ["data", "inspect", "tiny", "--sequences", str(10**12)],
 ]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda one: " ".join(one)[:60])
 def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(command, capsys, "")
-
-
-@pytest.mark.parametrize(
-    "command", [["report"], ["checkpoint", "list"], ["flight", "analyse"], ["statistics"], ["trace", "summary"]]
-)
-def test_a_path_that_no_file_system_takes(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").touch()
-    for path in ("a" * 300, "file/below"):
-        refused([*command, path], capsys, "")
 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(in_tmp: Path) -> None:
@@ -149,32 +117,20 @@ def test_a_section_that_is_a_list_of_tables(in_tmp: Path, capsys: pytest.Capture
     assert "a section is one table; write [training], once" in capsys.readouterr().err
 
 
-def refused(command: list[str], capsys: pytest.CaptureFixture[str], named: str) -> None:
-    began = time.monotonic()
-    assert main(command) == 2
-    told = capsys.readouterr().err
-    assert time.monotonic() - began < SECONDS
-    assert told.startswith("titan: error: ") and "Traceback" not in told
-    assert named in told
-    assert all(
-        len(line) < 10 * LONGEST_SHOWN + 2 * len(named) or len(command[-1]) > LONGEST_SHOWN for line in told.splitlines()
-    )
-
-
 def test_ranks_beyond_the_world_are_refused(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank, size in (("3", "2"), ("0", "9" * 5000), ("-1", "2"), ("0", "0")):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", size)
-        assert main(["train"]) == 2
+        assert main(["train", "tiny"]) == 2
         assert "WORLD_SIZE" in capsys.readouterr().err
 
 
 def test_a_folder_whose_parent_is_a_file(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     tiny = [text for key, value in TINY.items() for text in (f"--{key}", str(value))]
-    assert main(["train", "llama3_debug", *tiny, "--job.dump_folder", "file/run"]) == 2
+    assert main(["train", "tiny", *tiny, "--job.dump_folder", "file/run"]) == 2
     told = capsys.readouterr().err
     assert "job.dump_folder" in told and "Traceback" not in told
 
@@ -219,5 +175,5 @@ def test_waits_for_a_network_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_a_rank_reads_ahead_fits_into_memory(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = ["--training.global_batch_size", "1048576", "--training.seq_len", "2048"]
-    assert main(["config", "check", "llama3_debug", *large, "--data.prefetch", "2"]) == 2
+    assert main(["config", "check", "tiny", *large, "--data.prefetch", "2"]) == 2
     assert "data.prefetch = 2: each rank would hold 4.29e+09 tokens in memory" in capsys.readouterr().err

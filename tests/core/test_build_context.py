@@ -127,7 +127,7 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
     kinds = ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
     chosen = ("training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
     own = {**{f"my_{kind}.value": kind for kind in kinds}, **dict.fromkeys(chosen, "mine")}
-    run_recipe("llama3_debug", {**TINY, "training.steps": 1, **own})
+    run_recipe("tiny", {**TINY, "training.steps": 1, **own})
     assert sys.modules["every_kind"].CALLS == {
         ("transform", "active"): "JobContext",
         ("transform", "check"): "JobContext",

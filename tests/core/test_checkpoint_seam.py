@@ -71,11 +71,11 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     write_distribution(in_tmp / "site", "toy-checkpoint", TOY_CHECKPOINT)
     monkeypatch.syspath_prepend(str(in_tmp / "site"))
     monkeypatch.delitem(sys.modules, "toy_checkpoint", raising=False)
-    whole = run_recipe("llama3_debug", {**TINY, "training.steps": 6}, weights=True)
+    whole = run_recipe("tiny", {**TINY, "training.steps": 6}, weights=True)
     resumable = {**TINY, "training.steps": 6, "toy_checkpoint.path": "kept.pt", "job.dump_folder": "resumed"}
     with pytest.raises(RuntimeError, match="power cut"):
-        run_recipe("llama3_debug", {**resumable, "toy_checkpoint.stop": 3})
-    record = run_recipe("llama3_debug", resumable, weights=True)
+        run_recipe("tiny", {**resumable, "toy_checkpoint.stop": 3})
+    record = run_recipe("tiny", resumable, weights=True)
     assert record.losses == whole.losses[3:]
     assert all(torch.equal(record.final[name], tensor) for name, tensor in whole.final.items())
     steps = [json.loads(line)["step"] for line in (in_tmp / "resumed/metrics.jsonl").read_text().splitlines()]
@@ -89,5 +89,5 @@ def test_a_requested_checkpoint_that_nothing_can_save_is_reported(in_tmp: Path, 
             if step == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-    assert len(run_recipe("llama3_debug", TINY, observers=[Signals()]).losses) == 4
+    assert len(run_recipe("tiny", TINY, observers=[Signals()]).losses) == 4
     assert "SIGUSR1 requests a checkpoint, and this job has no way to save one" in caplog.text

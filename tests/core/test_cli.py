@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import tomli
@@ -30,47 +29,40 @@ def test_help_lists_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
-    assert "titan-models-llama 0.1.0" in lines(capsys)
+    assert "titan-harness 1.0" in lines(capsys)
     assert main(["plugins", "--json"]) == 0
     listing = json.loads(lines(capsys))
     assert listing["broken"] == []
-    (parallel,) = (one for one in listing["plugins"] if one["name"] == "parallel")
-    assert {"stage": "transform", "name": "fsdp"}.items() <= parallel["provides"][0].items()
+    (parallel,) = (one for one in listing["plugins"] if one["name"] == "harness_parallel")
+    assert {"stage": "transform", "name": "harness_data_parallel"}.items() <= parallel["provides"][0].items()
 
 
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
-    assert "llama3_debug" in lines(capsys)
+    assert "tiny" in lines(capsys)
     assert main(["recipes", "--json"]) == 0
-    assert "llama3_8b" in {one["name"] for one in json.loads(lines(capsys))}
+    assert "tiny" in {one["name"] for one in json.loads(lines(capsys))}
 
 
 def test_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "show", "llama3_debug", "--training.steps", "3"]) == 0
+    assert main(["config", "show", "tiny", "--training.steps", "3"]) == 0
     assert tomli.loads(lines(capsys))["training"]["steps"] == 3
-    assert main(["config", "check", "--world-size", "4"]) == 0
+    assert main(["config", "check", "tiny", "--world-size", "4"]) == 0
     assert "valid for 4 process(es): dp_shard=4" in lines(capsys)
-    assert main(["config", "check", "--json"]) == 0
+    assert main(["config", "check", "tiny", "--json"]) == 0
     assert json.loads(lines(capsys))["valid"] is True
     assert main(["config", "schema"]) == 0
     assert json.loads(lines(capsys))["properties"]["training"]
 
 
 def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["job", "show", "--world-size", "2"]) == 0
+    assert main(["job", "show", "tiny", "--world-size", "2"]) == 0
     text = lines(capsys)
-    assert "DATA: fsdp (titan-parallel)" in text
-    assert main(["job", "show", "--world-size", "2", "--json"]) == 0
+    assert "DATA: harness_data_parallel (titan-harness)" in text
+    assert main(["job", "show", "tiny", "--world-size", "2", "--json"]) == 0
     facts = json.loads(lines(capsys))
     assert facts["mesh"]["dp_shard"] == 2
     assert facts["batch"]["microbatches"] == 2
-
-
-@pytest.mark.parametrize("recipe", ["llama3_8b", "llama3_70b", "llama3_405b"])
-def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    # Their tokenizer's file and the network are not here, so the byte tokenizer stands in.
-    overrides = ["--model.tokenizer", "byte", "--model.tokenizer_path", "none"]
-    assert main(["config", "check", recipe, "--world-size", "512", *overrides]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,13 +73,13 @@ def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.Capt
         (["config", "chek"], "no such command; did you mean 'check'?"),
         (["train", "--nproc", "2"], "unrecognized arguments: --nproc"),
         (["train", "--nproc-per-node", "two"], "must be a whole number from 1 to 512"),
-        (["train", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
+        (["train", "tiny", "--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
         (["plugins", "--training.steps", "3"], "unrecognized arguments"),
         (
-            ["train", "--training.steps", "abc"],
+            ["train", "tiny", "--training.steps", "abc"],
             'command line: training.steps = "abc": must be a whole number, greater than 0 and at most 1000000000',
         ),
-        (["train", "--job.dump_folder", "/proc/nowhere"], "cannot be written"),
+        (["train", "tiny", "--job.dump_folder", "/proc/nowhere"], "cannot be written"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

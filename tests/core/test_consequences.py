@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 import pytest
 
 from titan_core.api.tools.consequences import chain, follows_from_a_peer
-from titan_debug.flight.stacks import stack_of_traceback
 
 
 def lose_a_peer() -> None:
@@ -46,7 +46,7 @@ def test_an_error_that_was_handled_already_does_not_hide_that_a_peer_is_gone() -
     error = error_of(miss_and_lose)
     assert follows_from_a_peer(error)
     assert chain(error) == [error]
-    assert stack_of_traceback(chain(error)[-1].__traceback__)[0].function == "lose_a_peer"
+    assert traceback.extract_tb(chain(error)[-1].__traceback__)[-1].name == "lose_a_peer"
 
 
 def test_what_fails_while_the_loss_of_a_peer_is_handled_follows_from_it() -> None:

@@ -19,12 +19,12 @@ from titan_core.train.trainer import train
 def test_the_console(in_tmp: Path, terminal: bool) -> None:
     console = Console(force_terminal=terminal, width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
     recorder = ConsoleRun(console)
-    train(make_job("llama3_debug", TINY), [recorder])
+    train(make_job("tiny", TINY), [recorder])
     text = console.export_text()
-    assert "model      llama3 debug" in text
+    assert "model      tiny debug" in text
     assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
     assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
-    assert "done: 4 steps; config, plugins and metrics are in outputs/llama3_debug" in text
+    assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
     assert ("━" in (in_tmp / "out").read_text()) == terminal
 
 

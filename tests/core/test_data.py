@@ -37,7 +37,9 @@ def test_a_shard_may_give_several_sequences_a_step() -> None:
         assert global_batch(one) == global_batch(many)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(one, marks=pytest.mark.full) if one in (5, 10, 15) else one for one in range(20)]
+)
 def test_a_stream_resumes_exactly_after_an_interruption_on_any_number_of_ranks(seed: int) -> None:
     generator = random.Random(seed)
     # One in five with worker processes, which take a moment to start.
@@ -62,7 +64,10 @@ def test_a_stream_resumes_exactly_after_an_interruption_on_any_number_of_ranks(s
     close(uninterrupted, first, second)
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"),
+    [pytest.param(1, 4, marks=pytest.mark.full), (2, 1), pytest.param(4, 2, marks=pytest.mark.full)],
+)
 def test_worker_processes_read_the_same_tokens(ranks: int, microbatches: int) -> None:
     one, many = loaders(1), loaders(ranks, microbatches, workers=2)
     for _ in range(30):

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import lock_for_ranks
 from titan_core.api.runs import folder_lock
 from titan_core.api.runs.folder_lock import FolderLock, Holder
-from titan_core.cli.main import main
 from titan_core.runlog.run_directory import early_lock, run_lock
 
 
@@ -137,47 +134,11 @@ def test_a_damaged_file_of_a_process_that_is_gone_does_not_matter(tmp_path: Path
         pass
 
 
-class Meanwhile:
-    """Does something during the first step."""
-
-    def __init__(self, act: object) -> None:
-        self.act = act
-
-    @hookimpl
-    def titan_step_end(self) -> None:
-        act, self.act = self.act, None
-        if callable(act):
-            act()
-
-
-def test_a_job_holds_its_folder_and_a_local_one_for_checkpoints(in_tmp: Path) -> None:
-    elsewhere = in_tmp / "kept"
-    shared: dict[str, object] = {**TINY, "checkpoint.enable": "true", "checkpoint.folder": str(elsewhere)}
-
-    def others_are_refused() -> None:
-        for folder in (in_tmp / "one", elsewhere):
-            with pytest.raises(UserError), lock(folder):
-                pass
-
-    one = {**shared, "job.dump_folder": "one"}
-    assert len(run_recipe("llama3_debug", one, observers=[Meanwhile(others_are_refused)]).losses) == 4
-    assert not list(in_tmp.rglob(".lock"))
-    with lock(elsewhere), pytest.raises(UserError, match=f"checkpoints in {elsewhere}: process {os.getpid()}"):
-        run_recipe("llama3_debug", {**shared, "job.dump_folder": "two"})
-
-
-def test_a_run_that_fails_while_it_is_built_holds_nothing(in_tmp: Path) -> None:
-    broken: dict[str, object] = {**TINY, "checkpoint.enable": "true", "optimizer.param_groups": '[{pattern = "nothing"}]'}
-    with pytest.raises(UserError, match="matches no parameter"):
-        run_recipe("llama3_debug", broken)
-    assert len(run_recipe("llama3_debug", {**TINY, "checkpoint.enable": "true"}).losses) == 4
-
-
 def test_a_second_job_is_refused_before_torch_is_imported(in_tmp: Path) -> None:
     (in_tmp / "run").mkdir()
     program = (
         "import sys\nfrom titan_core.__main__ import main\n"
-        "sys.argv = ['titan', 'train', 'llama3_debug', '--job.dump_folder', 'run']\n"
+        "sys.argv = ['titan', 'train', 'tiny', '--job.dump_folder', 'run']\n"
         "print(main(), 'torch' in sys.modules)"
     )
     with lock(in_tmp / "run"):
@@ -207,22 +168,3 @@ def test_ranks_leave_the_lock_to_their_launcher_and_rank_0(in_tmp: Path, monkeyp
     monkeypatch.setenv("RANK", "0")
     with run_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("command", "held"),
-    [
-        (["compare", "llama3_debug", "--vary", "training.seed=1,2", "--output", "out"], "out/.lock"),
-        (["verify", "llama3_debug", "--mesh", "1", "--mesh", "dp_shard=2", "--output", "out"], "out/.lock"),
-        (["data", "tokenize", "llama3_debug", "--output", "out", "--workers", "1"], ".out.lock"),
-        (["checkpoint", "convert", "source", "out"], ".out.lock"),
-    ],
-    ids=lambda one: one if isinstance(one, str) else " ".join(one[:2]),
-)
-def test_commands_that_write_are_refused_too(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str], command: list[str], held: str
-) -> None:
-    other = FolderLock(in_tmp / "out", "x") if held == "out/.lock" else FolderLock.beside(in_tmp / "out", "x")
-    with other:
-        assert main(command) == 2
-    assert f"process {os.getpid()} on host" in capsys.readouterr().err

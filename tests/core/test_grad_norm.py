@@ -61,7 +61,7 @@ def norms_of_dtensors(folder: str) -> list[float]:
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
     os.chdir(folder)
-    with join_world(make_job("llama3_debug", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
+    with join_world(make_job("tiny", {"parallelism.tensor_parallel_degree": 2, "job.device": "cpu"})) as world:
         parameters, wholes = [], []
         kinds: list[list[Placement]] = [
             [Shard(0), Shard(1)],
@@ -71,13 +71,13 @@ def norms_of_dtensors(folder: str) -> list[float]:
         ]
         for number, placements in enumerate(kinds):
             whole = torch.arange(12.0).view(4, 3) + number
-            parameter = nn.Parameter(distribute_tensor(torch.zeros(4, 3), world.mesh, placements))
-            parameter.grad = distribute_tensor(whole.clone(), world.mesh, placements)
+            parameter = nn.Parameter(distribute_tensor(torch.zeros(4, 3), world.mesh.device_mesh, placements))
+            parameter.grad = distribute_tensor(whole.clone(), world.mesh.device_mesh, placements)
             parameters.append(parameter)
             wholes.append(whole)
-        summed = nn.Parameter(distribute_tensor(torch.zeros(4), world.mesh, [Replicate()] * 2))
+        summed = nn.Parameter(distribute_tensor(torch.zeros(4), world.mesh.device_mesh, [Replicate()] * 2))
         mine = torch.full((4,), 1.0 + world.coordinate("tp"))  # 1 on one rank, 2 on the other: 3 together
-        summed.grad = DTensor.from_local(mine, world.mesh, [Replicate(), Partial()])
+        summed.grad = DTensor.from_local(mine, world.mesh.device_mesh, [Replicate(), Partial()])
         parameters += [summed, nn.Parameter(torch.zeros(2))]  # the last has no gradient
         wholes.append(torch.full((4,), 3.0))
         gradients = local_gradients(parameters)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.tiny import TinyArgs, layout
+from harness.tiny_model import TinyModel
 from titan_core.api.errors import UserError
 from titan_core.api.initial_values import Constant
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Replicate, Row, Rule, Shard, causal_attention
 from titan_core.model.layout_check import check_layout
-from titan_models_llama.config import FLAVORS
-from titan_models_llama.layout import layout
-from titan_models_llama.model import Llama
 
-LAYOUT = layout(FLAVORS["debug"])
+ARGS = TinyArgs()
+LAYOUT = layout(ARGS)
 
 
 @pytest.mark.parametrize(
@@ -47,46 +47,46 @@ LAYOUT = layout(FLAVORS["debug"])
             replace(LAYOUT, parameters={"*": Constant(0.0), "x": Constant(0.0)}),
             "parameters pattern 'x' matches no parameter",
         ),
-        (replace(LAYOUT, buffers={}), "buffer 'rope' has no function that computes it"),
+        (replace(LAYOUT, buffers={}), "buffer 'angles' has no function that computes it"),
         (replace(LAYOUT, tied={"output.weight": "tok_embeddings.weight"}), "which the model does not share"),
     ],
 )
 def test_contradictions(wrong: ModelLayout, message: str) -> None:
     with torch.device("meta"):
-        model = Llama(FLAVORS["debug"])
-    check_layout(model, LAYOUT, "llama3")
+        model = TinyModel(ARGS)
+    check_layout(model, LAYOUT, "tiny")
     with pytest.raises(UserError, match=message):
-        check_layout(model, wrong, "llama3")
+        check_layout(model, wrong, "tiny")
 
 
 def test_blocks_must_be_numbered() -> None:
     with torch.device("meta"):
-        model = Llama(FLAVORS["debug"])
+        model = TinyModel(ARGS)
     model.layers = torch.nn.ModuleDict({f"b{name}": block for name, block in model.layers.items()})
     with pytest.raises(UserError, match="the blocks in 'layers' are called 'b0' to 'b5', not '0' to '5'"):
-        check_layout(model, LAYOUT, "llama3")
+        check_layout(model, LAYOUT, "tiny")
 
 
 def test_shared_parameters_must_be_declared() -> None:
-    args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True})
+    args = ARGS.model_copy(update={"tie_embeddings": True})
     with torch.device("meta"):
-        model = Llama(args)
-    check_layout(model, layout(args), "llama3")
+        model = TinyModel(args)
+    check_layout(model, layout(args), "tiny")
     with pytest.raises(UserError, match=r"'output\.weight' is shared with another"):
-        check_layout(model, replace(layout(args), tied={}), "llama3")
+        check_layout(model, replace(layout(args), tied={}), "tiny")
 
 
 def test_a_layers_weight_and_bias_have_one_rule() -> None:
-    class Biased(Llama):
+    class Biased(TinyModel):
         def __init__(self) -> None:
-            super().__init__(FLAVORS["debug"])
+            super().__init__(ARGS)
             self.layers["0"].feed_forward.w2 = torch.nn.Linear(384, 128)  # type: ignore[union-attr, assignment]
 
     with torch.device("meta"):
         model = Biased()
-    values = {**LAYOUT.parameters, "*bias": Constant(0.0)}
+    values = {"*bias": Constant(0.0), **LAYOUT.parameters}
     both: dict[str, Rule] = {"*.w2.bias": Row(), **LAYOUT.rules}
-    check_layout(model, replace(LAYOUT, parameters=values, rules=both), "llama3")
+    check_layout(model, replace(LAYOUT, parameters=values, rules=both), "tiny")
     one: dict[str, Rule] = {"*.w2.bias": Replicate(), **LAYOUT.rules}
     with pytest.raises(UserError, match=r"Row\(\) for 'layers\.0\.feed_forward\.w2\.weight', and not for weight and bias"):
-        check_layout(model, replace(LAYOUT, parameters=values, rules=one), "llama3")
+        check_layout(model, replace(LAYOUT, parameters=values, rules=one), "tiny")

@@ -67,7 +67,7 @@ def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path)
 
     recorder = Recorder(weights=False)
     with pytest.raises(ValueError, match="the original"):
-        train(make_job("llama3_debug", TINY), [Breaks(), recorder])
+        train(make_job("tiny", TINY), [Breaks(), recorder])
     assert recorder.record.events[-2:] == ["exception ValueError", "train_end"]
 
 

@@ -28,7 +28,7 @@ def plan(world_size: int, **overrides: object) -> BatchPlan:
     keys = {"local": "training.local_batch_size", "size": "training.global_batch_size", "shards": "data.logical_shards"}
     degrees = {f"parallelism.{name}_parallel_degree": degree for name, degree in overrides.items() if name not in keys}
     return make_job(
-        "llama3_debug",
+        "tiny",
         {"training.seq_len": 64, **degrees, **{keys[name]: value for name, value in overrides.items() if name in keys}},
         world_size,
     ).facts.batch

@@ -32,7 +32,7 @@ class Answers:
 @pytest.mark.parametrize("answer", [1, 0.0, "no", []])
 def test_an_answer_that_is_none(in_tmp: Path, answer: object) -> None:
     with pytest.raises(TypeError, match=r"a titan_before_update returned .* neither a bool nor None"):
-        run_recipe("llama3_debug", TINY, observers=[Answers(lambda rank: answer)])
+        run_recipe("tiny", TINY, observers=[Answers(lambda rank: answer)])
 
 
 def skips_on(ranks: tuple[int, ...]) -> Callable[[int], bool]:
@@ -42,7 +42,7 @@ def skips_on(ranks: tuple[int, ...]) -> Callable[[int], bool]:
 def skipped(folder: str, ranks: tuple[int, ...]) -> str:
     os.chdir(folder)
     try:
-        return run_recipe("llama3_debug", TINY, observers=[Answers(skips_on(ranks))]).reason
+        return run_recipe("tiny", TINY, observers=[Answers(skips_on(ranks))]).reason
     except RuntimeError as error:
         return str(error)
 
@@ -65,5 +65,5 @@ def test_an_observer_that_loses_gradients(in_tmp: Path, caplog: pytest.LogCaptur
                 for parameter in self.parameters:
                     parameter.grad = None
 
-    run_recipe("llama3_debug", TINY, observers=[Loses()])
+    run_recipe("tiny", TINY, observers=[Loses()])
     assert "step 3: no gradient has reached 21 of 21 parameters" in caplog.text

@@ -106,5 +106,5 @@ def test_tracebacks_of_ranks_can_be_had_on_the_terminal(in_tmp: Path, monkeypatc
 def test_one_process_ends_what_it_cannot_explain_by_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
-        main(["train", "llama3_debug"])
-    assert not Path("outputs/llama3_debug/logs").exists()
+        main(["train", "tiny"])
+    assert not Path("outputs/tiny/logs").exists()

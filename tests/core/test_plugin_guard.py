@@ -120,19 +120,19 @@ def test_assembly_names_the_plugin_whose_code_fails(
     assert not registry.found.broken
     overrides = parse_overrides(SELECT.get(hook, []))
     with pytest.raises(UserError) as caught:
-        assemble(*load_config("llama3_debug", overrides, registry))
+        assemble(*load_config("tiny", overrides, registry))
     (problem,) = [one for one in caught.value.problems if message in str(one)]
     assert "plugin 'odd' (odd 1.0)" in str(problem)
     # Without the plugin the job is assembled.
     off = [Override("plugins.disable", "['odd']")]
-    assemble(*load_config("llama3_debug", off, registry))
+    assemble(*load_config("tiny", off, registry))
 
 
 def test_what_a_plugin_raises_for_users_passes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     component = TRANSFORM.format(active="refuses", more="")
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
     with pytest.raises(UserError) as caught:
-        assemble(*load_config("llama3_debug", [], registry))
+        assemble(*load_config("tiny", [], registry))
     assert str(caught.value) == "odd: not today" and not isinstance(caught.value, PluginFailure)
 
 
@@ -142,14 +142,14 @@ def test_the_command_line_prints_one_line_and_lists_the_plugin(
     component = TRANSFORM.format(active="raises", more="")
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
-    assert main(["config", "check"]) == 2
+    assert main(["config", "check", "tiny"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("titan: error: plugin 'odd' (odd 1.0): transform 'odd': active raised ZeroDivisionError: odd; ")
     assert '[plugins] disable = ["odd"]' in line and "TITAN_TRACEBACK=1" in line
     assert main(["plugins"]) == 0 and "odd 1.0" in capsys.readouterr().out
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
     with pytest.raises(PluginFailure) as caught:
-        main(["config", "check"])
+        main(["config", "check", "tiny"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -211,7 +211,7 @@ def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path,
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_models(): return {returned}\n", monkeypatch)
     (broken,) = [one for one in registry.found.broken if one.name == "odd"]
     assert "hook titan_models " in broken.reason and BAD[returned] in broken.reason
-    assemble(*load_config("llama3_debug", [], registry))  # which does not need it
+    assemble(*load_config("tiny", [], registry))  # which does not need it
 
 
 @pytest.mark.parametrize("hook", REGISTRATION_HOOKS)
@@ -278,7 +278,7 @@ def test_a_section_that_cannot_work_breaks_its_plugin_alone(
     registry = registry_with(tmp_path, hook, monkeypatch)
     (broken,) = [one for one in registry.found.broken if one.name == "odd"]
     assert SECTIONS[source] in broken.reason
-    assemble(*load_config("llama3_debug", [], registry))
+    assemble(*load_config("tiny", [], registry))
 
 
 def test_a_validator_that_raises_names_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def titan_parallelisms(): return [Transform(name='odd', summary='', phase=Phase.
 """
     registry = registry_with(tmp_path, source, monkeypatch)
     with pytest.raises(PluginFailure, match=r"plugin 'odd' \(odd 1.0\): section \[s\] raised KeyError: 2"):
-        load_config("llama3_debug", [Override("s.key", "2")], registry)
+        load_config("tiny", [Override("s.key", "2")], registry)
 
 
 class Observer:

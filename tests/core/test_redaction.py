@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import pytest
 
-from titan_core.api.components import Model
 from titan_core.api.tools.secrets import (
     LEFT_OUT,
     arguments_without_secrets,
@@ -15,9 +11,6 @@ from titan_core.api.tools.secrets import (
     text_without_secrets,
     without_secrets,
 )
-from titan_core.config.schema import json_schema
-from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
 
 
 @pytest.mark.parametrize(
@@ -43,25 +36,6 @@ def test_names_of_secrets(name: str) -> None:
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     assert not is_secret(name)
-
-
-def names_in(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        yield from schema.get("properties", {})
-        for one in schema.values():
-            yield from names_in(one)
-    elif isinstance(schema, list):
-        for one in schema:
-            yield from names_in(one)
-
-
-def test_no_key_of_titans_own_is_taken_for_a_secret() -> None:
-    registry = Registry(discover())
-    names = set(names_in(json_schema(registry)))
-    for model in registry.all(Model):
-        names.update(*(vars(flavor) for flavor in model.flavors.values()))
-    assert {"tokenizer_path", "save_traces_folder", "lr", "training"} <= names
-    assert [name for name in sorted(names) if is_secret(name)] == []
 
 
 def test_values_of_any_type_are_left_out_by_key_and_by_section() -> None:

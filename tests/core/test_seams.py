@@ -86,14 +86,17 @@ class RingKeys(Section):
 Divides = Literal["layers", "batch", "sequence", "weights"]
 
 
-def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = ()) -> Job:
+Treated = Literal["shard", "replicate", "own"]
+
+
+def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
     """A job on 2 ranks that a third party's mesh dimension takes."""
     ring = Transform(
         name="ring",
         summary="",
         config=RingKeys,
         phase=Phase.DATA,
-        mesh_dims=(MeshDim("ring", "ring.degree", divides, copies),),
+        mesh_dims=(MeshDim("ring", "ring.degree", divides, copies, data_parallel=treated),),
         active=lambda context: context.facts.mesh.degree("ring") > 1,
         serves=("ring.degree",),
         reduces=reduces,
@@ -101,7 +104,7 @@ def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = 
     )
     found = Registry.from_installed().found
     plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))
-    config, registry = load_config("llama3_debug", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
+    config, registry = load_config("tiny", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
     return assemble(config, registry, 2)
 
 
@@ -113,6 +116,14 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
     assert "reduces = ('ring',)" in str(caught.value)
     assert ring_job(divides, reduces=("ring",)).facts.mesh.degree("ring") == 2
     assert ring_job(divides, copies=True).facts.mesh.copies == 2
+
+
+@pytest.mark.parametrize("treated", ["shard", "replicate"])
+@pytest.mark.parametrize("divides", ["batch", "sequence"])
+def test_data_parallelism_covers_a_third_partys_dimension(divides: Divides, treated: Treated) -> None:
+    job = ring_job(divides, treated=treated)
+    assert "fsdp" in {transform.name for transform in job.transforms}
+    assert job.facts.mesh.data_dims(treated)[-1] == "ring"
 
 
 @pytest.mark.parametrize("divides", ["layers", "weights"])

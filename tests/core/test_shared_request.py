@@ -42,7 +42,7 @@ class Asks:
 def asked(folder: str, step: int, rank: int, before: bool) -> list[tuple[int, str]]:
     os.chdir(folder)
     asks = Asks(step, rank, before)
-    assert len(run_recipe("llama3_debug", TINY, observers=[asks]).losses) == 4
+    assert len(run_recipe("tiny", TINY, observers=[asks]).losses) == 4
     return asks.taken
 
 
@@ -77,7 +77,7 @@ class Late:
 def mistaken(folder: str, observer: type[Alone | Late]) -> str:
     os.chdir(folder)
     try:
-        run_recipe("llama3_debug", TINY, observers=[observer()])
+        run_recipe("tiny", TINY, observers=[observer()])
     except RuntimeError as error:
         return str(error)
     return ""
@@ -86,7 +86,7 @@ def mistaken(folder: str, observer: type[Alone | Late]) -> str:
 def test_ranks_that_do_not_make_the_same_requests_are_reported(gloo: GlooPool, tmp_path: Path) -> None:
     for told in gloo.run(2, mistaken, str(tmp_path), Alone):
         assert told.startswith(
-            "rank 0 has 4 shared requests and rank 1 5: an observer calls RunStart.shared_request on some"
+            "rank 0 has 3 shared requests and rank 1 4: an observer calls RunStart.shared_request on some"
         )
     for told in gloo.run(2, mistaken, str(tmp_path), Late):
         assert "RunStart.shared_request was called after titan_train_start" in told

@@ -38,13 +38,13 @@ class LosesGradients:
 
 def test_parameters_without_a_gradient_are_reported_once_by_name(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     loses = LosesGradients({2: "norm", 3: "layers.1.feed_forward", 4: "norm"})
-    run_recipe("llama3_debug", TINY, observers=[loses])
+    run_recipe("tiny", TINY, observers=[loses])
     reports = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
     assert len(reports) == 2
     assert reports[0].startswith("step 2: no gradient has reached 1 of 21 parameters, which keep their values: norm.weight;")
     names = ", ".join(f"layers.1.feed_forward.w{number}.weight" for number in (1, 2, 3))
     assert reports[1].startswith(f"step 3: no gradient has reached 3 of 21 parameters, which keep their values: {names};")
-    events = [json.loads(line) for line in Path("outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in Path("outputs/tiny/events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event.get("kind") == "no gradient"] == [2, 3]
 
 
@@ -76,21 +76,7 @@ def test_a_step_begins_before_its_batch_is_loaded(in_tmp: Path, monkeypatch: pyt
         return peek(loader)
 
     monkeypatch.setattr(DataLoader, "peek", loads)
-    settings = {**TINY, "training.steps": 2, "checkpoint.enable": "true", "checkpoint.interval": 1}
-    run_recipe("llama3_debug", settings, observers=[watches])
+    settings = {**TINY, "training.steps": 2}
+    run_recipe("tiny", settings, observers=[watches])
     steps = [event for before, event in pairwise(["", *watches.events]) if event != before]  # a batch is looked at twice
     assert steps == ["start 1", "loads", "end 1", "start 2", "loads", "end 2"]
-
-
-def test_a_step_that_has_no_data_is_cancelled_and_the_last_one_is_saved(in_tmp: Path) -> None:
-    Path("a.jsonl").write_text('{"text": "%s"}\n' % ("words " * 50) * 8)
-    settings = {
-        **TINY, "training.dataset": "json", "training.dataset_path": "a.jsonl", "data.on_end": "stop", "training.steps": 500,
-        "checkpoint.enable": "true", "checkpoint.interval": 2, "checkpoint.async_mode": "async",
-    }  # fmt: skip
-    watches = Watches()
-    record = run_recipe("llama3_debug", settings, observers=[watches])
-    last = len(record.losses)
-    assert record.reason == "the dataset has ended" and last > 2
-    assert watches.events[-2:] == [f"start {last + 1}", f"cancelled {last + 1}"]
-    assert Path(f"outputs/llama3_debug/checkpoint/step-{last}/checkpoint.json").exists()

@@ -85,7 +85,7 @@ MISTAKES = {
 def test_it_is_found_before_anything_is_built(folder: Path, mistake: str) -> None:
     settings, told = MISTAKES[mistake]
     with pytest.raises(UserError) as caught:
-        make_job("llama3_debug", dict(settings))
+        make_job("tiny", dict(settings))
     assert told in str(caught.value)
 
 
@@ -94,12 +94,12 @@ def test_several_are_reported_at_once(folder: Path) -> None:
         "[{dataset = 'json', dataset_path = 'none.jsonl'}, {dataset = 'json', dataset_path = 'empty.jsonl', name = 'b'}]"
     )
     with pytest.raises(UserError) as caught:
-        make_job("llama3_debug", {"data.mixture": mixture})
+        make_job("tiny", {"data.mixture": mixture})
     assert len(caught.value.problems) == 2
 
 
 def test_too_few_documents(folder: Path) -> None:
-    job = make_job("llama3_debug", {"training.dataset": "json", "training.dataset_path": "good.jsonl",
+    job = make_job("tiny", {"training.dataset": "json", "training.dataset_path": "good.jsonl",
                                     "training.global_batch_size": "32"})  # fmt: skip
     with pytest.raises(UserError, match="dataset 'json': it has 20 documents, fewer than the 32 streams"):
         OpenedData.of(job)
@@ -125,7 +125,7 @@ def test_undecodable_bytes_end_the_command_with_one_line(folder: Path, capfd: py
 
 def test_inspecting_shows_documents_and_shares(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mixture = "[{dataset = 'json', dataset_path = 'good.jsonl', weight = 3.0}, {dataset = 'stdlib', name = 'code'}]"
-    arguments = ["data", "inspect", "--sequences", "16", "--data.mixture", mixture, "--data.document_mask", "true"]
+    arguments = ["data", "inspect", "tiny", "--sequences", "16", "--data.mixture", mixture, "--data.document_mask", "true"]
     assert main([*arguments, "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown["shares"]["json"] == pytest.approx(0.75, abs=1 / 16)  # of 16 sequences

@@ -292,7 +292,7 @@ def test_a_jobs_splits_are_checked_before_anything_is_built(
     laid_out(tmp_path / "two", ["train.jsonl", "test.jsonl"])
     settings, told = JOBS[case]
     with pytest.raises(UserError) as caught:
-        make_job("llama3_debug", dict(settings))
+        make_job("tiny", dict(settings))
     assert told in str(caught.value)
 
 
@@ -305,7 +305,7 @@ def test_a_job_passes_its_splits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "two",
         "validation.dataset_split": "test",
     }  # fmt: skip
-    job = make_job("llama3_debug", {"data.mixture": mixture, **validation})
+    job = make_job("tiny", {"data.mixture": mixture, **validation})
     assert [(one.context.split, one.context.default_split) for one in job.data.datasets] == [
         (None, "train"),
         ("test", "train"),

@@ -90,6 +90,7 @@ def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> 
         "titan_core",
         "data",
         "tokenize",
+        "tiny",
         "--output",
         "tokens",
         "--workers",
@@ -244,7 +245,7 @@ def test_ends_of_documents_that_go_back_are_reported_with_their_file(tmp_path: P
 def test_a_jobs_tokenised_dataset_is_held_against_its_tokenizer(tmp_path: Path) -> None:
     make(tmp_path / "tokens")
     settings = {"training.dataset": "tokenized", "training.dataset_path": tmp_path / "tokens"}
-    asked = make_job("llama3_debug", settings).data.datasets[0].context
+    asked = make_job("tiny", settings).data.datasets[0].context
     assert asked.vocab_size == BYTE.vocab_size
     assert asked.tokenizer == fingerprint(BYTE)
 

@@ -79,7 +79,7 @@ def refuse() -> None:
 def ends_with(folder: str, fault: Fault) -> str:
     os.chdir(folder)
     try:
-        return run_recipe("llama3_debug", RUN, observers=[fault]).reason
+        return run_recipe("tiny", RUN, observers=[fault]).reason
     except BaseException as error:  # noqa: BLE001 - the test looks at it
         return type(error).__name__
 
@@ -102,7 +102,7 @@ def test_the_first_failure_is_on_top_and_what_followed_is_folded(gloo: GlooPool,
 
 def test_a_run_of_one_rank_has_one_too_and_says_where(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError):
-        run_recipe("llama3_debug", RUN, observers=[Fault(refuse)])
+        run_recipe("tiny", RUN, observers=[Fault(refuse)])
     text = (in_tmp / CRASH / "report.md").read_text()
     assert "the data: it is damaged; restore it\n" in text
     assert "Traceback" not in text  # a mistake of the user's is one line
@@ -113,7 +113,7 @@ def test_a_run_of_one_rank_has_one_too_and_says_where(in_tmp: Path, caplog: pyte
 @pytest.mark.parametrize("fault", [Fault(interrupt), Fault(refuse, "assembled")], ids=["interrupt", "before training"])
 def test_there_is_none_for_an_interrupt_and_before_training(in_tmp: Path, fault: Fault) -> None:
     with pytest.raises((KeyboardInterrupt, UserError)):
-        run_recipe("llama3_debug", RUN, observers=[fault])
+        run_recipe("tiny", RUN, observers=[fault])
     assert not (in_tmp / "run" / "debug").exists()
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_hides_no_error(in_tmp: Path, caplog: pytest.LogC
         raise ValueError("the error itself")
 
     with pytest.raises(ValueError, match="the error itself"):
-        run_recipe("llama3_debug", RUN, observers=[Fault(block)])
+        run_recipe("tiny", RUN, observers=[Fault(block)])
     assert "the crash report cannot be written: [Errno 17] File exists" in caplog.text
     assert "Traceback" not in caplog.text
 
@@ -193,7 +193,7 @@ def deny() -> None:
 def test_no_file_of_the_report_holds_a_secret_of_the_config_or_of_the_error(in_tmp: Path) -> None:
     described = {**RUN, "job.description": "the one of https://user:s3cret@host/wiki"}
     with pytest.raises(ConnectionError):
-        run_recipe("llama3_debug", described, observers=[Fault(deny)])
+        run_recipe("tiny", described, observers=[Fault(deny)])
     assert 'description = "the one of https://(left out)@host/wiki"' in (CRASH / "report.md").read_text()
     for file in (CRASH / "report.md", CRASH / "rank-0.json"):
         text = file.read_text()
@@ -215,7 +215,7 @@ class Ranks:
 
     def fail(self, rank: int, error: Exception) -> None:
         """What the trainer of ``rank`` does when it raises ``error``."""
-        mesh = SimpleNamespace(mesh_dim_names=())
+        mesh = SimpleNamespace(names=())
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
         run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
         report = CrashReport(job_context())

@@ -5,75 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from harness.flights import AT, FLIGHT, PATIENT, RUN, analysed, asks, run_with, sleeps, sleeps_again
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.files import EVENTS
 from titan_core.data.loader import DataLoader
-from titan_debug.flight.analysis import Analysis, analyse
+from titan_debug.flight.analysis import analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import ask
-
-RUN: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.steps": 5,
-    "lr_scheduler.warmup_steps": 2,
-    "job.device": "cpu",
-    "job.dump_folder": "run",
-    "comm.watchdog_seconds": 1,
-    "comm.train_timeout_seconds": 4,
-}
-AT = 3
-"""The step that goes wrong."""
-FLIGHT = Path("run/debug/flight")
-SEEN = Path("run/debug/flight-of-the-fault")
-"""The dumps of the fault: a later step, slow on a busy machine, is dumped over them."""
-PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
-"""For faults that wait for the watchdogs: only they make a step late, not a busy machine."""
-
-
-class Fault:
-    """Does something at a step, on each rank."""
-
-    def __init__(self, act: Callable[[int, int], object]) -> None:
-        self._act = act
-
-    @hookimpl
-    def titan_step_start(self, step: int) -> None:
-        if step == AT or (step == AT + 1 and self._act is sleeps_again):
-            self._act(dist.get_rank(), step)
-
-
-def dumped(step: int) -> bool:
-    """Whether both ranks have dumped ``step``."""
-    files = [FLIGHT / f"rank-{rank}.json" for rank in range(2)]
-    return all(file.exists() and json.loads(file.read_text())["step"] == step for file in files)
-
-
-def sleeps(rank: int, step: int) -> None:
-    """Until the watchdogs have seen it, however busy the machine is."""
-    if rank == 0:
-        return
-    deadline = time.monotonic() + 60
-    while not dumped(step) and time.monotonic() < deadline:
-        time.sleep(1)
-    shutil.copytree(FLIGHT, SEEN, dirs_exist_ok=True)
-
-
-def sleeps_again(rank: int, step: int) -> None:
-    """In two steps, one after another."""
-    sleeps(rank, step)
 
 
 def raises(rank: int, step: int) -> None:
@@ -105,33 +51,6 @@ def other_operation(rank: int, step: int) -> None:
 
 def other_shape(rank: int, step: int) -> None:
     dist.all_reduce(torch.ones(6 if rank == 0 else 600))
-
-
-def asks(rank: int, step: int) -> None:
-    """As `titan flight dump` does; nothing is wrong."""
-    if rank == 0:
-        ask(FLIGHT, "a person asks")
-    deadline = time.monotonic() + 60
-    while not (FLIGHT / f"rank-{rank}.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[str, object]) -> str:
-    """What the run ends with on this rank."""
-    os.chdir(folder)
-    try:
-        return run_recipe("llama3_debug", {**RUN, **overrides}, observers=[Fault(fault)]).reason
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def analysed(
-    gloo: GlooPool, folder: Path, fault: Callable[[int, int], object], more: dict[str, object] | None = None
-) -> tuple[list[str], Analysis]:
-    """What each rank ends with, and the verdict over the dumps of the fault."""
-    ends = gloo.run(2, run_with, str(folder), fault, more or {})
-    dumps = folder / SEEN
-    return ends, analyse(read_dumps(dumps if dumps.exists() else folder / FLIGHT))
 
 
 def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tmp_path: Path) -> None:
@@ -200,21 +119,19 @@ def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
-    """Under two dimensions of the mesh, with a request of an earlier attempt in the folder."""
+    """With a request of an earlier attempt in the folder."""
     ask(tmp_path / FLIGHT, "long ago", rank=1)
-    axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
-    ends, found = analysed(gloo, tmp_path, asks, axes)
+    ends, found = analysed(gloo, tmp_path, asks, PATIENT)
     assert ends == ["all steps are done"] * 2
     assert found.kind in ("nothing", "behind", "elsewhere", "untold"), (
         found.verdict
     )  # a slow poll may catch one in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}
-    assert all("tp" in "".join(group.label for group in dump.groups) for dump in read_dumps(tmp_path / FLIGHT).dumps)
 
 
 def untroubled(folder: str) -> str:
     os.chdir(folder)
-    return run_recipe("llama3_debug", {**RUN, "comm.watchdog_seconds": 0}).reason
+    return run_recipe("tiny", {**RUN, "comm.watchdog_seconds": 0}).reason
 
 
 def test_a_run_without_trouble_leaves_nothing(gloo: GlooPool, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from titan_debug.flight.stacks_text import read_stacks
 from titan_debug.flight.watchdog import Watchdog
 from titan_debug.request import Request, Requests, ask
 
-WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(mesh_dim_names=()))
+WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(names=()))
 
 
 def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,100 +13,16 @@ from torch import Tensor, nn
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
+from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_debug.numerics.loss_spike import LossSpikeError, SpikeDetector
 
-TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 1,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 2,
-    "metrics.log_freq": 1,
-    "job.dump_folder": "run",
-}
-TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
-
-
-class Plant:
-    """From step ``step`` on, changes what ``module`` puts out, or with ``gradient`` what comes back to it."""
-
-    def __init__(self, step: int, module: str, gradient: bool = False, until: int = 10**9) -> None:
-        self.steps, self.name, self.gradient = range(step, until), module, gradient
-        self.now = 0
-
-    @hookimpl
-    def titan_train_start(self, run: Any) -> None:
-        for part in run.parts:
-            modules = dict(part.named_modules())
-            if self.name in modules:
-                modules[self.name].register_forward_hook(self.spoil)
-
-    @hookimpl
-    def titan_step_start(self, step: int) -> None:
-        self.now = step
-
-    def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        if self.now not in self.steps:
-            return output
-        if not self.gradient:
-            return output * float("nan")
-        if output.requires_grad:
-            output.register_hook(lambda gradient: gradient * float("inf"))
-        return output
-
-
-def planted(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -> RunRecord | str:
-    os.chdir(folder)
-    try:
-        return run_recipe("llama3_debug", {**TINY, **overrides}, observers=[Plant(*plant)])
-    except NonFiniteError as error:
-        return str(error)
-
-
-def findings(folder: Path) -> list[str]:
-    return [one["message"] for one in read_lines(folder / "run/events.jsonl") if one["event"] == "finding"]
-
-
-MESHES: dict[str, tuple[int, dict[str, object]]] = {
-    "one device": (1, {}),
-    "FSDP 2": (2, {}),
-    "TP 2": (2, {TP: 2}),
-    "PP 2": (2, {PP: 2}),
-    # Rank 0 has stages 0 and 2: the stage after the bad one, which gets its bad output.
-    "PP 2, interleaved": (
-        2,
-        {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"},
-    ),
-    "recomputed and compiled": (
-        1,
-        {
-            "activation_checkpoint.mode": "full",
-            "compile.enable": "true",
-            "compile.backend": "eager",
-            "compile.fullgraph": "false",
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
-    ranks, overrides = MESHES[mesh]
-    module = "layers.1" if "interleaved" in mesh else "layers.3"
-    told = gloo.run(ranks, planted, str(tmp_path), (3, module), overrides)
-    assert "step 3: the loss is nan" in told[0]
-    holders = "ranks 0, 1" if mesh in ("FSDP 2", "TP 2") else "rank 1" if "PP" in mesh else "rank 0"
-    expected = f"step 3: the first output that is not finite is that of {module} on {holders}"
-    assert findings(tmp_path) == [expected]
-
 
 def test_a_gradient_that_overflows_is_named(in_tmp: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"step 2: the loss is [0-9.]+ and the gradient norm (nan|inf)"):
-        run_recipe("llama3_debug", TINY, observers=[Plant(2, "layers.1.feed_forward.w1", gradient=True)])
+        run_recipe("tiny", SETTINGS, observers=[Plant(2, "layers.1.feed_forward.w1", gradient=True)])
     (told,) = findings(in_tmp)
     assert told.startswith("step 2: all outputs of a second forward pass are finite; the first gradient that is not")
     assert "that of layers.1.feed_forward.w1.weight on rank 0" in told
@@ -120,7 +36,7 @@ def test_a_bad_weight_is_distinguished_from_a_bad_output(in_tmp: Path) -> None:
                 run.parts[0].module.get_parameter("layers.2.attention.wo.weight")[0, 0] = float("nan")
 
     with pytest.raises(NonFiniteError):
-        run_recipe("llama3_debug", TINY, observers=[Spoil()])
+        run_recipe("tiny", SETTINGS, observers=[Spoil()])
     (told,) = findings(in_tmp)
     assert "is that of layers.2.attention.wo on rank 0; its parameter layers.2.attention.wo.weight is not" in told
 
@@ -130,7 +46,7 @@ def test_one_that_does_not_happen_again_is_reported(in_tmp: Path) -> None:
         def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             return super().spoil(module, inputs, output) if torch.is_grad_enabled() else output
 
-    record = run_recipe("llama3_debug", {**TINY, "training.on_nan": "skip"}, observers=[Once(2, "layers.0", until=3)])
+    record = run_recipe("tiny", {**SETTINGS, "training.on_nan": "skip"}, observers=[Once(2, "layers.0", until=3)])
     assert record.reason == "all steps are done"
     told = findings(in_tmp)
     assert told[0].startswith("step 2: a second forward pass is finite throughout, and the first was not: ")
@@ -148,9 +64,17 @@ def test_looking_changes_nothing(in_tmp: Path) -> None:
 
         return Dropout()
 
-    plain = run_recipe("llama3_debug", TINY, observers=[with_dropout()])
-    looked = run_recipe("llama3_debug", {**TINY, "numerics.statistics_freq": 1}, observers=[with_dropout()])
+    plain = run_recipe("tiny", SETTINGS, observers=[with_dropout()])
+    looked = run_recipe("tiny", {**SETTINGS, "numerics.statistics_freq": 1}, observers=[with_dropout()])
     assert plain.losses == looked.losses
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
+    told = gloo.run(ranks, planted, str(tmp_path), (3, "layers.3"), {})
+    assert "step 3: the loss is nan" in told[0]
+    holders = "ranks 0, 1" if ranks == 2 else "rank 0"
+    assert findings(tmp_path) == [f"step 3: the first output that is not finite is that of layers.3 on {holders}"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -165,21 +89,14 @@ def test_bad_steps_are_left_out(gloo: GlooPool, tmp_path: Path, ranks: int) -> N
 
 
 def test_endless_bad_steps_end_the_run(in_tmp: Path) -> None:
-    settings = {**TINY, "training.on_nan": "skip", "training.steps": 50}
+    settings = {**SETTINGS, "training.on_nan": "skip", "training.steps": 50}
     with pytest.raises(NonFiniteError, match=f"step {MOST_SKIPPED + 1}: .* this is the {MOST_SKIPPED}th such step in a row"):
-        run_recipe("llama3_debug", settings, observers=[Plant(2, "layers.1")])
-
-
-def test_bad_steps_in_a_row_are_counted_over_restarts(in_tmp: Path) -> None:
-    settings = {**TINY, "training.on_nan": "skip", "training.steps": 50, "checkpoint.enable": "true"}
-    run_recipe("llama3_debug", {**settings, "training.stop_at_step": 6}, observers=[Plant(2, "layers.1")])
-    with pytest.raises(NonFiniteError, match=f"step {MOST_SKIPPED + 1}: .* this is the {MOST_SKIPPED}th such step in a row"):
-        run_recipe("llama3_debug", settings, observers=[Plant(2, "layers.1")])
+        run_recipe("tiny", settings, observers=[Plant(2, "layers.1")])
 
 
 def test_after_a_warning_training_continues(in_tmp: Path) -> None:
-    settings = {**TINY, "training.on_nan": "warn", "numerics.locate_nan": "false"}
-    record = run_recipe("llama3_debug", settings, observers=[Plant(3, "layers.1", False, 4)])
+    settings = {**SETTINGS, "training.on_nan": "warn", "numerics.locate_nan": "false"}
+    record = run_recipe("tiny", settings, observers=[Plant(3, "layers.1", False, 4)])
     assert len(record.losses) == 4
     assert findings(in_tmp)[0].startswith("step 3: the loss is nan and the gradient norm nan")
 
@@ -198,21 +115,11 @@ def test_a_spike_is_a_loss_far_above_those_before_it() -> None:
     assert sum(detector.add(9.0) is not None for _ in range(64)) < 8  # a new level is reported, and gets accepted
 
 
-class Spike(Plant):
-    """Multiplies logits instead."""
-
-    def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output * 100 if self.now in self.steps else output
-
-
-SPIKES: dict[str, object] = {"numerics.spike_window": 8, "training.steps": 14}
-
-
 def spiked(folder: str, action: str) -> RunRecord | str:
     os.chdir(folder)
     try:
-        settings = {**TINY, **SPIKES, "numerics.spike_action": action}
-        return run_recipe("llama3_debug", settings, weights=True, observers=[Spike(11, "output", until=12)])
+        settings = {**SETTINGS, **SPIKES, "numerics.spike_action": action}
+        return run_recipe("tiny", settings, weights=True, observers=[Spike(11, "output", until=12)])
     except LossSpikeError as error:
         return str(error)
 
@@ -235,14 +142,6 @@ def test_a_planted_spike(gloo: GlooPool, tmp_path: Path, action: str) -> None:
         assert skipped == [0] * 10 + [int(action == "skip")] + [0] * 3
 
 
-def test_a_resumed_run_knows_the_losses_before(in_tmp: Path) -> None:
-    settings = {**TINY, **SPIKES, "numerics.spike_action": "skip", "checkpoint.enable": "true"}
-    run_recipe("llama3_debug", {**settings, "training.stop_at_step": 9})
-    run_recipe("llama3_debug", settings, observers=[Spike(11, "output", until=12)])
-    (found,) = findings(in_tmp)
-    assert found.startswith("the loss is") and "the mean of the 8 before it" in found
-
-
 @pytest.mark.parametrize("plant", [(3, "layers.3")])
 def test_the_command_line_tells_it_without_a_traceback(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], plant: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
@@ -252,6 +151,6 @@ def test_the_command_line_tells_it_without_a_traceback(
 
     original: Callable[..., Any] = trainer.train
     monkeypatch.setattr(trainer, "train", lambda job, observers=(): original(job, [*observers, Plant(*plant)]))
-    assert main(["train", *(text for key, value in TINY.items() for text in (f"--{key}", str(value)))]) == 1
+    assert main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))]) == 1
     error = capsys.readouterr().err
     assert "titan: stopped: step 3: the loss is nan" in error and "Traceback" not in error

@@ -34,7 +34,7 @@ RUN: dict[str, object] = {
     "profiling.profiler_warmup": 1,
 }
 ON = {**RUN, "profiling.enable_profiling": "true"}
-TRACES = "outputs/llama3_debug/debug/traces"
+TRACES = "outputs/tiny/debug/traces"
 
 
 class AtEndOf:
@@ -77,9 +77,9 @@ def marked(trace: dict[str, Any]) -> list[str]:
 
 
 def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
-    plain = run_recipe("llama3_debug", RUN)
+    plain = run_recipe("tiny", RUN)
     assert traces(in_tmp) == {}
-    profiled = run_recipe("llama3_debug", {**ON, "profiling.profile_freq": 3})
+    profiled = run_recipe("tiny", {**ON, "profiling.profile_freq": 3})
     assert profiled.losses == plain.losses
     assert profiled.grad_norms == plain.grad_norms
     found = traces(in_tmp)
@@ -89,7 +89,7 @@ def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
     }
     shapes = [event["args"].get("Input Dims") for event in found["step-3/rank-0.json.gz"]["traceEvents"] if "args" in event]
     assert [[64, 32], [32, 32]] in shapes
-    events = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (in_tmp / "outputs/tiny/events.jsonl").read_text().splitlines()]
     assert [(one["step"], one["message"]) for one in events if one["event"] == "finding" and one["kind"] == "trace"] == [
         (step, f"{TRACES}/step-{step}/rank-0.json.gz") for step in (3, 6)
     ]
@@ -97,7 +97,7 @@ def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
 
 def test_several_steps_in_a_trace_elsewhere(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 4, "profiling.profiler_active": 2, "profiling.save_traces_folder": "debug/traces/mine"}
-    run_recipe("llama3_debug", {**ON, **more, "profiling.with_stack": "true", "profiling.record_shapes": "false"})
+    run_recipe("tiny", {**ON, **more, "profiling.with_stack": "true", "profiling.record_shapes": "false"})
     ((name, trace),) = traces(in_tmp).items()
     assert (name, marked(trace)) == ("mine/step-4/rank-0.json.gz", ["3", "4"])
     assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])
@@ -109,7 +109,7 @@ def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixtur
     before = signal.signal(signal.SIGUSR2, former)
     try:
         with caplog.at_level(logging.INFO, "titan_debug"):
-            run_recipe("llama3_debug", RUN, observers=[AtEndOf(2, ask)])
+            run_recipe("tiny", RUN, observers=[AtEndOf(2, ask)])
         assert signal.getsignal(signal.SIGUSR2) is former
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -120,7 +120,7 @@ def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixtur
 def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
     # A regular trace of steps 3 and 4, asked during its warmup; then one of 6 and 7, in the place of that of 7 and 8.
     more = {"training.steps": 12, "profiling.profile_freq": 4, "profiling.profiler_active": 2}
-    run_recipe("llama3_debug", {**ON, **more}, observers=[AtEndOf(2, ask)])
+    run_recipe("tiny", {**ON, **more}, observers=[AtEndOf(2, ask)])
     assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {
         "step-4/rank-0.json.gz": ["3", "4"],
         "step-7/rank-0.json.gz": ["6", "7"],
@@ -131,16 +131,16 @@ def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
 def test_an_exception_leaves_the_trace_as_far_as_it_is(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 6, "profiling.profiler_active": 5}
     with pytest.raises(RuntimeError, match="on purpose"):
-        run_recipe("llama3_debug", {**ON, **more}, observers=[AtEndOf(3, fail)])
+        run_recipe("tiny", {**ON, **more}, observers=[AtEndOf(3, fail)])
     assert not torch.autograd._profiler_enabled()
     assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-3/rank-0.json.gz": ["2", "3"]}
 
 
 def test_the_end_of_the_run_leaves_the_trace_as_far_as_it_is(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "titan_debug"):
-        run_recipe("llama3_debug", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
+        run_recipe("tiny", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
         assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-6/rank-0.json.gz": ["6"]}
-        run_recipe("llama3_debug", {**RUN, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
+        run_recipe("tiny", {**RUN, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
     assert traces(in_tmp) == {}  # a fresh start has moved the older run's away
     assert not torch.autograd._profiler_enabled()
     assert "the run ended in the warmup of a trace, so there is none" in caplog.messages
@@ -148,14 +148,14 @@ def test_the_end_of_the_run_leaves_the_trace_as_far_as_it_is(in_tmp: Path, caplo
 
 def test_a_trace_that_cannot_be_written_does_not_stop_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     in_the_way = {"profiling.profile_freq": 3, "profiling.save_traces_folder": "config.toml"}
-    assert len(run_recipe("llama3_debug", {**ON, **in_the_way}).losses) == 6
+    assert len(run_recipe("tiny", {**ON, **in_the_way}).losses) == 6
     assert re.search(r"trace \S+config\.toml/step-3/rank-0\.json\.gz cannot be written: Not a directory", caplog.text)
 
 
 def _ranks_job(folder: str) -> None:
     os.chdir(folder)
     overrides = {**ON, "profiling.profile_freq": 4, "profiling.ranks": "[1]", "training.local_batch_size": 1}
-    run_recipe("llama3_debug", overrides, observers=[AtEndOf(1, ask)] if os.environ["RANK"] == "0" else [])
+    run_recipe("tiny", overrides, observers=[AtEndOf(1, ask)] if os.environ["RANK"] == "0" else [])
 
 
 def test_chosen_ranks_write_and_any_rank_can_be_asked(gloo: GlooPool, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
 )
 def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        run_recipe("llama3_debug", {**RUN, "profiling.ranks": f"[0, {rank}]"})
+        run_recipe("tiny", {**RUN, "profiling.ranks": f"[0, {rank}]"})
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, messa
 )
 def test_mistakes_are_reported_before_anything_is_built(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        make_job("llama3_debug", overrides)
+        make_job("tiny", overrides)
     assert message in str(caught.value)
 
 
@@ -239,22 +239,20 @@ class SnapshotsAsOnCuda(MemorySnapshots):
 
 
 def snapshots(folder: Path) -> list[str]:
-    memory = folder / "outputs/llama3_debug/debug/memory"
+    memory = folder / "outputs/tiny/debug/memory"
     return sorted(str(file.relative_to(memory)) for file in memory.rglob("*") if file.is_file())
 
 
 def test_memory_snapshots_every_so_many_steps(in_tmp: Path) -> None:
     history = FakeHistory()
     section = ProfilingSection(enable_memory_snapshot=True, profile_freq=2, ranks=[0])
-    run_recipe("llama3_debug", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(job_context(section), history)])
+    run_recipe("tiny", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(job_context(section), history)])
     assert snapshots(in_tmp) == ["step-2/rank-0.pickle", "step-4/rank-0.pickle"]
     assert history.calls == ["start", "write", "write", "stop"]
-    found = [json.loads(line) for line in (in_tmp / "outputs/llama3_debug/events.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (in_tmp / "outputs/tiny/events.jsonl").read_text().splitlines()]
     assert [one["step"] for one in found if one.get("kind") == "memory snapshot"] == [2, 4]
     other = FakeHistory()
-    run_recipe(
-        "llama3_debug", RUN, observers=[SnapshotsAsOnCuda(job_context(section.model_copy(update={"ranks": [1]})), other)]
-    )
+    run_recipe("tiny", RUN, observers=[SnapshotsAsOnCuda(job_context(section.model_copy(update={"ranks": [1]})), other)])
     assert other.calls == []
 
 
@@ -271,7 +269,7 @@ def test_a_memory_snapshot_when_memory_runs_out(in_tmp: Path, chained: bool) -> 
     history = FakeHistory()
     observers = [SnapshotsAsOnCuda(job_context(ProfilingSection(enable_memory_snapshot=True)), history), AtEndOf(3, run_out)]
     with pytest.raises(RuntimeError):
-        run_recipe("llama3_debug", RUN, observers=observers)
+        run_recipe("tiny", RUN, observers=observers)
     assert snapshots(in_tmp) == ["step-3-out-of-memory/rank-0.pickle"]
     assert history.calls == ["start", "write", "stop"]
 
@@ -290,7 +288,7 @@ def test_memory_snapshots_without_a_gpu_say_so(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run_recipe("llama3_debug", {**RUN, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
+    run_recipe("tiny", {**RUN, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
     assert "this job trains on CPU: no snapshots" in caplog.text
     assert snapshots(in_tmp) == []
 
@@ -299,12 +297,12 @@ def test_memory_snapshots_without_a_gpu_say_so(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA keeps a history of allocations, CPUs keep none")
 def test_on_a_gpu(in_tmp: Path) -> None:
     more = {"job.device": "cuda", "profiling.enable_memory_snapshot": "true", "profiling.profile_freq": 3}
-    run_recipe("llama3_debug", {**ON, **more})
+    run_recipe("tiny", {**ON, **more})
     assert snapshots(in_tmp) == ["step-3/rank-0.pickle", "step-6/rank-0.pickle"]
-    snapshot = pickle.loads((in_tmp / "outputs/llama3_debug/debug/memory/step-3/rank-0.pickle").read_bytes())
+    snapshot = pickle.loads((in_tmp / "outputs/tiny/debug/memory/step-3/rank-0.pickle").read_bytes())
     assert any(entry["action"] == "alloc" for of_device in snapshot["device_traces"] for entry in of_device)
     trace = traces(in_tmp)["step-3/rank-0.json.gz"]
     assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
     with pytest.raises(torch.OutOfMemoryError):
-        run_recipe("llama3_debug", {**RUN, **more}, observers=[AtEndOf(2, lambda: torch.empty(2**50, device="cuda"))])
+        run_recipe("tiny", {**RUN, **more}, observers=[AtEndOf(2, lambda: torch.empty(2**50, device="cuda"))])
     assert snapshots(in_tmp) == ["step-2-out-of-memory/rank-0.pickle"]

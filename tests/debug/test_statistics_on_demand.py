@@ -40,7 +40,7 @@ class Patient:
 def trained(folder: str) -> list[float]:
     os.chdir(folder)
     settings = {**TINY, "training.steps": 8, "job.dump_folder": "run"}
-    return run_recipe("llama3_debug", settings, observers=[Patient()]).losses
+    return run_recipe("tiny", settings, observers=[Patient()]).losses
 
 
 def test_a_running_job_writes_them_when_asked(gloo: GlooPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_a_running_job_writes_them_when_asked(gloo: GlooPool, tmp_path: Path, ca
 
 
 def test_a_run_that_has_ended_is_not_asked(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_recipe("llama3_debug", {**TINY, "job.dump_folder": "run"})
+    run_recipe("tiny", {**TINY, "job.dump_folder": "run"})
     assert not FOLDER.exists()  # nobody has asked
     assert main(["statistics", "run", "--now"]) == 2
     assert "is not running" in capsys.readouterr().err
@@ -155,7 +155,7 @@ def test_what_could_not_be_written_is_written_with_the_next_request(in_tmp: Path
             def titan_train_start(self) -> None:
                 (FOLDER / "rank-0.jsonl").mkdir(parents=True)
 
-        run_recipe("llama3_debug", {**TINY, "training.steps": 6, "job.dump_folder": "run"}, observers=[Asks(), Blocks()])
+        run_recipe("tiny", {**TINY, "training.steps": 6, "job.dump_folder": "run"}, observers=[Asks(), Blocks()])
     assert "rank-0.jsonl cannot be written: Is a directory" in caplog.text
     assert list(read_statistics(FOLDER)) == [2, 4]  # what could not be written was kept
     findings = [event for event in read_lines(Path("run/events.jsonl")) if event["event"] == "finding"]

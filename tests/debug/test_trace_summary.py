@@ -271,9 +271,9 @@ def test_nothing_there_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_recipe("llama3_debug", RUN)
+    run_recipe("tiny", RUN)
     capsys.readouterr()
-    assert main(["trace", "summary", "outputs/llama3_debug", "--top", "400", "--json"]) == 0
+    assert main(["trace", "summary", "outputs/tiny", "--top", "400", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["ranks"]
     assert (one["steps"], one["gpu"], one["rank"], one["world_size"]) == ([3, 4], False, 0, 1)
     assert one["ms"]["communication"] == 0
@@ -288,7 +288,7 @@ def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture
 
 def _fsdp_job(folder: str) -> None:
     os.chdir(folder)
-    run_recipe("llama3_debug", RUN)
+    run_recipe("tiny", RUN)
 
 
 def test_real_traces_of_two_ranks_communicate(
@@ -296,13 +296,13 @@ def test_real_traces_of_two_ranks_communicate(
 ) -> None:
     gloo.run(2, _fsdp_job, str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert main(["trace", "summary", "outputs/llama3_debug", "--json", "--top", "400"]) == 0
+    assert main(["trace", "summary", "outputs/tiny", "--json", "--top", "400"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(one["rank"], one["world_size"]) for one in told["ranks"]] == [(0, 2), (1, 2)]
     for one in told["ranks"]:
         shares, operators = one["shares"], {operator["name"]: operator for operator in one["operators"]}
         assert 0 < shares["exposed"] <= shares["communication"] < 1
         assert shares["compute"] + shares["exposed"] + shares["idle"] == pytest.approx(1)
-        # In each of 2 steps FSDP gathers the weights of the embedding, two blocks and the head, and the blocks' once more
+        # In each of 2 steps FSDP gathers the weights of two blocks and of what is left, and the blocks' once more
         assert operators["gloo:all_gather"]["kind"] == "communication"
-        assert operators["c10d::_allgather_base_"]["calls"] >= 2 * 6
+        assert operators["c10d::_allgather_base_"]["calls"] >= 2 * 5

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.distributions import write_distribution
 from harness.jobs import run_recipe
 from titan_core.api.errors import UserError
 from titan_core.api.mesh import STANDARD_DIMS
@@ -22,69 +21,9 @@ from titan_debug.verify.meshes import parse_mesh
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
     "--training.seq_len", "32", "--training.local_batch_size", "4", "--training.global_batch_size", "4",
-    "--checkpoint.enable", "true",
 ]  # fmt: skip
 
 # Changes what a feed-forward layer puts out, from step 2 on, wherever there is more than one process.
-WRONG = """
-from titan_core.api.components import Debugger
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
-
-api = (1, 0)
-
-class Wrong:
-    @hookimpl
-    def titan_train_start(self, run):
-        self.step = 0
-        if run.world.size > 1:
-            for part in run.parts:
-                part.module.get_submodule("layers.1.feed_forward").register_forward_hook(self.change)
-    @hookimpl
-    def titan_step_start(self, step):
-        self.step = step
-    def change(self, module, inputs, output):
-        return output * 1.05 if self.step > 1 else output
-
-@hookimpl
-def titan_debuggers():
-    return [Debugger(name="wrong", summary="", active=lambda context: True, build=Ref("wrong_plugin:build"))]
-
-def build(context):
-    return Wrong()
-"""
-
-
-def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["reference"] == "one device" and told["steps"] == 2
-    assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
-    folder = in_tmp / "outputs/verify/llama3_debug"
-    assert not list(folder.glob("*/checkpoint"))
-    # The statistics themselves: the same on both meshes, whichever rank holds what.
-    one, two = (read_statistics(folder / name / "debug/statistics")[1] for name in ("one_device", "tp=2"))
-    assert list(one.outputs) == list(two.outputs) and {"layers.1.attention.wq", "output", "norm"} <= set(one.outputs)
-    for ours, theirs in ((one.outputs, two.outputs), (one.gradients, two.gradients)):
-        for name, moments in ours.items():
-            assert theirs[name].rms == pytest.approx(moments.rms, rel=1e-4), name
-            assert theirs[name].abs_max == pytest.approx(moments.abs_max, rel=1e-4), name
-    assert main(["statistics", str(folder / "tp=2")]) == 0
-    assert "gradient of  layers.0.attention.wq.weight" in capsys.readouterr().out
-    assert main(["statistics", str(folder / "tp=2"), "--step", "7"]) == 2
-    assert "there are no statistics of it; there are those of 1, 2" in capsys.readouterr().err
-
-
-def test_a_wrong_mesh_is_found_out_with_step_and_module(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_distribution(in_tmp / "site", "wrong-plugin", WRONG)
-    monkeypatch.setenv("PYTHONPATH", str(in_tmp / "site"))
-    assert main(["verify", "--mesh", "1", "--mesh", "dp_shard=2", "--steps", "3", *TINY]) == 1
-    told = capsys.readouterr().out
-    assert "parts at step 2" in told
-    assert "dp_shard=2 parts from one device at step 2, the output of layers.1.feed_forward: rms" in told
-    assert "(5.0e-02 apart, 1.0e-03 allowed)" in told
 
 
 def moments(rms: float, mean: float = 0.0) -> Moments:
@@ -161,7 +100,7 @@ def test_statistics_of_a_step_that_was_taken_again_by_fewer_ranks(tmp_path: Path
 
 
 def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = {one.removeprefix("--"): value for one, value in zip(TINY[:-2:2], TINY[1:-2:2], strict=True)}
+    given = {one.removeprefix("--"): value for one, value in zip(TINY[::2], TINY[1::2], strict=True)}
     settings = {
         **given,
         "training.steps": 2,
@@ -169,13 +108,13 @@ def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, capl
         "job.dump_folder": "run",
         "numerics.save_statistics_folder": "config.toml",
     }
-    assert run_recipe("llama3_debug", settings).reason == "all steps are done"
+    assert run_recipe("tiny", settings).reason == "all steps are done"
     assert re.search(r"rank-0\.jsonl cannot be written: (Not a directory|File exists)", caplog.text)
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "much"])
 def test_tolerances_that_are_none(in_tmp: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    assert main(["verify", "--mesh", "tp=2", f"--tolerance={text}", *TINY]) == 2
+    assert main(["verify", "tiny", "--mesh", "tp=2", f"--tolerance={text}", *TINY]) == 2
     assert "is not a relative difference from 0 to 1000000" in capsys.readouterr().err
 
 
@@ -191,9 +130,3 @@ def test_tolerances_that_are_none(in_tmp: Path, capsys: pytest.CaptureFixture[st
 def test_mistakes(mesh: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         parse_mesh(mesh, STANDARD_DIMS)
-
-
-def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--mesh", "tp=3", *TINY]) == 2
-    told = capsys.readouterr()
-    assert "titan: error: on tp=3: " in told.err and "steps, in" not in told.out

@@ -1,13 +1,9 @@
-"""Training in float8 and MXFP8, emulated: as good as in bf16, the same on every mesh, and plain weights in checkpoints.
-
-The whole table, 200 steps of ``llama3_debug`` for each recipe and mesh, is run by
-``uv run pytest -m long tests/float8/test_training.py``; each ordinary run takes a smaller model over fewer steps.
-"""
+"""Training in float8 and MXFP8, emulated: as good as in bf16, on one device and on two. Other meshes and checkpoints are in
+``tests/integration/test_low_precision.py``."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,53 +13,9 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
+from harness.low_precision import FAST, RECIPES, run_in
+from harness.quick import rows
 from titan_core.api.errors import UserError
-from titan_core.cli.main import main
-
-RECIPES: dict[str, dict[str, object]] = {
-    "tensorwise": {"float8.enable": "true", "float8.emulate": "true"},
-    "tensorwise, float8 all-gather": {
-        "float8.enable": "true",
-        "float8.emulate": "true",
-        "float8.enable_fsdp_float8_all_gather": "true",
-        "float8.precompute_float8_dynamic_scale_for_fsdp": "true",
-    },
-    "rowwise": {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": "rowwise"},
-    "rowwise_with_gw_hp": {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": "rowwise_with_gw_hp"},
-    "mxfp8_rceil": {"mx.enable": "true", "mx.emulate": "true"},
-}
-TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
-MESHES: dict[str, tuple[int, dict[str, object]]] = {
-    "alone": (1, {}),
-    "FSDP 2": (2, {}),
-    "TP 2": (2, {TP: 2}),
-    "FSDP 2 x TP 2": (4, {TP: 2}),
-    "PP 2": (2, {PP: 2}),
-    "selective": (1, {"activation_checkpoint.mode": "selective"}),
-}
-WHOLE: dict[str, object] = {
-    "training.steps": 200,
-    # A quarter of the recipe's batch: emulation is slow.
-    "training.global_batch_size": 4,
-    "training.local_batch_size": 2,
-    "training.mixed_precision_param": "bfloat16",
-    "job.device": "cpu",
-}
-FAST: dict[str, object] = {
-    **WHOLE,
-    "training.steps": 12,
-    "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
-    "training.seq_len": 64,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 8,
-    "lr_scheduler.warmup_steps": 3,
-}
-
-
-def run_in(folder: str, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
-    return run_recipe("llama3_debug", overrides)
-
 
 Runs = Callable[[str], RunRecord]
 
@@ -79,7 +31,7 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return functools.cache(run)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", rows(RECIPES, ("tensorwise, float8 all-gather", "mxfp8_rceil")))
 def test_it_learns_as_bf16_does(alone: Runs, recipe: str) -> None:
     bf16, float8 = alone("bf16"), alone(recipe)
     assert float8.losses != bf16.losses
@@ -87,81 +39,10 @@ def test_it_learns_as_bf16_does(alone: Runs, recipe: str) -> None:
     assert float8.losses == pytest.approx(bf16.losses, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "mesh"),
-    [
-        ("tensorwise", "FSDP 2"),
-        ("tensorwise, float8 all-gather", "FSDP 2"),
-        ("tensorwise, float8 all-gather", "FSDP 2 x TP 2"),
-        ("rowwise", "FSDP 2 x TP 2"),
-        ("rowwise", "PP 2"),
-        ("rowwise_with_gw_hp", "TP 2"),
-        ("mxfp8_rceil", "FSDP 2 x TP 2"),
-        ("mxfp8_rceil", "PP 2"),
-        ("tensorwise", "selective"),
-        ("mxfp8_rceil", "selective"),
-    ],
-)
-def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_path: Path, recipe: str, mesh: str) -> None:
-    ranks, overrides = MESHES[mesh]
-    records = gloo.run(ranks, run_in, str(tmp_path), {**FAST, **RECIPES[recipe], **overrides})
-    for record in records:
-        assert record.losses == pytest.approx(alone(recipe).losses, rel=5e-3)
-
-
-def whole_table() -> list[Any]:
-    """Weights are gathered where there is FSDP; elsewhere that recipe is "tensorwise"."""
-    pairs = [(recipe, mesh) for recipe in RECIPES for mesh in MESHES if "gather" not in recipe or "FSDP" in mesh]
-    return [pytest.param(recipe, mesh, id=f"{recipe} - {mesh}") for recipe, mesh in pairs]
-
-
-@pytest.fixture(scope="module")
-def bf16_whole(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("bf16")), WHOLE)[0].losses
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("recipe", "mesh"), whole_table())
-def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: str, mesh: str) -> None:
-    """The mean loss of the last ten steps, within 2 % of bf16's."""
-    ranks, overrides = MESHES[mesh]
-    losses = gloo.run(ranks, run_in, str(tmp_path), {**WHOLE, **RECIPES[recipe], **overrides})[0].losses
-    last, expected = sum(losses[-10:]) / 10, sum(bf16_whole[-10:]) / 10
-    print(f"\n| {recipe} | {mesh} | {last:.4f} | {expected:.4f} | {last / expected - 1:+.2%} |")
-    assert last == pytest.approx(expected, rel=0.02)
-
-
-@pytest.mark.parametrize("recipe", ["tensorwise, float8 all-gather", "mxfp8_rceil"])
-def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooPool, tmp_path: Path, recipe: str) -> None:
-    saved = {**FAST, "checkpoint.enable": "true", "checkpoint.interval": 4, "job.dump_folder": "run", "training.steps": 12}
-    saved["checkpoint.allow_changed"] = '["float8.*", "mx.*", "training.mixed_precision_param"]'
-    whole = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "job.dump_folder": "whole"})[0]
-    first = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "training.stop_at_step": 4})[0]
-    assert first.losses == whole.losses[:4]
-    import json
-
-    manifest = json.loads((tmp_path / "run/checkpoint/step-4/checkpoint.json").read_text())["checkpoint"]
-    assert {one["dtype"] for name, one in manifest["tensors"].items() if name.startswith("model.")} == {"float32"}
-    # In bf16 on another mesh, and back in float8.
-    middle = gloo.run(1, run_in, str(tmp_path), {**saved, "training.stop_at_step": 8})[0]
-    last = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], TP: 2})[0]
-    assert [*first.losses, *middle.losses, *last.losses] == pytest.approx(whole.losses, rel=0.02)
-    assert len(last.losses) == 4
-    exported = tmp_path / "hf"
-    assert main(["checkpoint", "convert", str(tmp_path / "run/checkpoint/step-12"), str(exported)]) == 0
-    from safetensors.torch import load_file
-
-    tensors = load_file(exported / "model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
-
-
-def test_resuming_is_exact(gloo: GlooPool, tmp_path: Path) -> None:
-    settings = {**FAST, **RECIPES["tensorwise, float8 all-gather"], "checkpoint.enable": "true", "checkpoint.interval": 6,
-                "training.deterministic": "true"}  # fmt: skip
-    whole = gloo.run(2, run_in, str(tmp_path), {**settings, "job.dump_folder": "whole"})[0]
-    for stop in (6, 12):
-        again = gloo.run(2, run_in, str(tmp_path), {**settings, "job.dump_folder": "run", "training.stop_at_step": stop})[0]
-        assert again.losses == whole.losses[stop - 6 : stop]
+def test_two_ranks_change_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_path: Path) -> None:
+    gathered = "tensorwise, float8 all-gather"
+    for record in gloo.run(2, run_in, str(tmp_path), {**FAST, **RECIPES[gathered]}):
+        assert record.losses == pytest.approx(alone(gathered).losses, rel=5e-3)
 
 
 MISTAKES = {
@@ -185,16 +66,16 @@ MISTAKES = {
 def test_mistakes(mistake: str) -> None:
     overrides, told = MISTAKES[mistake]
     with pytest.raises(UserError) as caught:
-        make_job("llama3_debug", dict(overrides))
+        make_job("tiny", dict(overrides))
     assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("section", ["float8", "mx"])
 def test_hardware_is_asked_when_a_job_starts_and_not_before(section: str) -> None:
-    job = make_job("llama3_debug", {f"{section}.enable": "true", "job.device": "cpu"})
+    job = make_job("tiny", {f"{section}.enable": "true", "job.device": "cpu"})
     with pytest.raises(UserError, match=rf"{section}.emulate = true for the same numbers without the hardware"):
         job.require_hardware()
-    make_job("llama3_debug", {f"{section}.enable": "true", f"{section}.emulate": "true"}).require_hardware()
+    make_job("tiny", {f"{section}.enable": "true", f"{section}.emulate": "true"}).require_hardware()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +92,7 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
     from titan_core.model.next_token import NextToken
     from titan_float8.layers import linear_layers
 
-    definition = make_job("llama3_debug").facts.model
+    definition = make_job("tiny").facts.model
     with torch.device("meta"):
         model: Any = definition.build()
     part = ModelPart(model, definition.layout, NextToken())
@@ -226,35 +107,4 @@ def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Pat
     with pytest.raises(
         UserError, match=rf"{section}.filter_fqns: 'atention': no linear layer .* names are such as 'layers.0"
     ):
-        run_recipe("llama3_debug", settings)
-
-
-def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
-    """How many gathers of float8 a run has made."""
-    from titan_float8 import gathered_inputs
-
-    original, count = gathered_inputs.Float8TrainingTensor, 0
-
-    def made(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        return original(*arguments)
-
-    gathered_inputs.Float8TrainingTensor = made
-    try:
-        run_in(folder, overrides)
-    finally:
-        gathered_inputs.Float8TrainingTensor = original
-    return count
-
-
-def test_tensor_parallelism_gathers_in_float8_where_the_recipe_allows_it(gloo: GlooPool, tmp_path: Path) -> None:
-    settings = {**FAST, "training.steps": 2, TP: 2}
-
-    def count(**more: object) -> int:
-        return gloo.run(2, gathers_in_float8, str(tmp_path), {**settings, **more})[0]
-
-    # Attention's and the feed-forward's input, in 2 blocks, 4 microbatches and 2 steps.
-    assert count(**RECIPES["tensorwise"]) == 2 * 2 * 4 * 2
-    assert count(**RECIPES["rowwise"]) == 0
-    assert count(**RECIPES["tensorwise"], **{"float8.filter_fqns": "['wq']"}) == 2 * 4 * 2
+        run_recipe("tiny", settings)

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from titan_core.plugins.discovery import DISABLE_VARIABLE
+
 TIMEOUT = 600.0
 """Seconds."""
 
@@ -71,6 +73,7 @@ class GlooPool:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
+                DISABLE_VARIABLE: os.environ.get(DISABLE_VARIABLE, ""),
             }
             pipe.send((environment, function, arguments, keywords))
         outcomes = self._outcomes(size)

@@ -117,7 +117,7 @@ TINY: dict[str, object] = {
     "lr_scheduler.warmup_steps": 2,
     "metrics.log_freq": 2,
 }
-"""Settings of ``llama3_debug`` that take a second."""
+"""Settings of ``tiny`` that take a second."""
 
 
 def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:

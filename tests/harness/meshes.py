@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-def run_in(folder: str, overrides: dict[str, object], weights: bool = True, recipe: str = "llama3_debug") -> RunRecord:
+def run_in(folder: str, overrides: dict[str, object], weights: bool = True, recipe: str = "tiny") -> RunRecord:
     os.chdir(folder)
     return run_recipe(recipe, overrides, weights=weights)
 

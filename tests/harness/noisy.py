@@ -6,25 +6,14 @@ its state and both part of what it computes. What a run forgets of it shows in t
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from harness.distributions import write_distribution
-from titan_core.api.components import Model
-from titan_core.api.hookspecs import hookimpl
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
-from titan_core.api.ref import Ref
-
-api = (1, 0)
 
 DIM, HEADS, VOCABULARY = 32, 2, 258
 
@@ -39,7 +28,7 @@ NOISY: dict[str, object] = {
     "lr_scheduler.warmup_steps": 2,
     "job.device": "cpu",
 }
-"""Settings of ``llama3_debug`` that train this model in a second."""
+"""Settings of ``tiny`` that train this model in a second."""
 
 
 class NoisyArgs(BaseModel):
@@ -93,25 +82,3 @@ def _buffer(name: str) -> Any:
     from harness import noisy_model
 
     return noisy_model.buffers()[name]
-
-
-@hookimpl
-def titan_models() -> list[Model]:
-    define_here: Ref[Any] = Ref("harness.noisy:define")
-    return [Model(name="noisy", summary="for tests", flavors={"tiny": NoisyArgs()}, define=define_here)]
-
-
-SHIM = "from harness.noisy import api, titan_models\n"
-
-
-@contextmanager
-def noisy_installed(folder: Path) -> Iterator[None]:
-    """The model's plugin is installed in this process; ``folder`` keeps its metadata."""
-    site = folder / f"noisy-site-{os.getpid()}"
-    if not site.exists():
-        write_distribution(site, "titan-noisy", SHIM)
-    sys.path.insert(0, str(site))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(site))

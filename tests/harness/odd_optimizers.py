@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
+from harness.jobs import Recorder, RunRecord, make_job
 from titan_core.api.optimizer import LRScheduleContext, OptimizerContext
+from titan_core.api.ref import Ref
+from titan_core.train import trainer
 
 
 class Odd(Optimizer):
@@ -98,3 +103,30 @@ class WithObject(ExponentialLR):
 
 def build_with_an_object(context: LRScheduleContext[None]) -> LRScheduler:
     return WithObject(context.optimizer)
+
+
+SETTINGS: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
+    "training.seq_len": 16,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 4,
+    "training.steps": 6,
+    "training.max_norm": 0.0,
+    "optimizer.lr": 0.003,
+    "checkpoint.enable": "true",
+    "job.device": "cpu",
+}
+
+
+def train_in(
+    folder: str, overrides: dict[str, object], optimizer: str | None = "build_odd", schedule: str | None = None
+) -> RunRecord:
+    os.chdir(folder)
+    job = make_job("tiny", {**SETTINGS, **overrides})
+    if optimizer is not None:
+        job = dataclasses.replace(job, optimizer=dataclasses.replace(job.optimizer, build=Ref(f"{__name__}:{optimizer}")))
+    if schedule is not None:
+        job = dataclasses.replace(job, lr_schedule=dataclasses.replace(job.lr_schedule, build=Ref(f"{__name__}:{schedule}")))
+    recorder = Recorder(weights=True)
+    trainer.train(job, [recorder])
+    return recorder.record

@@ -111,5 +111,5 @@ def job_of(model: ModelDefinition, overrides: dict[str, object] | None = None, w
     """A job that trains ``model``, as if a plugin had it."""
     args = f"{{dim = 32, n_layers = {BLOCKS}, n_heads = {HEADS}, n_kv_heads = {KV_HEADS}, ffn_dim = 64}}"
     small = {"model.args": args, "training.seq_len": 16, "training.local_batch_size": 2, "job.device": "cpu"}
-    job = make_job("llama3_debug", {**small, **(overrides or {})}, world_size)
+    job = make_job("tiny", {**small, **(overrides or {})}, world_size)
     return replace(job, facts=replace(job.facts, model=model))

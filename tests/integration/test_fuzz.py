@@ -13,7 +13,14 @@ from titan_core.api.errors import UserError
 from titan_core.plugins.registry import Registry
 
 
-@pytest.mark.parametrize(("part", "count"), [("configs", 400), ("checkpoints", 25), ("hf", 20)])
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [
+        ("configs", 400),
+        pytest.param("checkpoints", 25, marks=pytest.mark.full),
+        pytest.param("hf", 20, marks=pytest.mark.full),
+    ],
+)
 def test_no_damaged_or_absurd_input_is_accepted_or_ends_in_a_traceback(part: str, count: int, tmp_path: Path) -> None:
     assert run_parts({part: count}, seed=20, folder=tmp_path) == []
 

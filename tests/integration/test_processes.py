@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.distributions import write_distribution
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.json_lines import read_lines
@@ -125,6 +127,7 @@ def titan_step_start(step):
 """
 
 
+@pytest.mark.full
 def test_the_launcher_names_the_first_cause_and_the_attempt(tmp_path: Path) -> None:
     write_distribution(tmp_path / "site", "trouble", TROUBLE)
     site = str(tmp_path / "site")

@@ -3,66 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def install(folder: Path, example: str) -> dict[str, str]:
-    """Install an example into a folder of its own, as an index would give it; the environment that sees it."""
-    subprocess.run(
-        [
-            "uv",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--python",
-            sys.executable,
-            "--target",
-            str(folder),
-            str(EXAMPLES / example),
-        ],
-        check=True,
-    )
-    return {**os.environ, "PYTHONPATH": str(folder)}
-
-
-def train_with(
-    site: str, folder: str, recipe: str, overrides: dict[str, object], trace: Sequence[str] = ()
-) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
-    """Train in this process with what is installed in ``site``; also this rank's shards of ``trace`` after each step."""
-    from titan_core.api.hookspecs import hookimpl
-
-    os.chdir(folder)
-    traced: dict[str, list[torch.Tensor]] = {name: [] for name in trace}
-
-    class Trace:
-        @hookimpl
-        def titan_train_start(self, run: Any) -> None:
-            self.parameters = dict(pair for part in run.parts for pair in part.module.named_parameters())
-
-        @hookimpl(trylast=True)
-        def titan_step_end(self) -> None:
-            for name, values in traced.items():
-                values.append(self.parameters[name].detach().to_local().clone())
-
-    sys.path.insert(0, site)
-    try:
-        return run_recipe(recipe, {"job.device": "cpu", **overrides}, observers=[Trace()]), traced
-    finally:
-        sys.path.remove(site)
+from harness.third_party import TINY_LLAMA, install, train_with
 
 
 def test_a_third_partys_model_trains_under_fsdp_by_command(tmp_path: Path) -> None:
@@ -88,10 +37,10 @@ SHORT: dict[str, object] = {"training.steps": 6, "training.global_batch_size": 8
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [
-        (2, {}),
-        (2, {"pipeline": 2}),
+        pytest.param(2, {}, marks=pytest.mark.full),
+        pytest.param(2, {"pipeline": 2}, marks=pytest.mark.full),
         (4, {"tensor": 2, "context": 2}),
-        (8, {"tensor": 2, "pipeline": 2, "context": 2}),
+        pytest.param(8, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.full),
         pytest.param(16, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.long),
     ],
     ids=str,
@@ -108,15 +57,7 @@ def test_a_third_partys_model_is_divided_in_every_way(
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-TINY_LLAMA: dict[str, object] = {
-    "model.args": "{dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",
-    "training.seq_len": 48,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 8,
-    "training.steps": 6,
-}
-
-
+@pytest.mark.full
 def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
@@ -131,6 +72,7 @@ def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_
         assert other.losses == pytest.approx(record.losses, rel=1e-5)
 
 
+@pytest.mark.full
 def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Path) -> None:
     """Each island then has the gradients, their norm and the loss of the whole: none is half of it, or twice."""
     install(tmp_path / "site", "titan-local-sgd")
@@ -145,7 +87,7 @@ def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Pat
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("stop", [4, 6])
+@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.full)])
 def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -> None:
     """Between two meetings, where the islands' weights differ, and after one: the outer momentum is kept too."""
     install(tmp_path / "site", "titan-local-sgd")
@@ -160,6 +102,7 @@ def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -
         assert all(torch.equal(*pair) for pair in zip(weights[name][stop:], weights_resumed[name], strict=True))
 
 
+@pytest.mark.full
 def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder = str(tmp_path / "site"), str(tmp_path)
@@ -182,7 +125,11 @@ def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: Gloo
 
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
-    [(4, {"tensor": 2}), (2, {"pipeline": 2}), (2, {"context": 2})],
+    [
+        pytest.param(4, {"tensor": 2}, marks=pytest.mark.full),
+        pytest.param(2, {"pipeline": 2}, marks=pytest.mark.full),
+        (2, {"context": 2}),
+    ],
     ids=str,
 )
 def test_a_third_partys_precision_trains_llama_on_any_mesh(

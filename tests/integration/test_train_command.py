@@ -35,6 +35,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -> None:
     one = titan("train", *SMALL, "--job.dump_folder", "one", cwd=tmp_path)
     two = titan("train", "--nproc-per-node", "2", *SMALL, "--job.dump_folder", "two", cwd=tmp_path)
@@ -49,6 +50,7 @@ def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -
     assert losses["plain"] == losses["two"]
 
 
+@pytest.mark.full
 def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) -> None:
     result = titan("train", "--training.steps", "60", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -2,57 +2,111 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from ci.isolated import build_wheels
+from ci.workspace import packages, requirement_name, with_dependencies
+
+pytestmark = [pytest.mark.wheels, pytest.mark.full]
+
+MODEL = "titan-models-llama"
+OTHERS = {
+    "aiohttp", "datasets", "huggingface-hub", "matplotlib", "multiprocess", "pandas", "plotly", "protobuf", "pyarrow",
+    "safetensors", "tensorboard", "tokenizers", "torchao", "transformers", "wandb", "zstandard",
+}  # fmt: skip
+"""What other packages need. tiktoken is not among them: the model's tokenizer is made of it."""
+MOST_MEGABYTES = 30
+"""Of everything but torch, what torch requires, and numpy, whose wheel alone has 56."""
+
+LISTING = """
+import json
+from importlib.metadata import distributions
+print(json.dumps({
+    one.name.lower().replace("_", "-"): {
+        "requires": one.requires or [],
+        "bytes": sum(file.locate().stat().st_size for file in one.files or [] if file.locate().is_file()),
+    }
+    for one in distributions()
+}))
+"""
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    subprocess.run(["uv", "build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(folder)], cwd=ROOT, check=True)
-    return folder
-
-
-@pytest.mark.wheels
-def test_core_and_a_model_are_enough(wheels: Path, tmp_path: Path) -> None:
-    assert len(list(wheels.glob("titan_*.whl"))) == 10
-    python = tmp_path / "venv/bin/python"
-    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
-    chosen = [str(wheel) for name in ("core", "models_llama") for wheel in wheels.glob(f"titan_{name}-*.whl")]
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with the core, a model, and what these declare."""
+    folder = tmp_path_factory.mktemp("environment")
+    wheels = build_wheels(with_dependencies(MODEL), folder / "wheels")
+    assert wheels.keys() == {"titan-core", MODEL}
+    python = folder / "venv/bin/python"
+    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
     version = torch.__version__.partition("+")[0]
-    subprocess.run(["uv", "pip", "install", "--quiet", "--python", str(python), *chosen, f"torch=={version}"], check=True)
+    chosen = [*map(str, wheels.values()), f"torch=={version}"]
+    subprocess.run(["uv", "pip", "install", "--quiet", "--python", str(python), *chosen], check=True)
+    return python.parent
 
-    def titan(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(tmp_path / "venv/bin/titan"), *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
 
+Titan = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def titan(environment: Path, tmp_path: Path) -> Titan:
+    """The environment's command, in a fresh folder."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(environment / "titan"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+
+    return run
+
+
+SHORT = ["--training.steps", "3", "--model.args.n_layers", "1", "--training.seq_len", "32"]
+
+
+def test_core_and_a_model_train(titan: Titan, tmp_path: Path) -> None:
     listing = titan("plugins").stdout
-    assert "titan-models-llama" in listing
-    assert "titan-parallel" not in listing
-    short = ["--training.steps", "3", "--model.args.n_layers", "1", "--training.seq_len", "32"]
-    result = titan("train", *short)
+    assert MODEL in listing and "titan-parallel" not in listing
+    result = titan("train", *SHORT)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "outputs/llama3_debug/metrics.jsonl").exists()
 
-    refused = titan("train", *short, "--nproc-per-node", "2")
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        (["train", *SHORT, "--parallelism.tensor_parallel_degree", "2", "--nproc-per-node", "2"], "titan-parallel"),
+        (["train", *SHORT, "--nproc-per-node", "2"], "titan-parallel"),
+        (["train", *SHORT, "--float8.recipe_name", "rowwise"], "titan-float8"),
+        (["train", *SHORT, "--metrics.enable_wandb", "true"], "titan-report"),
+        (["train", *SHORT, "--training.dataset", "json", "--training.dataset_path", "x"], "titan-data"),
+        (["checkpoint", "list", "outputs"], "titan-ckpt"),
+        (["verify", "--mesh", "tp=2"], "titan-debug"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else " ".join(one[:1] + one[-2:]),
+)
+def test_what_is_missing_is_named_with_its_package(titan: Titan, command: list[str], package: str) -> None:
+    refused = titan(*command)
     assert refused.returncode == 2
-    assert "--nproc-per-node: no plugin in use starts processes; install titan-launch" in refused.stderr
-    refused = titan("config", "check", "--parallelism.tensor_parallel_degree", "2", "--world-size", "2")
-    assert refused.returncode == 2
-    assert "tensor_parallel_degree = 2: no plugin in use provides it; install titan-parallel" in refused.stderr
-    refused = titan("config", "check", "--world-size", "2")
-    assert refused.returncode == 2
-    assert "install titan-parallel" in refused.stderr
-    refused = titan("checkpoint", "list", "outputs/llama3_debug")
-    assert refused.returncode == 2
-    assert "titan checkpoint: this command comes with titan-ckpt; install titan-ckpt" in refused.stderr
-    refused = titan("train", *short, "--float8.recipe_name", "rowwise")
-    assert refused.returncode == 2
-    assert "install titan-float8" in refused.stderr
+    assert f"install {package} (`uv pip install {package}`)" in refused.stderr
+
+
+def test_nothing_is_installed_that_other_packages_need(environment: Path) -> None:
+    output = subprocess.run([str(environment / "python"), "-c", LISTING], capture_output=True, text=True, check=True).stdout
+    installed = json.loads(output)
+    assert OTHERS.isdisjoint(installed)
+    assert installed.keys().isdisjoint(packages().keys() - {"titan-core", MODEL})
+    torchs: set[str] = set()
+    waiting = ["torch"]
+    while waiting:
+        name = waiting.pop()
+        if name in installed and name not in torchs:
+            torchs.add(name)
+            waiting += map(requirement_name, installed[name]["requires"])
+    ours = {name: one["bytes"] for name, one in installed.items() if name not in torchs | {"numpy", "pip", "setuptools"}}
+    assert sum(ours.values()) < MOST_MEGABYTES * 1e6, sorted(ours.items(), key=lambda pair: -pair[1])[:10]

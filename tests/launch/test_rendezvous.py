@@ -59,7 +59,7 @@ STATIC = ["--rdzv-backend", "static"]
 def test_options_that_cannot_work_are_refused_at_once(
     arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "llama3_debug", "--nnodes", "2", *arguments]) == 2
+    assert main(["train", "tiny", "--nnodes", "2", *arguments]) == 2
     error = capsys.readouterr().err
     assert why in error and error.count("\n") == 1
 
@@ -135,7 +135,7 @@ def test_one_machine_needs_no_options() -> None:
 def test_options_of_one_machine_are_not_ignored(
     option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "llama3_debug", "--nproc-per-node", "2", option, value]) == 2
+    assert main(["train", "tiny", "--nproc-per-node", "2", option, value]) == 2
     assert f"{option} {value}: {why}" in capsys.readouterr().err
 
 
@@ -143,11 +143,11 @@ def test_options_of_one_machine_are_not_ignored(
     "option", ["--node-rank 0", "--rdzv-endpoint a:1", "--rdzv-id x", "--rdzv-timeout 5", "--max-restarts 3"]
 )
 def test_options_of_a_launcher_are_refused_without_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "llama3_debug", *option.split()]) == 2
+    assert main(["train", "tiny", *option.split()]) == 2
     assert f"{option}: is a launcher's option" in capsys.readouterr().err
 
 
 def test_one_machine_meets_where_it_was_told_to(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = ["--rdzv-endpoint", f"127.0.0.1:{listening}", "--rdzv-backend", "static"]
-    assert main(["train", "llama3_debug", "--nproc-per-node", "2", *endpoint]) == 2
+    assert main(["train", "tiny", "--nproc-per-node", "2", *endpoint]) == 2
     assert f"127.0.0.1:{listening}: this machine cannot listen there: Address already in use" in capsys.readouterr().err

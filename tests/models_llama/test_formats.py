@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from titan_ckpt.foreign_checks import require_equal_copies, require_weights
-from titan_ckpt.foreign_files import MetaFiles
-from titan_core.api.errors import UserError
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_args, hf_config, hf_tensors, meta_args, meta_tensors
 from titan_models_llama.model import Llama
@@ -90,52 +86,6 @@ def test_a_scaling_that_is_not_llamas_is_refused(case: str) -> None:
 def shapes(args: LlamaArgs) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Llama(args).named_parameters()}
-
-
-def publish(folder: Path, args: LlamaArgs, files: int = 1) -> dict[str, torch.Tensor]:
-    """Tensors of the true shapes in Meta's names, the tied output written out too. On disk each is one number."""
-    wanted = shapes(args)
-    tensors: dict[str, torch.Tensor] = {}
-    for one in meta_tensors(args):
-        shape = list(wanted[one.parameter])
-        if one.split is not None:
-            shape[one.split] //= files
-        tensors[one.name] = torch.full((), 0.5, dtype=torch.bfloat16).expand(shape)
-    tensors["output.weight"] = torch.full((), 0.5, dtype=torch.bfloat16).expand(tensors["tok_embeddings.weight"].shape)
-    for number in range(files):
-        torch.save({**tensors, "rope.freqs": torch.zeros(1)}, folder / f"consolidated.{number:02d}.pth")
-    return tensors
-
-
-def require_fit(folder: Path, args: LlamaArgs) -> None:
-    files, tensors = MetaFiles(folder), meta_tensors(args)
-    wanted = {name: (shape, None) for name, shape in shapes(args).items()}
-    require_weights(files, tensors, wanted, ["rope.freqs"], "here")
-    require_equal_copies(files, tensors, "here")
-
-
-@pytest.mark.parametrize("flavor", ["1B", "3B"])
-def test_published_files_of_a_tied_model_fit_it(tmp_path: Path, flavor: str) -> None:
-    args = meta_args(PARAMS[flavor] | COMMON)
-    publish(tmp_path, args, files=2)
-    require_fit(tmp_path, args)
-
-
-def test_an_output_layer_that_differs_from_the_embedding_is_no_copy(tmp_path: Path) -> None:
-    """A fine-tuned head in the files of a tied model would be lost."""
-    args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True, "vocab_size": 20_000})
-    tensors = publish(tmp_path, args)
-    changed = tensors["output.weight"].clone()
-    changed[15_000, 3] = 0.25
-    torch.save({**tensors, "output.weight": changed}, tmp_path / "consolidated.00.pth")
-    with pytest.raises(UserError, match=r"output.weight differs from tok_embeddings.weight"):
-        require_fit(tmp_path, args)
-    torch.save({**tensors, "output.weight": changed[:100]}, tmp_path / "consolidated.00.pth")
-    with pytest.raises(UserError, match=r"output.weight differs from tok_embeddings.weight"):
-        require_fit(tmp_path, args)
-    del tensors["output.weight"]
-    torch.save(tensors, tmp_path / "consolidated.00.pth")
-    require_fit(tmp_path, args)
 
 
 def test_copies_are_named_in_both_formats() -> None:

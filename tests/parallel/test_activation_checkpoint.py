@@ -39,7 +39,7 @@ class CountMatmuls(TorchDispatchMode):
 
 def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
     """(bytes kept for backward, matrix products, attention calls) of one forward and backward."""
-    job = make_job("llama3_debug", {**TINY, **overrides})
+    job = make_job("tiny", {**TINY, **overrides})
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
         tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -78,13 +78,13 @@ def test_selective_keeps_attention_and_half_of_the_products(in_tmp: Path) -> Non
 
 def test_an_option_that_is_neither_op_nor_a_number_is_refused() -> None:
     with pytest.raises(UserError, match=r'selective_ac_option = "ops": must be "op" or a whole number'):
-        make_job("llama3_debug", {"activation_checkpoint.selective_ac_option": "ops"})
+        make_job("tiny", {"activation_checkpoint.selective_ac_option": "ops"})
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) -> None:
     def gradients(overrides: dict[str, object]) -> list[torch.Tensor]:
-        job = make_job("llama3_debug", {**TINY, **overrides})
+        job = make_job("tiny", {**TINY, **overrides})
         with join_world(job) as world:
             (part,) = build_parts(job, world.mesh, world.device)
             for number in range(3):

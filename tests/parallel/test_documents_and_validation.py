@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
+from harness.quick import rows
 from titan_core.api.attention import CausalAttention, flex
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
@@ -21,29 +21,23 @@ from titan_core.api.model_part import arguments_of
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 
-Texts = list[str]
-
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def data() -> dict[str, object]:
     """Short documents, so that each sequence holds a few; and a validation set that divides by nothing."""
-    folder = tmp_path_factory.mktemp("data")
     generator = torch.Generator().manual_seed(0)
 
-    def text() -> str:
-        length = int(torch.randint(1, 40, (), generator=generator))
-        return bytes(torch.randint(97, 123, (length,), generator=generator).tolist()).decode()
+    def documents(count: int) -> str:
+        return ",".join(map(str, torch.randint(1, 40, (count,), generator=generator).tolist()))
 
-    for name, count in (("training", 400), ("validation", 37)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text()}) + "\n" for _ in range(count)))
     return {
         **FAST,
-        "training.dataset": "json",
-        "training.dataset_path": folder / "training.jsonl",
+        "training.dataset": "letters",
+        "training.dataset_path": documents(400),
         "data.document_mask": "true",
         "validation.enable": "true",
-        "validation.dataset": "json",
-        "validation.dataset_path": folder / "validation.jsonl",
+        "validation.dataset": "letters",
+        "validation.dataset_path": documents(37),
         "validation.freq": 5,
     }
 
@@ -68,7 +62,10 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B", "CP 2, full")
+
+
+@pytest.mark.parametrize("case", rows(CASES, QUICK))
 def test_training_and_validation_are_those_of_one_device(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
 ) -> None:
@@ -96,16 +93,16 @@ def test_the_mask_changes_the_loss_and_validation_nothing(
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
-    lines = Path(str(data["validation.dataset_path"])).read_text().splitlines()
+    lengths = [int(one) for one in str(data["validation.dataset_path"]).split(",")]
     # Of a document, every token but its last is followed by one of it; a window's last token is a target alone.
-    tokens = sum(len(json.loads(line)["text"]) + 1 for line in lines)
+    tokens = sum(length + 1 for length in lengths)
     _, targets = one_device.validation[5]
     windows = tokens / 49 + 16  # whole ones, and one at the end of each logical shard
     assert tokens - windows <= targets <= tokens
 
 
 def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
-    job = make_job("llama3_debug", {**FAST, "training.global_batch_size": 2, "job.device": "cpu"})
+    job = make_job("tiny", {**FAST, "training.global_batch_size": 2, "job.device": "cpu"})
     lengths = [[5, 20, 1, 22], [48]]
     tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(1))
     documents = torch.stack([torch.arange(len(one)).repeat_interleave(torch.tensor(one)) for one in lengths])
@@ -150,9 +147,9 @@ def test_flex_attention_sees_what_the_mask_does(kv_heads: int) -> None:
 def test_a_model_that_knows_no_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from titan_models_llama import layout
+    from harness import tiny
 
-    original: Callable[..., object] = layout.layout
-    monkeypatch.setattr(layout, "layout", lambda args: replace(original(args), masks_documents=False))  # type: ignore[type-var]
-    with pytest.raises(UserError, match=r"data\.document_mask = true: model 'llama3' cannot keep attention inside"):
-        make_job("llama3_debug", {"data.document_mask": "true"})
+    original: Callable[..., object] = tiny.layout
+    monkeypatch.setattr(tiny, "layout", lambda args: replace(original(args), masks_documents=False))  # type: ignore[type-var]
+    with pytest.raises(UserError, match=r"data\.document_mask = true: model 'tiny' cannot keep attention inside"):
+        make_job("tiny", {"data.document_mask": "true"})

@@ -53,9 +53,9 @@ def test_what_a_division_can_do_is_not_refused(
         if not (mesh is PP and tied)  # assembly refuses shared parameters under a pipeline (test_pipeline_plan.py)
     ],
 )
-def test_llama_passes(mesh: dict[str, object], tied: bool) -> None:
+def test_a_decoder_passes(mesh: dict[str, object], tied: bool) -> None:
     overrides = {**mesh, "model.args.tie_embeddings": str(tied).lower(), "training.local_batch_size": 2}
-    require(make_job("llama3_debug", overrides, 1 if mesh in (ONE, DOCUMENTS) else 2))
+    require(make_job("tiny", overrides, 1 if mesh in (ONE, DOCUMENTS) else 2))
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)

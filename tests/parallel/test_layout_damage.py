@@ -147,7 +147,7 @@ DAMAGES = [
 def test_damage_is_refused_by_name(damage: Damage) -> None:
     with pytest.raises(UserError, match=damage.message) as caught:
         require(job_on(damage.mesh, damage.build, damage.layout))
-    assert all(problem.where == "layout of model 'small'" or "llama3" in problem.where for problem in caught.value.problems)
+    assert all(problem.where == "layout of model 'small'" or "tiny" in problem.where for problem in caught.value.problems)
     assert all(problem.fix for problem in caught.value.problems)
 
 

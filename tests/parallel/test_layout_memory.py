@@ -11,15 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness import small_gpt
 from harness.model_trials import CP, require
 from harness.odd_gpts import Of, shifted
+from harness.tiny import TinyArgs
+from harness.tiny import layout as layout_of
+from harness.tiny_model import TinyModel
 from titan_core.api.errors import UserError
-from titan_models_llama.config import FLAVORS
-from titan_models_llama.layout import layout as llama_layout
-from titan_models_llama.model import Llama
 
-WIDE = FLAVORS["405B"].model_copy(update={"n_layers": 3})
+WIDE = TinyArgs(dim=16_384, n_layers=3, n_heads=128, n_kv_heads=8, ffn_dim=53_248, vocab_size=128_256, max_seq_len=131_072)
+"""Three layers of Llama 3.1's 126 with 405 billion parameters."""
 
 
-class ShiftedLlama(Llama):
+class Shifted(TinyModel):
     """Hidden states of the last block's input lean on the position before."""
 
     def __init__(self) -> None:
@@ -43,9 +44,9 @@ class Largest(TorchDispatchMode):
 
 def test_a_large_model_is_tried_in_little_memory() -> None:
     """One layer that mixes positions is found, and no weight of gigabytes is made for it."""
-    layout = llama_layout(WIDE)
+    layout = layout_of(WIDE)
     with Largest() as largest:
-        require(small_gpt.job_of(small_gpt.definition(lambda: Llama(WIDE), layout), CP, 2))
+        require(small_gpt.job_of(small_gpt.definition(lambda: TinyModel(WIDE), layout), CP, 2))
     with largest, pytest.raises(UserError, match=r"module 'layers\.2\.ffn_norm' depends on other positions"):
-        require(small_gpt.job_of(small_gpt.definition(ShiftedLlama, layout), CP, 2))
+        require(small_gpt.job_of(small_gpt.definition(Shifted, layout), CP, 2))
     assert largest.bytes < 64 << 20

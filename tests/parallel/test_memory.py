@@ -44,7 +44,7 @@ def held(folder: str) -> int:
 
     original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
     try:
-        trainer.train(make_job("llama3_debug", STEP))
+        trainer.train(make_job("tiny", STEP))
     finally:
         trainer.Trainer = original  # type: ignore[misc]
     parameters, gradients, state = sizes
@@ -77,7 +77,7 @@ class Largest(TorchDispatchMode):
 
 
 def largest_allocation(overrides: dict[str, object]) -> int:
-    job = make_job("llama3_debug", {**STEP, **overrides})
+    job = make_job("tiny", {**STEP, **overrides})
     # The trial of a small copy computes logits of a few tokens, which are no parameters.
     with pytest.MonkeyPatch.context() as patch, join_world(job) as world, Largest() as largest:
         patch.setattr(build, "try_model", lambda *_: None)

@@ -102,7 +102,7 @@ def test_microbatches_hold_each_sequence_once(microbatches: int, pieces: int, si
 
 
 def test_the_head_weighs_its_operations_and_the_embedding_half_of_that() -> None:
-    facts = make_job("llama3_debug", {"parallelism.pipeline_parallel_degree": 2}, 2).facts
+    facts = make_job("tiny", {"parallelism.pipeline_parallel_degree": 2}, 2).facts
     layout, seq_len = facts.model.layout, facts.batch.seq_len
     head = 6.0 * layout.dim * layout.vocab_size
     block = (facts.model.flops_per_token(seq_len) - head) / layout.num_blocks
@@ -113,7 +113,7 @@ def test_the_head_weighs_its_operations_and_the_embedding_half_of_that() -> None
         "parallelism.pipeline_parallel_first_stage_less_layers": 1,
         "parallelism.pipeline_parallel_last_stage_less_layers": 0,
     }
-    assert _extra_layers(make_job("llama3_debug", given_weights, 2).facts) == (1.0, 0.0)
+    assert _extra_layers(make_job("tiny", given_weights, 2).facts) == (1.0, 0.0)
 
 
 # -- recomputation for schedules that go backward twice

@@ -99,22 +99,22 @@ def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rounds in turns; a variant that fails while it trains is reported, and the others still run."""
     variants = ["--vary", "optimizer.lr=1e-3,100", "--optimizer.weight_decay", "100", "--training.max_norm", "0"]
     variants += ["--steps", "10", "--rounds", "2"]
-    assert main(["compare", *variants, *TINY]) == 1
+    assert main(["compare", "tiny", *variants, *TINY]) == 1
     told = capsys.readouterr()
     order = [line.partition(":")[0] for line in told.out.splitlines() if "steps, in" in line]
     assert order == ["lr=1e-3", "lr=100", "lr=1e-3"]  # the one that failed is not tried again
-    rows = list(csv.DictReader((in_tmp / "outputs/compare/llama3_debug/comparison.csv").open()))
+    rows = list(csv.DictReader((in_tmp / "outputs/compare/tiny/comparison.csv").open()))
     assert [row["variant"] for row in rows] == ["lr=1e-3", "lr=100"]
     assert float(rows[0]["tokens_per_second"]) > 0 and float(rows[0]["speed_up"]) == 1.0
     assert 4.0 < float(rows[0]["final_loss"]) < 7.0
     assert rows[1]["tokens_per_second"] == "" and "lr=100" in told.err and "nan" in told.err
-    page = (in_tmp / "outputs/compare/llama3_debug/report.html").read_text()
-    assert "llama3 debug: 10 steps on 1 process(es)" in page
+    page = (in_tmp / "outputs/compare/tiny/report.html").read_text()
+    assert "tiny debug: 10 steps on 1 process(es)" in page
 
 
 def test_a_mistake_in_a_variant_is_reported_before_anything_is_trained(
     in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "--vary", "training.seq_len=32,99999", *TINY]) == 2
+    assert main(["compare", "tiny", "--vary", "training.seq_len=32,99999", *TINY]) == 2
     told = capsys.readouterr()
     assert "variant 'seq_len=99999': " in told.err and "steps, in" not in told.out

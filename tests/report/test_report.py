@@ -43,7 +43,7 @@ HOSTILE = "<script>document.title = 'owned'<b>"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A real run, and one with everything a page can show."""
     folder = tmp_path_factory.mktemp("runs")
-    run_recipe("llama3_debug", {**RUN, "job.dump_folder": str(folder / "real")})
+    run_recipe("tiny", {**RUN, "job.dump_folder": str(folder / "real")})
     return [folder / "real", write_eventful(folder / HOSTILE)]
 
 

@@ -64,19 +64,19 @@ def test_a_real_run_at_once(in_tmp: Path, capsys: pytest.CaptureFixture[str], mo
         "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "training.seq_len": 32,
         "training.local_batch_size": 2, "training.global_batch_size": 4, "training.steps": 6, "metrics.log_freq": 1,
     }  # fmt: skip
-    losses = run_recipe("llama3_debug", dict(tiny)).losses
+    losses = run_recipe("tiny", dict(tiny)).losses
     capsys.readouterr()
-    assert main(["watch", "--once", "outputs/llama3_debug"]) == 0
+    assert main(["watch", "--once", "outputs/tiny"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert re.match(r"llama3_debug  llama3 debug +finished", lines[0])
+    assert re.match(r"tiny  tiny debug +finished", lines[0])
     assert re.search(r"step 6/6 .*100%  took \d+ s", lines[1])
     assert f"{losses[-1]:.4f}" in text and "768 tokens" in text
     assert f"{max(losses):.2f}" in text  # the chart's upper edge
     assert any("\u2800" < letter <= "\u28ff" for letter in text)
     assert lines[-1].endswith("step 6  finished")
-    (process,) = read_lines(Path("outputs/llama3_debug/events.jsonl"))[0]["processes"]
+    (process,) = read_lines(Path("outputs/tiny/events.jsonl"))[0]["processes"]
     assert process == {**HERE, "pid": os.getpid()}
 
 

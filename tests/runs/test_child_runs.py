@@ -13,5 +13,5 @@ from titan_runs.child_runs import ChildRun
 
 def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
     with FolderLock(in_tmp / "run", "it"), pytest.raises(UserError, match="run 'run': process"):
-        ChildRun("llama3_debug", [], 1, Path("run")).train()
+        ChildRun("tiny", [], 1, Path("run")).train()
     assert (in_tmp / "run").is_dir()

@@ -20,6 +20,8 @@ class TinyGPTArgs(BaseModel):
     """Tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=512, gt=0)
     """Longest context in tokens."""
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Probability with which an element is zeroed: of embeddings, of what attention adds, of activations in the MLP."""
 
     @property
     def num_params(self) -> int:

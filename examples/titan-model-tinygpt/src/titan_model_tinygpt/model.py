@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api.attention import CausalAttention
+from titan_core.api.dropout import Dropout
 from titan_model_tinygpt.config import TinyGPTArgs
 
 
@@ -17,11 +18,12 @@ class Attention(nn.Module):
         self.v = nn.Linear(args.dim, args.dim)
         self.proj = nn.Linear(args.dim, args.dim)
         self.mixer = CausalAttention()
+        self.dropout = Dropout(args.dropout)
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
         q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
-        return self.proj(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
+        return self.dropout(self.proj(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1)))
 
 
 class MLP(nn.Module):
@@ -29,9 +31,10 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(args.dim, 4 * args.dim)
         self.down = nn.Linear(4 * args.dim, args.dim)
+        self.dropout = Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.down(self.dropout(F.gelu(self.up(x))))
 
 
 class Block(nn.Module):
@@ -54,11 +57,12 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(args.vocab_size, args.dim)
         self.position = nn.Embedding(args.max_seq_len, args.dim)
+        self.dropout = Dropout(args.dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
+        return self.dropout(self.token(tokens) + self.position(positions))
 
 
 class TinyGPT(nn.Module):

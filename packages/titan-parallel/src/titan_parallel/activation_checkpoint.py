@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.microbatch import current_microbatch, entered
 from titan_core.api.model_part import ModelPart
+from titan_core.api.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
@@ -53,9 +56,18 @@ def _recompute(block: nn.Module, **options: Any) -> None:
     original = block.forward
 
     # A function of its own, no functools.partial of ``checkpoint``: the compiler starts at Python frames outside of torch.
-    # preserve_rng_state stays on, since a model with dropout must draw the same numbers again.
+    # preserve_rng_state stays on: what draws from torch's generators must draw the same numbers again.
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        return checkpoint(original, *arguments, use_reentrant=False, **options, **keywords)
+        microbatch, inferring = current_microbatch(), is_shape_inference()
+
+        def of_microbatch(*arguments: Any, **keywords: Any) -> Any:
+            # Recomputation runs during another microbatch or none, and on a GPU in a thread of autograd's.
+            with entered(microbatch), shape_inference() if inferring else nullcontext():
+                return original(*arguments, **keywords)
+
+        # Compiled code keeps the microbatch's tensors, as it keeps its other inputs.
+        compute = original if torch.compiler.is_compiling() else of_microbatch
+        return checkpoint(compute, *arguments, use_reentrant=False, **options, **keywords)
 
     block.forward = forward
 

@@ -2,6 +2,9 @@
 parameters, gradients and optimizer state (FSDP); over two it shards within the inner and replicates over the outer (HSDP);
 and where the inner one has size 1 it only replicates (DDP), as torch's own ``replicate`` does.
 
+Which ranks those are, the mesh says for each parameter (:meth:`JobMesh.data_mesh`); no dimension is known here by name.
+Modules whose parameters an earlier transform has divided over a view of the mesh (experts) are units of their own.
+
 TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 """
 
@@ -14,10 +17,11 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.errors import UserError
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import FSDPKeys
-from titan_parallel.data_mesh import data_mesh
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
@@ -36,22 +40,23 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     if training.enable_cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda")
         part.parameters_on = torch.device("cpu")
-    mesh = data_mesh(context.mesh)
     layout = part.layout
 
     # Layers of tensor parallelism give views, which torch (2.15) warns of. Nothing here changes its input in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
-    def shard(modules: list[nn.Module], reshard: bool) -> None:
+    def shard(modules: list[nn.Module], reshard: bool, view: str | None = None) -> None:
         if modules:
             fully_shard(
                 modules if len(modules) > 1 else modules[0],
-                mesh=mesh,
+                mesh=context.mesh.data_mesh(view),
                 mp_policy=mixed_precision,
                 offload_policy=offload,
                 reshard_after_forward=reshard,
             )
 
+    for view, module in on_views(part, context.mesh):
+        shard([module], policy != "never", view)
     embedding = list(part.present(layout.embedding).values())
     head = list(part.present(layout.head).values())
     if layout.tied:
@@ -69,6 +74,27 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     # and the checkpoint's way.
     part.after_evaluation += tuple(one.reshard for one in part.module.modules() if isinstance(one, FSDPModule))
     return part
+
+
+def on_views(part: ModelPart, mesh: JobMesh) -> list[tuple[str, nn.Module]]:
+    """The modules whose parameters are divided over a view of the mesh, each with its view.
+
+    Raises:
+        UserError: a module owns parameters on a view and others, which FSDP cannot gather together.
+    """
+    found: dict[str, tuple[str, nn.Module]] = {}
+    for path, module in part.named_modules():
+        own = {mesh.view_of(parameter) for parameter in module.parameters(recurse=False)}
+        view = next((one for one in own if one is not None), None)
+        if view is None or any(path.startswith(f"{outer}.") for outer in found):
+            continue
+        if {mesh.view_of(parameter) for parameter in module.parameters()} != {view}:
+            why = (
+                f"only some of its parameters are divided over the mesh view {view!r}, and FSDP gathers a module's together"
+            )
+            raise UserError.one(f"module {path!r} of the model", why, "keep them in a module of their own")
+        found[path] = view, module
+    return list(found.values())
 
 
 def _sum_gradients(module: nn.Module) -> None:

@@ -169,7 +169,7 @@ class _Stage(PipelineStage):
 
 
 def _rank(context: TrainingContext[PipelineKeys]) -> int:
-    return context.mesh.get_local_rank("pp")
+    return context.mesh["pp"].get_local_rank()
 
 
 def _describe(plan: PipelinePlan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api.build_context import JobContext
-from titan_core.api.components import Phase, Transform
+from titan_core.api.components import DATA_DIMS, Phase, Transform
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_core.api.sections import TrainingSection
@@ -23,7 +23,7 @@ def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
     """Where ranks have different tokens; and for mixed precision and offloading on one device too."""
     training, mesh = context.facts.section(TrainingSection), context.facts.mesh
     alone = training.mixed_precision_param != "float32" or training.enable_cpu_offload
-    return mesh.batch_degree * mesh.degree("cp") > 1 or alone
+    return mesh.data_degree > 1 or alone
 
 
 @hookimpl
@@ -42,7 +42,7 @@ def titan_parallelisms() -> list[Transform]:
                 "training.mixed_precision_reduce",
                 "training.enable_cpu_offload",
             ),
-            reduces=("dp_replicate", "dp_shard", "cp"),
+            reduces=(DATA_DIMS,),
             check=Ref("titan_parallel.fsdp_check:check"),
             apply=Ref("titan_parallel.fsdp:apply"),
         ),

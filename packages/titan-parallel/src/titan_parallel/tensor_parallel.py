@@ -24,6 +24,7 @@ from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Row, Rule
 from titan_core.api.layout_rules import Shard as ShardRule
 from titan_core.api.model_part import ModelPart
+from titan_core.api.random_streams import divide_streams
 from titan_core.api.tools.patterns import matches
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
@@ -42,6 +43,7 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
         for style in styles:
             parallelize_module(part.module.get_submodule(name), mesh, style)
     part.retie()
+    divide_streams(part.module, mesh.get_local_rank(), mesh.size())
     if not keys.disable_loss_parallel:
         _require_vocabulary_sharded(part)
         # As DTensor divides: all ranks but the last ones have as many columns.

@@ -21,7 +21,8 @@ from titan_core.api.section import Section
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
+
+    from titan_core.api.job_mesh import JobMesh
 
 S = TypeVar("S", bound=Section | None)
 
@@ -51,6 +52,6 @@ class JobContext(BuildContext[S]):
 class TrainingContext(JobContext[S]):
     """What a component receives once training starts."""
 
-    mesh: DeviceMesh
-    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always."""
+    mesh: JobMesh
+    """A named dimension for each of the plan's that is larger than 1, and ``dp_shard`` always; and its views."""
     device: torch.device

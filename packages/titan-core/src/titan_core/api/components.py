@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from titan_core.api.build_context import JobContext, TrainingContext
 from titan_core.api.config import Config
 from titan_core.api.job_facts import JobFacts
-from titan_core.api.mesh import MeshDim
+from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer as TorchOptimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from titan_core.api.dataset import DatasetContext, DocumentSource
     from titan_core.api.errors import Problem
+    from titan_core.api.job_mesh import JobMesh
     from titan_core.api.layout import ModelDefinition
     from titan_core.api.model_part import ModelPart
     from titan_core.api.model_trial import ModelTrial
@@ -46,7 +46,8 @@ class Phase(IntEnum):
     """The phases, in the order of their application. Why this order:
 
     a pipeline cut decides which modules a rank has at all; precision swaps linear layers, so that everything later wraps
-    the swapped ones; tensor parallelism shards them; context parallelism works on what is left of the heads;
+    the swapped ones; tensor parallelism shards them, and expert parallelism what tensor parallelism left of the experts;
+    context parallelism works on what is left of the heads;
     recomputation must see the final operators, and the compiler must see recomputation; data parallelism goes last,
     because it hooks the boundaries of whole compiled blocks.
     """
@@ -54,10 +55,15 @@ class Phase(IntEnum):
     PIPELINE = 1
     PRECISION = 2
     TENSOR = 3
-    CONTEXT = 4
-    RECOMPUTE = 5
-    COMPILE = 6
-    DATA = 7
+    EXPERT = 4
+    CONTEXT = 5
+    RECOMPUTE = 6
+    COMPILE = 7
+    DATA = 8
+
+
+DATA_DIMS = "*"
+"""In :attr:`Transform.reduces`: every dimension that data parallelism is to shard or replicate parameters over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +88,7 @@ class Component:
         """What its code is called with while a job is assembled."""
         return JobContext(section=self.section_in(facts.config), facts=facts)
 
-    def training_context(self, facts: JobFacts, mesh: DeviceMesh, device: torch.device) -> TrainingContext[Any]:
+    def training_context(self, facts: JobFacts, mesh: JobMesh, device: torch.device) -> TrainingContext[Any]:
         """What its code is called with once training starts."""
         return TrainingContext(section=self.section_in(facts.config), facts=facts, mesh=mesh, device=device)
 
@@ -117,9 +123,12 @@ class Transform(Component):
     from its default that no active transform serves is an error."""
     mesh_dims: tuple[MeshDim, ...] = ()
     """Mesh dimensions of its own, beyond the standard ones."""
+    mesh_views: tuple[MeshView, ...] = ()
+    """Views of its own: other ways to fold dimensions of the mesh."""
     reduces: tuple[str, ...] = ()
-    """Names of the mesh dimensions over which it sums gradients. A dimension that divides the batch or the sequence, without
-    ``copies``, needs an active transform that sums gradients over it: without one, its ranks' weights would diverge."""
+    """Names of the mesh dimensions over which it sums gradients; :data:`DATA_DIMS` stands for all whose ``data_parallel`` is
+    not ``own``. A dimension that divides the batch or the sequence, without ``copies``, needs an active transform that sums
+    gradients over it: without one, its ranks' weights would diverge."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """What makes the job impossible, found before anything is built. Free of torch; called when active."""
     check_model: Ref[Callable[[nn.Module, ModelTrial, TrainingContext[Any]], Iterable[Problem]]] | None = None
@@ -179,7 +188,7 @@ class Optimizer(Component):
     build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
 
     def optimizer_context(
-        self, facts: JobFacts, mesh: DeviceMesh, device: torch.device, groups: Sequence[ParamGroup]
+        self, facts: JobFacts, mesh: JobMesh, device: torch.device, groups: Sequence[ParamGroup]
     ) -> OptimizerContext[Any]:
         """What it is built with."""
         from titan_core.api.optimizer import OptimizerContext  # with torch

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from titan_core.api.batch import Batch
 
@@ -26,6 +30,16 @@ class Microbatch:
     """``training.seed``."""
     auxiliary: AuxiliaryLosses | None = None
     """Where the auxiliary losses of the step go; ``None`` where nothing is trained."""
+    key: Tensor = field(init=False, repr=False)
+    """A hash of seed and step: an int64 scalar on the batch's device. As a number, it would be a constant of compiled code,
+    which each step would compile again."""
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
+        value = int.from_bytes(digest[:8], "little", signed=True)
+        # Filled on the device, since a copy from the host would wait for it.
+        key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
+        object.__setattr__(self, "key", key)
 
 
 # Not a context variable: autograd runs the backward pass of a CUDA device in a thread of its own, which would see none.

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.errors import UserError
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshDim, MeshPlan
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class World:
     rank: int
     device: torch.device
     plan: MeshPlan
-    mesh: DeviceMesh
+    mesh: JobMesh
     copy_group: dist.ProcessGroup | None = None
     """The ranks that train the same copy of the weights, where that is not all of them."""
 
@@ -38,10 +38,8 @@ class World:
         return self.plan.world_size
 
     def coordinate(self, dim: str) -> int:
-        """This rank's index along the mesh dimension ``dim``; 0 where the job has no such dimension."""
-        names = self.mesh.mesh_dim_names or ()
-        coordinates = self.mesh.get_coordinate()
-        return coordinates[names.index(dim)] if coordinates is not None and dim in names else 0
+        """This rank's index along the mesh dimension or view ``dim``; 0 where the job has none of that name."""
+        return self.mesh[dim].get_local_rank() if dim in self.mesh else 0
 
     @property
     def data_rank(self) -> int:

@@ -19,7 +19,7 @@ from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import add_launch_options
 from titan_core.config.render import describe_options
 from titan_core.plugins.discovery import CORE
-from titan_core.plugins.known_packages import package_for
+from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Registry
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -95,7 +95,7 @@ def _run(argv: list[str]) -> int:
         core = next(plugin for plugin in registry.found.plugins if plugin.name == CORE)
         print(f"titan-core {core.version}")
         return 0
-    command, arguments = _find(commands, argv)
+    command, arguments = _find(commands, argv, registry)
     claims = [problem for problem in registry.conflicts if problem.where == f"command {command.name!r}"]
     if claims and command.name != "plugins":
         raise UserError(*claims)
@@ -121,23 +121,28 @@ def _run(argv: list[str]) -> int:
     return run(invocation)
 
 
-def _find(commands: dict[str, Command], argv: list[str]) -> tuple[Command, list[str]]:
+def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> tuple[Command, list[str]]:
     """The command that ``argv`` begins with, one word or two, and what follows it."""
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in commands and len(argv) >= words:
             return commands[name], argv[words:]
+        _require_installed(name, provider("command", name), registry)
     group = [name.split()[1] for name in commands if name.startswith(argv[0] + " ")]
     if group:
         wanted = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
         if not wanted:
             raise UserError.one(f"titan {argv[0]}", "a subcommand is needed", f"one of {', '.join(group)}")
         raise UserError.one(f"titan {argv[0]} {wanted}", "no such command", nearest(wanted, group))
-    package = package_for(argv[0], exactly=True)
-    if package is not None:
-        raise UserError.one(f"titan {argv[0]}", f"this command comes with {package}", f"install {package}, or switch it on")
+    _require_installed(argv[0], provider_of_group(argv[0]), registry)
     first_words = list(dict.fromkeys(name.split()[0] for name in commands))
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
+
+
+def _require_installed(command: str, package: str | None, registry: Registry) -> None:
+    """Raise where ``command`` is one of a ``package`` that is not in use."""
+    if package is not None and package not in {plugin.distribution for plugin in registry.found.plugins}:
+        raise UserError.one(f"titan {command}", f"this command comes with {package}", registry.remedy(package))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
 from titan_core.config.overrides import value_of
 from titan_core.config.problems import problems_of
-from titan_core.plugins.known_packages import package_for
+from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
 Table = dict[str, Any]
@@ -60,7 +60,8 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
         return RawConfig(recipe, recipe, _parse(text, recipe))
     path = Path(recipe)
     if not (recipe.endswith(".toml") or _exists(path)):
-        raise UserError.one(recipe, "no recipe of this name, and no file", f"{nearest(recipe, names)} (see `titan recipes`)")
+        fix = registry.suggest(Recipe, recipe)
+        raise UserError.one(recipe, "no recipe of this name, and no file", f"{fix} (see `titan recipes`)")
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)  # one byte more than is taken: it may be endless, such as a device
@@ -163,7 +164,7 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
         where = f"{COMMAND_LINE}: --{name}.*"
-    package = package_for(name)
+    package = provider("section", name)
     if package is not None:
         return Problem(where, "no plugin in use owns this section", registry.remedy(package))
     fix = nearest(name, sections)
@@ -173,7 +174,7 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
 
 def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:
     """A misspelling, or a key that a package adds which is not there."""
-    package = package_for(f"{section}.{key}", exactly=True)
+    package = provider("key", f"{section}.{key}")
     return registry.remedy(package) if package is not None else nearest(key, known)
 
 

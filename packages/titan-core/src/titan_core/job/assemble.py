@@ -9,12 +9,23 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Component, Debugger, LRSchedule, Model, Objective, Optimizer, Tokenizer, Transform
+from titan_core.api.components import (
+    DATA_DIMS,
+    Component,
+    Debugger,
+    LRSchedule,
+    Model,
+    Objective,
+    Optimizer,
+    Tokenizer,
+    Transform,
+)
 from titan_core.api.config import Config
 from titan_core.api.errors import PluginFailure, Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
+from titan_core.api.mesh import MeshDim, MeshPlan, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.sections import (
     DataSection,
@@ -27,7 +38,7 @@ from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.plugins.known_packages import package_for
+from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
 C = TypeVar("C", bound=Component)
@@ -64,7 +75,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     objective = attempt(_pick, config, registry, Objective, "objective.name")
     optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
-    mesh = attempt(plan_mesh, config, [dim for one in registry.all(Transform) for dim in one.mesh_dims], world_size)
+    mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
@@ -117,6 +128,13 @@ def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
         why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
         raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
+
+
+def _plan_mesh(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
+    transforms = registry.all(Transform)
+    dims = [dim for transform in transforms for dim in transform.mesh_dims]
+    views = [view for transform in transforms for view in transform.mesh_views]
+    return plan_mesh(config, dims, world_size, views)
 
 
 def define_model(model: Model, args: BaseModel) -> ModelDefinition:
@@ -201,7 +219,8 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
 def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
     """Whether every degree above 1, mixed precision and offloading are made real by a transform: never silently ignored."""
     served = {key for transform in active for key in transform.serves}
-    asked = [dim.degree_key for dim in facts.mesh.dims if facts.mesh.degrees[dim.name] > 1]
+    named: tuple[MeshDim | MeshView, ...] = (*facts.mesh.dims, *facts.mesh.views)
+    asked = [one.degree_key for one in named if facts.mesh.degree(one.name) > 1]
     training = facts.section(TrainingSection)
     for key in ("mixed_precision_param", "mixed_precision_reduce", "enable_cpu_offload"):
         if getattr(training, key) != type(training).model_fields[key].default:
@@ -214,7 +233,7 @@ def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -
         if shown == -1:
             dim = next(dim for dim in facts.mesh.dims if dim.degree_key == key)
             why = f"{facts.mesh.degrees[dim.name]} processes are left to it, and {why}"
-        package = package_for(key)
+        package = provider("key", key)
         yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
 
 
@@ -222,9 +241,10 @@ def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]
     """Whether gradients are summed over every mesh dimension whose ranks see different tokens."""
     reduced = {name for transform in active for name in transform.reduces}
     for dim in facts.mesh.dims:
-        divides = dim.divides in ("batch", "sequence") and not dim.copies
         served = any(dim.degree_key in transform.serves for transform in active)
-        if divides and served and facts.mesh.degrees[dim.name] > 1 and dim.name not in reduced:
+        if not (dim.sees_other_data and served and facts.mesh.degrees[dim.name] > 1):
+            continue
+        if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
             why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, and no "
             why += "transform in use sums gradients over it, so that their weights would diverge"
             fix = f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"

@@ -1,4 +1,4 @@
-"""The device mesh as arithmetic: which dimensions there are and how large each is. Free of torch."""
+"""Config and world size to a mesh plan. Free of torch."""
 
 from __future__ import annotations
 
@@ -7,33 +7,63 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.mesh import REMAINDER_KEY, MeshDim, MeshPlan, dims_in_order
+from titan_core.api.mesh import REMAINDER_KEY, MeshDim, MeshPlan, MeshView, dims_in_order, sound_views
 
 if TYPE_CHECKING:
     from titan_core.api.config import Config
 
 
-def plan_mesh(config: Config, extra_dims: Iterable[MeshDim], world_size: int | None) -> MeshPlan:
-    """The degrees that ``config`` asks for, ``-1`` resolved.
+def plan_mesh(
+    config: Config, extra_dims: Iterable[MeshDim], world_size: int | None, extra_views: Iterable[MeshView] = ()
+) -> MeshPlan:
+    """The degrees that ``config`` sets, ``-1`` resolved.
 
     Args:
         world_size: number of ranks, or ``None`` for the smallest world that the config allows.
 
     Raises:
-        UserError: the degrees do not multiply to ``world_size``.
+        UserError: the degrees do not multiply to ``world_size``, or a view's degree does not divide what it borrows.
     """
     dims = dims_in_order(extra_dims)
+    views = sound_views(extra_views, dims)
     degrees: dict[str, int] = {dim.name: int(config.value(dim.degree_key)) for dim in dims}
+    view_degrees: dict[str, int] = {view.name: int(config.value(view.degree_key)) for view in views}
     fixed = math.prod(degree for degree in degrees.values() if degree > 0)
     if degrees["dp_shard"] == 0:
         raise UserError(config.problem(REMAINDER_KEY, "must be at least 1, or -1 for all ranks that are left"))
     if degrees["dp_shard"] == -1:
         if world_size is not None and world_size % fixed:
             raise UserError(_mismatch(config, dims, degrees, world_size))
-        degrees["dp_shard"] = 1 if world_size is None else world_size // fixed
+        smallest = _smallest(views, degrees, view_degrees)
+        degrees["dp_shard"] = smallest if world_size is None else world_size // fixed
     elif world_size is not None and fixed != world_size:
         raise UserError(_mismatch(config, dims, degrees, world_size))
-    return MeshPlan(dims, degrees)
+    plan = MeshPlan(dims, degrees, views, view_degrees)
+    problems = [_indivisible(config, plan, view) for view in views if plan.borrowed(view) % view_degrees[view.name]]
+    if problems:
+        raise UserError(*problems)
+    return plan
+
+
+def _smallest(views: Iterable[MeshView], degrees: Mapping[str, int], view_degrees: Mapping[str, int]) -> int:
+    """The smallest ``dp_shard`` with which each view's degree divides what it borrows."""
+    needed = [1]
+    for view in views:
+        if "dp_shard" in view.borrows:
+            others = math.prod(degrees[name] for name in view.borrows if name != "dp_shard")
+            needed.append(view_degrees[view.name] // math.gcd(view_degrees[view.name], others))
+    return math.lcm(*needed)
+
+
+def _indivisible(config: Config, plan: MeshPlan, view: MeshView) -> Problem:
+    terms = " x ".join(f"{name} {plan.degrees[name]}" for name in view.borrows)
+    ranks = plan.borrowed(view)
+    fitting = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+    return config.problem(
+        view.degree_key,
+        f"must divide the {ranks} ranks that mesh view {view.name!r} borrows ({terms})",
+        f"set it to one of {', '.join(map(str, fitting))}, or enlarge {view.borrows[0]}",
+    )
 
 
 def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:

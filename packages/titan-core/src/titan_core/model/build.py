@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Transform
 from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.patterns import matches
@@ -23,9 +23,10 @@ from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
+from titan_core.model.streams import begin_streams
 
 
-def build_parts(job: Job, mesh: DeviceMesh, device: torch.device) -> list[ModelPart]:
+def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
     """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
 
     Raises:
@@ -47,6 +48,7 @@ def build_parts(job: Job, mesh: DeviceMesh, device: torch.device) -> list[ModelP
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
         materialise(part, device, job.config.section(TrainingSection).seed)
+        begin_streams(part.module, device)
         part.module.train()
     return parts
 

@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
+from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, ModelTrial
 
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device) -> bool:
+def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -> bool:
     """Try ``model`` (whole, on the meta device) with a few tokens.
 
     Returns:
@@ -40,7 +41,7 @@ def try_model(model: nn.Module, job: Job, mesh: DeviceMesh, device: torch.device
             raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
         log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
         return False
-    problems = list(_mistakes(trial))
+    problems = [*_mistakes(trial), *check_streams(model, trial)]
     if not problems:
         # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
         with trial.evaluating():

@@ -62,6 +62,13 @@ class _Addition(nn.Module):
         return hidden + torch.sin(hidden + self._number)
 
 
+def first_alike(model: nn.Module, layout: ModelLayout) -> dict[str, str]:
+    """Of each block, the name of the first one that is built like it, which a stand-in has in its place."""
+    first: dict[Any, str] = {}
+    blocks = ((f"{layout.blocks}.{name}", block) for name, block in model.get_submodule(layout.blocks).named_children())
+    return {path: first.setdefault(_structure(block, path, layout), path) for path, block in blocks}
+
+
 def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
     """For ``copy.deepcopy``: by its id, what becomes of each block that is built like an earlier one."""
     seen: set[Any] = set()

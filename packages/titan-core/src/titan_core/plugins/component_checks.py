@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.api.command import Command
 from titan_core.api.components import Component, Phase
-from titan_core.api.mesh import MeshDim
+from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
@@ -181,6 +181,7 @@ RULES: Final[dict[str, Callable[[object], str]]] = {
     "Phase": _phase,
     "tuple[str": _all_of(str),
     "tuple[MeshDim": _all_of(MeshDim),
+    "tuple[MeshView": _all_of(MeshView),
     "tuple[WeightFormat": _all_of(WeightFormat),
     "Mapping[str, BaseModel]": _flavors,
 }

@@ -14,6 +14,7 @@ from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
 from titan_core.plugins.guard import Origin
+from titan_core.plugins.providers import provider
 
 C = TypeVar("C", bound=Component)
 
@@ -118,9 +119,7 @@ class Registry:
 
     def suggest(self, kind: type[C], name: str) -> str:
         """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to fix."""
-        from titan_core.plugins.known_packages import package_for
-
-        package = package_for(name)
+        package = provider(kind.kind, name)
         if package is not None and package not in {plugin.distribution for plugin in self.found.plugins}:
             return self.remedy(package)
         return nearest(name, self.names(kind)) + self.broken_note()

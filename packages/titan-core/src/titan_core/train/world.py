@@ -11,10 +11,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore  # torch.distributed has it, but does not export it to type checkers
-from torch.distributed.device_mesh import init_device_mesh
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection
 from titan_core.api.tools.device import backend_for, choose_device
@@ -40,11 +40,7 @@ def join_world(job: Job) -> Iterator[World]:
     try:
         # Before the mesh: ranks that disagree on its shape would wait for each other while they make it.
         require_same_job(job)
-        # Dimensions of size 1 are left out: each would cost a process group on every rank. dp_shard is always there, since
-        # FSDP's mixed precision is wanted at any degree.
-        dims = {name: degree for name, degree in plan.degrees.items() if degree > 1 or name == "dp_shard"}
-        mesh = init_device_mesh(device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-        yield World(dist.get_rank(), device, plan, mesh, _copy_group(plan))
+        yield World(dist.get_rank(), device, plan, JobMesh(plan, device.type), _copy_group(plan))
         failed = False
     finally:
         # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). NCCL's way of leaving waits for the other

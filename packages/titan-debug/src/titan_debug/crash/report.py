@@ -126,7 +126,7 @@ class CrashReport:
             # Who raises these has said all in the message.
             traceback=[] if told else _lines_of(error),
             follows=follows_from_a_peer(error),
-            coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.mesh_dim_names or ()},
+            coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.names},
             environment=describe_environment(run.world.device),
             command=command_line(),
         )

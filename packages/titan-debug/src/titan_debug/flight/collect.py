@@ -44,7 +44,7 @@ def collect(world: World, why: str, attempt: float, since: float, step: int, in_
         why=why,
         step=step,
         in_step=in_step,
-        coordinates={dim: world.coordinate(dim) for dim in world.mesh.mesh_dim_names or ()},
+        coordinates={dim: world.coordinate(dim) for dim in world.mesh.names},
         groups=groups,
         entries=entries,
         threads=threads,

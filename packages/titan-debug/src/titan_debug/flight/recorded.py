@@ -31,8 +31,8 @@ def process_groups(world: World) -> list[Group]:
     """The process groups that this rank is in. Their table is private; it is the same in torch 2.11 to 2.15."""
     groups = distributed_c10d._world
     by_name: dict[str, list[str]] = {}
-    for dim in world.mesh.mesh_dim_names or ():
-        by_name.setdefault(world.mesh.get_group(dim).group_name, []).append(dim)
+    for dim in world.mesh.names:
+        by_name.setdefault(world.mesh[dim].get_group().group_name, []).append(dim)
     return [
         Group(name, _label(group, name, by_name.get(name, [])), tuple(sorted(ranks, key=ranks.__getitem__)))
         for group, name in groups.pg_names.items()

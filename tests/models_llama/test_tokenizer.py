@@ -1,4 +1,4 @@
-"""Text to ids and back."""
+"""Text to Llama 3's ids and back."""
 
 from __future__ import annotations
 
@@ -6,29 +6,14 @@ import base64
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.contexts import tokenizer_at
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_data.tokenizers.hugging_face import build as build_hf
 from titan_models_llama.tokenizer import build as build_llama3
 
 BYTE = ByteTokenizer()
-
-
-@given(st.text())
-def test_bytes_round_trip(text: str) -> None:
-    ids = BYTE.encode_document(text).tolist()
-    assert ids == [256, *text.encode(), 257]
-    assert BYTE.decode(ids) == f"<|begin_of_text|>{text}<|end_of_text|>"
-
-
-def test_special_names_in_a_document_are_plain_text() -> None:
-    assert BYTE.encode_document("<|end_of_text|>").tolist().count(257) == 1
-    assert BYTE.vocab_size == 258
 
 
 def rank_file(path: Path, merges: list[bytes]) -> Path:
@@ -70,35 +55,6 @@ def test_what_is_no_rank_file(tmp_path: Path, content: bytes | None, message: st
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         build_llama3(tokenizer_at(path))
-
-
-def test_hugging_face(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["hello world " * 20], trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    ours = build_hf(tokenizer_at(tmp_path))
-    ids = ours.encode_document("hello </s> wörld")
-    assert (ids[0], ids[-1]) == (0, 1)
-    assert ids.count(1) == 1
-    assert ours.decode(ids[1:-1]) == "hello </s> wörld"
-    assert ours.vocab_size == tokenizer.get_vocab_size()
-    (tmp_path / "bad.json").write_text("nonsense")
-    for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
-        with pytest.raises(UserError, match=message):
-            build_hf(tokenizer_at(path))
-
-
-def test_halves_of_surrogate_pairs_are_replaced() -> None:
-    """As JSON may hold them; they cannot be encoded."""
-    assert BYTE.encode_document("a\ud83db").tolist() == [256, *"a\ufffdb".encode(), 257]
 
 
 def test_a_fingerprint_is_that_of_the_ids(tmp_path: Path) -> None:

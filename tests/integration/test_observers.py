@@ -1,8 +1,8 @@
 """Observation changes nothing: every observer there is, as often as it can look, on every kind of mesh, leaves losses,
 gradients and weights bit for bit as they are without it.
 
-An ordinary test run takes the meshes of :data:`FAST`; all of them by
-``uv run pytest -m long tests/parallel/test_observers.py``.
+The quick loop takes :data:`QUICK`, the full run the meshes of :data:`FAST`, all of them
+``uv run pytest -m long tests/integration/test_observers.py``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ MESHES = [
     Case("PP 2, ZBVZeroBubble, offloaded", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "training.enable_cpu_offload": "true"}),
     Case("PP 2, 1F1B, offloaded", 2, {PP: 2, "training.enable_cpu_offload": "true"}),
 ]
+QUICK = "FSDP 2"
 FAST = ("FSDP 2", "TP 2", "CP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded", "PP 2, 1F1B, offloaded")
 
 
 def table() -> list[Any]:
-    return [pytest.param(case, id=case.name, marks=[] if case.name in FAST else [pytest.mark.long]) for case in MESHES]
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        return [] if name == QUICK else [pytest.mark.full] if name in FAST else [pytest.mark.long]
+
+    return [pytest.param(case, id=case.name, marks=marks(case.name)) for case in MESHES]
 
 
 def test_every_observer_takes_part() -> None:
@@ -62,8 +66,10 @@ def test_a_run_that_is_observed_is_bit_for_bit_the_one_that_is_not(gloo: GlooPoo
     folders = [tmp_path / "plain", tmp_path / "observed"]
     for folder in folders:
         folder.mkdir()
-    plain = gloo.run(case.ranks, run_in, str(folders[0]), {**SETTINGS, **case.overrides})
-    observed = gloo.run(case.ranks, run_in, str(folders[1]), {**SETTINGS, **case.overrides, **OBSERVED})
+    plain = gloo.run(case.ranks, run_in, str(folders[0]), {**SETTINGS, **case.overrides}, True, "llama3_debug")
+    observed = gloo.run(
+        case.ranks, run_in, str(folders[1]), {**SETTINGS, **case.overrides, **OBSERVED}, True, "llama3_debug"
+    )
     for one, other in zip(plain, observed, strict=True):
         assert other.losses == one.losses
         assert other.grad_norms == one.grad_norms

@@ -1,4 +1,4 @@
-"""Listing plugins and printing help is quick, and free of torch."""
+"""Listing plugins and printing help is quick and free of torch, with all packages installed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_answer_comes_within_half_a_second(command: list[str]) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(10)]
+    rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(5)]
     ours, pydantics = (min(times) for times in zip(*rounds, strict=True))
     assert ours < 0.5 * max(1.0, pydantics / 0.15)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from titan_core.cli.main import main
 from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.registry import Registry
 
-INSTALLED = discover()
+_FOUND = discover()
+INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
+"""What a user has installed: no harness."""
 MINE = """
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import Launcher
@@ -35,6 +38,11 @@ def run(context):
     print(context.arguments.recipe, context.arguments.islands, context.job(2).facts.mesh.world_size)
     return 40
 """
+
+
+@pytest.fixture(autouse=True)
+def without_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ def test_options_of_a_launcher_name_the_package_to_install(
 def test_a_launcher_that_is_switched_off_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "launch")
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "launch,harness,harness_parallel")
     assert main(["train", "--nproc-per-node", "2"]) == 2
     assert "titan-launch is switched off" in capsys.readouterr().err
 

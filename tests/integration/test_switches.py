@@ -113,7 +113,11 @@ def overrides_of(row: Row) -> dict[str, object]:
 
 def table() -> list[Any]:
     return [
-        pytest.param(row, id=f"{number}-{row['mesh']}", marks=[pytest.mark.long] if number % STRIDE else [])
+        pytest.param(
+            row,
+            id=f"{number}-{row['mesh']}",
+            marks=pytest.mark.long if number % STRIDE else pytest.mark.full if number else (),
+        )
         for number, row in enumerate(rows())
     ]
 
@@ -127,7 +131,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Refe
 
     def run(values: tuple[object, ...]) -> RunRecord:
         overrides = {**COMMON, **dict(zip(ONE_DEVICE, values, strict=True))}
-        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), overrides)[0]
+        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), overrides, True, "llama3_debug")[0]
 
     return functools.cache(run)
 
@@ -138,7 +142,7 @@ def test_switches_and_meshes_train_as_one_device_does(
 ) -> None:
     ranks = MESHES[str(row["mesh"])][0]
     one = one_device(tuple(row[name] for name in ONE_DEVICE))
-    require_equal(gloo.run(ranks, run_in, str(tmp_path), overrides_of(row)), one)
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), overrides_of(row), True, "llama3_debug"), one)
 
 
 def test_the_array_holds_every_pair_that_is_not_refused() -> None:

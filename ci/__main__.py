@@ -1,0 +1,43 @@
+"""Runs a package's test suite against its wheel, in a fresh environment with what the package declares and nothing else::
+
+uv run python -m ci titan-float8
+uv run python -m ci titan-core --torch lowest --python 3.13
+uv run python -m ci titan-ckpt -- -k resume -n 0
+uv run python -m ci --list
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ci.isolated import run_suite
+from ci.workspace import packages
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("package", nargs="?", choices=list(packages()), metavar="PACKAGE")
+    parser.add_argument("--list", action="store_true", help="print the packages' names as JSON and exit")
+    parser.add_argument(
+        "--torch", choices=("locked", "lowest"), default="locked",
+        help="the versions in uv.lock (default), or the oldest torch that the packages allow",
+    )  # fmt: skip
+    parser.add_argument(
+        "--python", default=sys.executable, help="interpreter or version of the environment (default: this one)"
+    )
+    parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT", help="arguments for pytest")
+    options = parser.parse_args()
+    if options.list:
+        print(json.dumps(list(packages())))
+        return 0
+    if options.package is None:
+        parser.error(f"name a package: {', '.join(packages())}")
+    return run_suite(packages()[options.package], options.torch, options.python, options.pytest)
+
+
+sys.exit(main())

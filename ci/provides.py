@@ -1,0 +1,61 @@
+"""Writes the index of what each package provides. titan-core's wheel carries it as metadata, so that errors can name the
+package to install::
+
+    uv run python -m ci.provides
+"""
+
+from __future__ import annotations
+
+import json
+
+from ci.workspace import CORE, ROOT, packages
+from titan_core.api.command import Command
+from titan_core.api.components import Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, Transform
+from titan_core.api.sections import CORE_SECTIONS
+from titan_core.plugins.discovery import Plugin, discover
+
+CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
+"""Kinds of components that a config or a command line names; all others are chosen by keys."""
+FILE = ROOT / "packages/titan-core/provides.json"
+
+
+def provided() -> dict[str, dict[str, str]]:
+    """By kind and name, the package: sections, keys that packages add to the core's sections or make real, components."""
+    index: dict[str, dict[str, str]] = {}
+    for plugin in discover().plugins:
+        if plugin.distribution in packages() and plugin.distribution != CORE:
+            for kind, name in provided_by(plugin):
+                index.setdefault(kind, {})[name] = plugin.distribution
+    return {kind: dict(sorted(names.items())) for kind, names in sorted(index.items())}
+
+
+def provided_by(plugin: Plugin) -> set[tuple[str, str]]:
+    """(kind, name) of everything that a config or a command line may name."""
+    core = {cls.section for cls in CORE_SECTIONS}
+    found: set[tuple[str, str]] = set()
+    for component in plugin.components:
+        section = component.config
+        if isinstance(component, Transform):
+            found |= {("key", key) for key in component.serves}
+        if isinstance(component, CHOSEN_BY_NAME):
+            found.add((component.kind, component.name))
+        if section is not None and section.section in core:
+            found |= {("key", f"{section.section}.{key}") for key in section.model_fields}
+        elif section is not None:
+            found.add(("section", section.section))
+    return found
+
+
+def render() -> str:
+    """The file's text."""
+    return json.dumps(provided(), indent=2) + "\n"
+
+
+def main() -> None:
+    """Write the file."""
+    FILE.write_text(render(), encoding="utf-8")
+    print(f"wrote {FILE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The config keys of titan-expert-parallel."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.api.numbers import Ranks
+from titan_core.api.section import ALL_KEYS, Section
+
+
+class ExpertParallelKeys(Section):
+    section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    expert_parallel_degree: Ranks = Field(default=1, gt=0)
+    """Ranks that divide the experts of each block among them. They are ranks that data and context parallelism have anyway:
+    the degree divides data_parallel_shard_degree x context_parallel_degree."""

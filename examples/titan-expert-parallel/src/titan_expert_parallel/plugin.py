@@ -1,0 +1,29 @@
+"""What titan-expert-parallel contributes."""
+
+from titan_core.api.components import Phase, Transform
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.mesh import MeshView
+from titan_core.api.ref import Ref
+from titan_expert_parallel.config import ExpertParallelKeys
+
+api = (1, 0)
+
+DEGREE = "parallelism.expert_parallel_degree"
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="expert_parallel",
+            summary="each rank holds some of the experts, and tokens travel to theirs",
+            config=ExpertParallelKeys,
+            phase=Phase.EXPERT,
+            mesh_views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),),
+            active=lambda context: context.facts.mesh.degree("ep") > 1,
+            serves=(DEGREE,),
+            check=Ref("titan_expert_parallel.check:check"),
+            check_model=Ref("titan_expert_parallel.check_model:check_model"),
+            apply=Ref("titan_expert_parallel.transform:apply"),
+        )
+    ]

@@ -1,0 +1,52 @@
+"""The model's sizes."""
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
+
+
+class MoEArgs(BaseModel):
+    """Arguments of the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dim: Width = Field(default=64, gt=0)
+    """Width of the hidden states."""
+    n_layers: Layers = Field(default=2, gt=0)
+    """Transformer blocks."""
+    n_heads: Heads = Field(default=4, gt=0)
+    """Attention heads."""
+    n_experts: Heads = Field(default=4, gt=0)
+    """Experts of each block."""
+    top_k: Heads = Field(default=2, gt=0)
+    """Experts that each token passes through."""
+    expert_dim: Width = Field(default=96, gt=0)
+    """Hidden features of an expert."""
+    vocab_size: Vocabulary = Field(default=288, gt=0)
+    """Tokens in the vocabulary."""
+    max_seq_len: Tokens = Field(default=512, gt=0)
+    """Longest context in tokens."""
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "MoEArgs":
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k {self.top_k} exceeds n_experts {self.n_experts}")
+        if self.dim % self.n_heads:
+            raise ValueError(f"n_heads {self.n_heads} must divide dim {self.dim}")
+        return self
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters."""
+        return self._params(self.n_experts)
+
+    @property
+    def num_active_params(self) -> int:
+        """Number of parameters that compute a token."""
+        return self._params(self.top_k)
+
+    def _params(self, experts: int) -> int:
+        attention = 4 * self.dim**2
+        feed_forward = self.n_experts * self.dim + experts * 3 * self.dim * self.expert_dim
+        block = attention + feed_forward + 2 * self.dim
+        return self.n_layers * block + (2 * self.vocab_size + self.max_seq_len + 1) * self.dim

@@ -1,0 +1,48 @@
+"""The model's layout."""
+
+from titan_core.api.initial_values import Constant, Normal
+from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Experts, Replicate, Row, causal_attention
+from titan_model_moe.config import MoEArgs
+
+
+def define(args: MoEArgs) -> ModelDefinition:
+    def build() -> object:
+        from titan_model_moe.model import MoEDecoder
+
+        return MoEDecoder(args)
+
+    return ModelDefinition(
+        layout=layout(args),
+        build=build,
+        num_params=args.num_params,
+        flops_per_token=lambda seq_len: 6.0 * args.num_active_params + 12.0 * args.n_layers * args.dim * seq_len,
+    )
+
+
+def layout(args: MoEArgs) -> ModelLayout:
+    return ModelLayout(
+        num_blocks=args.n_layers,
+        dim=args.dim,
+        vocab_size=args.vocab_size,
+        max_seq_len=args.max_seq_len,
+        embedding=("embedding",),
+        blocks="blocks",
+        head=("norm", "unembedding"),
+        rules={
+            "blocks.*.attention.[qkv].weight": Column(),
+            "blocks.*.attention.out.weight": Row(),
+            "*norm*.weight": Replicate(),
+            "blocks.*.feed_forward.router.weight": Replicate(),
+            # Under tensor parallelism each rank routes its own positions through whole experts.
+            "blocks.*.feed_forward.experts.*": Experts(),
+        },
+        regions=("blocks.*.attention",),
+        mixers={"blocks.*.attention.mixer": causal_attention(args.n_heads)},
+        masks_documents=True,
+        parameters={
+            "*norm*.weight": Constant(1.0),
+            "blocks.*.feed_forward.router.weight": Normal(0.2),
+            "*": Normal(0.05),
+        },
+    )

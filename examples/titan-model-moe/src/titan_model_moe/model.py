@@ -1,0 +1,130 @@
+"""A small mixture-of-experts decoder, for one device.
+
+Shapes: b sequences, s positions, d width of the hidden states, n = b * s tokens, k experts of each token, e experts.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from titan_core.api.attention import CausalAttention
+from titan_model_moe.config import MoEArgs
+
+
+class Attention(nn.Module):
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.head_dim = args.dim // args.n_heads
+        self.q = nn.Linear(args.dim, args.dim, bias=False)
+        self.k = nn.Linear(args.dim, args.dim, bias=False)
+        self.v = nn.Linear(args.dim, args.dim, bias=False)
+        self.out = nn.Linear(args.dim, args.dim, bias=False)
+        self.mixer = CausalAttention()
+
+    def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        batch, seq, _ = x.shape
+        q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return self.out(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token, by that token alone, in fp32: a small difference may choose another expert."""
+
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.top_k = args.top_k
+        self.weight = nn.Parameter(torch.empty(args.n_experts, args.dim))
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """``[n, d]`` to the chosen experts' weights, fp32 ``[n, k]``, which add up to 1, and their numbers, ``[n, k]``."""
+        probabilities = F.linear(tokens.float(), self.weight.float()).softmax(-1)
+        weights, chosen = probabilities.topk(self.top_k, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), chosen
+
+
+class Experts(nn.Module):
+    """Gated feed-forward layers (SwiGLU), stacked: the first dimension of each parameter is the expert."""
+
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(args.n_experts, args.dim, args.expert_dim))
+        self.up = nn.Parameter(torch.empty(args.n_experts, args.dim, args.expert_dim))
+        self.down = nn.Parameter(torch.empty(args.n_experts, args.expert_dim, args.dim))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """
+        Args:
+            rows: ``[rows, d]``, those of the first expert first.
+            counts: rows of each expert, int64 ``[e]``.
+
+        Returns:
+            The like of ``rows``.
+        """
+        pieces = rows.split(counts.tolist())
+        weights = zip(pieces, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
+        # An expert without a row computes too, so that each expert always has a gradient.
+        return torch.cat([(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights])
+
+
+class FeedForward(nn.Module):
+    """Each token passes through ``k`` experts. No expert refuses one."""
+
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.router = Router(args)
+        self.experts = Experts(args)
+        self.n_experts = args.n_experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens)
+        chosen = chosen.flatten()
+        order = chosen.argsort(stable=True)
+        counts = (chosen[:, None] == torch.arange(self.n_experts, device=x.device)).sum(0)
+        # One row for each pair of token and expert, by copying and by permutations: unlike sums at indices, these give the
+        # same bits on a GPU in every run.
+        rows = tokens[:, None].expand(-1, weights.shape[1], -1).flatten(0, 1)
+        outputs = self.experts(rows[order], counts)[order.argsort()].unflatten(0, weights.shape)
+        return (outputs * weights[..., None].to(outputs.dtype)).sum(1).view_as(x)
+
+
+class Block(nn.Module):
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(args.dim, eps=1e-5)
+        self.attention = Attention(args)
+        self.norm2 = nn.RMSNorm(args.dim, eps=1e-5)
+        self.feed_forward = FeedForward(args)
+
+    def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        x = x + self.attention(self.norm1(x), documents)
+        return x + self.feed_forward(self.norm2(x))
+
+
+class Embedding(nn.Module):
+    """Tokens and their positions."""
+
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.token = nn.Embedding(args.vocab_size, args.dim)
+        self.position = nn.Embedding(args.max_seq_len, args.dim)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(positions)
+
+
+class MoEDecoder(nn.Module):
+    def __init__(self, args: MoEArgs) -> None:
+        super().__init__()
+        self.embedding = Embedding(args)
+        self.blocks = nn.ModuleList(Block(args) for _ in range(args.n_layers))
+        self.norm = nn.RMSNorm(args.dim, eps=1e-5)
+        self.unembedding = nn.Linear(args.dim, args.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.embedding(tokens, positions)
+        for block in self.blocks:
+            h = block(h, documents)
+        return self.unembedding(self.norm(h))

@@ -1,0 +1,25 @@
+"""What titan-model-moe contributes."""
+
+from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_model_moe.config import MoEArgs
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    return [
+        Model(
+            name="moe",
+            summary="a small decoder whose feed-forward layers are mixtures of experts",
+            flavors={"tiny": MoEArgs(), "small": MoEArgs(dim=384, n_layers=6, n_heads=6, expert_dim=512, n_experts=8)},
+            define=Ref("titan_model_moe.layout:define"),
+        )
+    ]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("titan_model_moe")

@@ -1,0 +1,1 @@
+"""Data parallelism over zones with slow links between them."""

@@ -1,0 +1,16 @@
+"""The config section of titan-zones."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.api.numbers import Ranks
+from titan_core.api.section import ALL_KEYS, Section
+
+
+class ZonesSection(Section):
+    section: ClassVar[str] = "zones"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    count: Ranks = Field(default=1, gt=0)
+    """Zones that the ranks are divided into. Each holds the whole model."""

@@ -1,0 +1,71 @@
+"""Random bits as a function of where they are used: a key, the row and column of a token, the index of a feature.
+
+A token's 64 bits come from two rounds of SplitMix64 (Steele et al., OOPSLA 2014), which costs as little as there are few
+tokens. Each element then mixes the two halves of its token's bits with 32 bits of its feature, in operations on int32 that
+every device vectorises. There is no state, so any rank can compute any element, and compute it again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Words = tuple[Tensor, Tensor, Tensor]
+"""int32: two random words of each token, ``[tokens, 1]``, and one of each feature, ``[features]``."""
+
+
+def _signed(word: int, bits: int) -> int:
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64)
+_MULTIPLIERS = _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32), _signed(0x9E3779B1, 32)
+
+
+def mixed(words: Tensor) -> Tensor:
+    """SplitMix64's bijection of int64 to int64, each bit of which depends on all bits of the argument."""
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
+    return words ^ ((words >> 31) & ((1 << 33) - 1))
+
+
+def token_words(key: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The first two of :data:`Words`.
+
+    Args:
+        key: int64 scalar.
+        rows: int64 ``[batch]``.
+        columns: int64 ``[batch, seq]`` or ``[seq]``.
+    """
+    words = mixed(mixed(key ^ rows)[:, None] ^ columns).view(-1, 1)
+    return (words >> 32).to(torch.int32), words.to(torch.int32)
+
+
+def feature_words(key: Tensor, first: int, count: int) -> Tensor:
+    """The last of :data:`Words`, of ``count`` features from the ``first`` one."""
+    return mixed(key ^ torch.arange(first, first + count, device=key.device)).to(torch.int32)
+
+
+def element_bits(words: Words) -> Tensor:
+    """31 random bits for each element, int32 ``[tokens, features]``."""
+    one, other, features = words
+    bits = (one ^ features) * _MULTIPLIERS[0]
+    # This shift copies the sign, which merges each word with its complement; the addition spreads the words again.
+    bits = ((bits ^ (bits >> 15)) + other) * _MULTIPLIERS[1]
+    bits = (bits ^ ((bits >> 14) & 0x3FFFF)) * _MULTIPLIERS[2]
+    return bits & 0x7FFFFFFF
+
+
+def element_bits_into(bits: Tensor, scratch: Tensor, words: Words) -> None:
+    """:func:`element_bits`, written to ``bits``: without an allocation, for a part that fits into a cache.
+
+    Args:
+        scratch: like ``bits``, overwritten.
+    """
+    one, other, features = words
+    torch.bitwise_xor(one, features, out=bits)
+    bits.mul_(_MULTIPLIERS[0])
+    torch.bitwise_right_shift(bits, 15, out=scratch)
+    bits.bitwise_xor_(scratch).add_(other).mul_(_MULTIPLIERS[1])
+    torch.bitwise_right_shift(bits, 14, out=scratch)
+    bits.bitwise_xor_(scratch.bitwise_and_(0x3FFFF)).mul_(_MULTIPLIERS[2]).bitwise_and_(0x7FFFFFFF)

@@ -1,0 +1,56 @@
+"""What the core does for modules that draw (:mod:`titan_core.api.random_streams`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from titan_core.api.errors import Problem
+from titan_core.api.random_streams import RandomStream
+from titan_core.model.stand_in import first_alike
+from titan_core.model.trial import ModelTrial
+
+
+def begin_streams(model: nn.Module, device: torch.device) -> None:
+    """Give each module that draws its name in the whole model, which a part of it keeps."""
+    for name, module in model.named_modules():
+        if isinstance(module, RandomStream):
+            module.begin(name, device)
+
+
+def check_streams(model: nn.Module, trial: ModelTrial) -> Iterator[Problem]:
+    """Hold the modules that draw against the trial's calls of them, and report to each how many features a token has there.
+
+    A module's name stands for what it draws, so one that is called twice would draw the same again.
+    """
+    calls = Counter(call.name for call in trial.calls)
+    shapes = {call.name: call.arguments[0] for call in trial.calls if call.arguments}
+    alike = first_alike(model, trial.layout)
+    names: dict[RandomStream, str] = {}
+    tried = tuple(trial.tokens.shape)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, RandomStream):
+            continue
+        if module in names:
+            yield _drawn_twice(f"{names[module]!r} is also {name!r}")
+            continue
+        names[module] = name
+        block = next((path for path in alike if name.startswith(f"{path}.")), None)
+        called = name if block is None else alike[block] + name.removeprefix(block)
+        shape = shapes.get(called)
+        if shape is None:
+            continue
+        if calls[called] > 1:
+            yield _drawn_twice(f"{name!r} is called {calls[called]} times in a forward pass")
+        elif not isinstance(shape, tuple) or len(shape) < 3 or shape[:2] != tried:
+            why = f"{name!r} draws for a tensor [batch, seq, features...], and is called with {shape} where"
+            yield trial.problem(f"{why} batch and seq are {tried}", "draw where batch and sequence come first")
+        else:
+            module.expect(torch.Size(shape[2:]).numel())
+
+
+def _drawn_twice(what: str) -> Problem:
+    return Problem("the model", f"{what}, and would draw the same numbers each time", "give each call a module of its own")

@@ -1,0 +1,45 @@
+"""A disk that is full for a while costs a run no line of statistics."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.jobs import TINY, run_recipe
+from titan_core.api.runs import json_lines
+from titan_core.api.runs.json_lines import read_lines
+
+RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / "metrics.jsonl")
+
+
+class Disk:
+    """Fails ``failures`` times from the ``first`` write on, each time with a part of the line written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, first: int, failures: int) -> None:
+        self._number, self._failing = number, range(first, first + failures)
+        self.writes = 0
+        monkeypatch.setattr(json_lines, "_write", self.write)
+
+    def write(self, descriptor: int, line: bytes) -> int:
+        self.writes += 1
+        if self.writes in self._failing:
+            os.write(descriptor, line[: len(line) // 2])
+            raise OSError(self._number, os.strerror(self._number))
+        return os.write(descriptor, line)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_line_of_statistics(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(monkeypatch, errno.ENOSPC, first=1, failures=5)
+    run_recipe("tiny", {**RUN, "numerics.statistics_freq": 1})
+    assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
+    assert [event["event"] for event in read_lines(in_tmp / "run/events.jsonl")] == ["start", "end"]
+    statistics = read_lines(in_tmp / "run/debug/statistics/rank-0.jsonl")
+    assert [line["step"] for line in statistics] == [1, 2, 3, 4]

@@ -1,0 +1,78 @@
+"""The plugin of parallelisms for suites of packages that bring none: torch's ``fully_shard`` over all ranks. Jobs of other
+meshes are assembled, but not built. Switched off where titan-parallel is on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.components import Phase, Transform
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.mesh import STANDARD_DIMS
+from titan_core.api.ref import Ref
+from titan_core.api.sections import TrainingSection
+
+if TYPE_CHECKING:
+    from titan_core.api.build_context import JobContext, TrainingContext
+    from titan_core.api.model_part import ModelPart
+
+api = (1, 0)
+
+SHARD = next(dim for dim in STANDARD_DIMS if dim.name == "dp_shard")
+
+
+MIXED = ("training.mixed_precision_param", "training.mixed_precision_reduce")
+
+
+def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    """Shard each block, and what is left of the model, and leave gradients as sums."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    training = context.facts.section(TrainingSection)
+    policy = MixedPrecisionPolicy(
+        param_dtype=getattr(torch, training.mixed_precision_param),
+        reduce_dtype=getattr(torch, training.mixed_precision_reduce),
+        cast_forward_inputs=False,
+    )
+    shared = [] if part.layout.tied else [*part.blocks().values()]
+    for module in (*shared, part.module):
+        sharded: Any = fully_shard(module, mesh=context.mesh["dp_shard"], mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+    return part
+
+
+def _active(context: JobContext[None]) -> bool:
+    training = context.facts.section(TrainingSection)
+    mixed = {training.mixed_precision_param, training.mixed_precision_reduce} != {"float32"}
+    return mixed or context.facts.mesh.degree(SHARD.name) > 1
+
+
+def refuse(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    """Other dimensions are there to be assembled, and for what needs a mesh and no model."""
+    raise AssertionError(f"a test of a package's suite trains on {context.facts.mesh}: it belongs to tests/integration")
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    others = [dim for dim in STANDARD_DIMS if dim is not SHARD]
+    return [
+        Transform(
+            name="harness_data_parallel",
+            summary="torch's fully_shard, for tests",
+            phase=Phase.DATA,
+            active=_active,
+            serves=(SHARD.degree_key, *MIXED),
+            reduces=(SHARD.name,),
+            apply=Ref("harness.parallel:apply"),
+        ),
+        Transform(
+            name="harness_other_dimensions",
+            summary="any mesh, for jobs that are not built",
+            phase=Phase.TENSOR,
+            active=lambda context: any(context.facts.mesh.degree(dim.name) > 1 for dim in others),
+            serves=tuple(dim.degree_key for dim in others),
+            reduces=tuple(dim.name for dim in others if dim.divides in ("batch", "sequence")),
+            apply=Ref("harness.parallel:refuse"),
+        ),
+    ]

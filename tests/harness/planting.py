@@ -1,0 +1,75 @@
+"""Numbers that go wrong, planted into a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness.jobs import RunRecord, run_recipe
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.json_lines import read_lines
+from titan_core.train.finite_guard import NonFiniteError
+
+SETTINGS: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 4,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+    "metrics.log_freq": 1,
+    "job.dump_folder": "run",
+}
+
+
+class Plant:
+    """From step ``step`` on, changes what ``module`` puts out, or with ``gradient`` what comes back to it."""
+
+    def __init__(self, step: int, module: str, gradient: bool = False, until: int = 10**9) -> None:
+        self.steps, self.name, self.gradient = range(step, until), module, gradient
+        self.now = 0
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        for part in run.parts:
+            modules = dict(part.named_modules())
+            if self.name in modules:
+                modules[self.name].register_forward_hook(self.spoil)
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.now = step
+
+    def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if self.now not in self.steps:
+            return output
+        if not self.gradient:
+            return output * float("nan")
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * float("inf"))
+        return output
+
+
+def planted(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -> RunRecord | str:
+    os.chdir(folder)
+    try:
+        return run_recipe("tiny", {**SETTINGS, **overrides}, observers=[Plant(*plant)])
+    except NonFiniteError as error:
+        return str(error)
+
+
+def findings(folder: Path) -> list[str]:
+    return [one["message"] for one in read_lines(folder / "run/events.jsonl") if one["event"] == "finding"]
+
+
+class Spike(Plant):
+    """Multiplies logits instead."""
+
+    def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output * 100 if self.now in self.steps else output
+
+
+SPIKES: dict[str, object] = {"numerics.spike_window": 8, "training.steps": 14}

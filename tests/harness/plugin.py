@@ -1,0 +1,35 @@
+"""The plugin of the tests' own models, dataset and recipe, so that a package's suite needs no other package. Its metadata is
+``titan_harness-1.0.dist-info`` in ``tests/``, which is on the path of every test and of the processes that tests start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.noisy import NoisyArgs
+from harness.tiny import TinyArgs
+from titan_core.api.components import Dataset, Model, Recipe, recipes_in
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    tiny: Ref[Any] = Ref("harness.tiny:define")
+    noisy: Ref[Any] = Ref("harness.noisy:define")
+    return [
+        Model(name="tiny", summary="a small decoder, for tests", flavors={"debug": TinyArgs()}, define=tiny),
+        Model(name="noisy", summary="randomness and buffers, for tests", flavors={"tiny": NoisyArgs()}, define=noisy),
+    ]
+
+
+@hookimpl
+def titan_datasets() -> list[Dataset]:
+    opens: Ref[Any] = Ref("harness.letters:open_letters")
+    return [Dataset(name="letters", summary="documents of given lengths, for tests", build=opens)]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("harness")

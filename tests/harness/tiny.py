@@ -1,0 +1,104 @@
+"""The model that most tests train: a decoder as most are today (grouped queries, rotary positions, RMSNorm, SwiGLU), with
+sizes by argument. Free of torch, but for :mod:`harness.tiny_model`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from titan_core.api.initial_values import Constant, Normal
+from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
+from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
+
+
+class TinyArgs(BaseModel):
+    """Arguments of a tiny model. 288 rows hold the byte tokenizer's 258 tokens and divide by 2, 4, 8, 16 and 32."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dim: Width = Field(default=128, gt=0)
+    """Width of the hidden states."""
+    n_layers: Layers = Field(default=6, gt=0)
+    """Transformer blocks."""
+    n_heads: Heads = Field(default=8, gt=0)
+    """Query heads."""
+    n_kv_heads: Heads = Field(default=4, gt=0)
+    """Key and value heads."""
+    ffn_dim: Width = Field(default=384, gt=0)
+    """Width inside the feed-forward layer."""
+    vocab_size: Vocabulary = Field(default=288, gt=0)
+    """Tokens in the vocabulary."""
+    max_seq_len: Tokens = Field(default=2048, gt=0)
+    """Longest context in tokens."""
+    tie_embeddings: bool = False
+    """Whether the output layer shares the embedding's weight."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.n_heads
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters, a shared embedding counted once."""
+        attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
+        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        return self.n_layers * block + (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim + self.dim
+
+
+def define(args: TinyArgs) -> ModelDefinition:
+    """The definition of a model of this size."""
+    looked_up = 0 if args.tie_embeddings else args.vocab_size * args.dim
+    return ModelDefinition(
+        layout=layout(args),
+        build=partial(_build, args),
+        num_params=args.num_params,
+        flops_per_token=lambda seq_len: 6.0 * (args.num_params - looked_up) + 12.0 * args.n_layers * args.dim * seq_len,
+    )
+
+
+def layout(args: TinyArgs) -> ModelLayout:
+    """Where the parts are, how they may be divided, and what values they begin with."""
+    output = Normal(args.dim**-0.5)
+    return ModelLayout(
+        num_blocks=args.n_layers,
+        dim=args.dim,
+        vocab_size=args.vocab_size,
+        max_seq_len=args.max_seq_len,
+        embedding=("tok_embeddings",),
+        blocks="layers",
+        head=("norm", "output"),
+        rules={
+            "layers.*.attention.w[qkv].weight": Column(),
+            "layers.*.attention.wo.weight": Row(),
+            "layers.*.feed_forward.w[13].weight": Column(),
+            "layers.*.feed_forward.w2.weight": Row(),
+            "*norm.weight": Replicate(),
+        },
+        regions=("layers.*.attention", "layers.*.feed_forward"),
+        mixers={"layers.*.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads)},
+        masks_documents=True,
+        parameters={
+            "*norm.weight": Constant(1.0),
+            "tok_embeddings.weight": output if args.tie_embeddings else Normal(1.0),
+            **({} if args.tie_embeddings else {"output.weight": output}),
+            "*": Normal(0.02),
+        },
+        buffers={"angles": partial(_angles, args)},
+        tied={"output.weight": "tok_embeddings.weight"} if args.tie_embeddings else {},
+    )
+
+
+def _build(args: TinyArgs) -> Any:
+    from harness.tiny_model import TinyModel
+
+    return TinyModel(args)
+
+
+def _angles(args: TinyArgs) -> Any:
+    from harness.tiny_model import angles
+
+    return angles(args)

@@ -1,0 +1,82 @@
+"""What must hold of every package that is installed, whichever it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import tomli
+
+from ci.workspace import packages
+from harness.jobs import make_job
+from titan_core.api.components import Recipe
+from titan_core.cli.main import main
+from titan_core.config.docs import field_docs
+from titan_core.config.render import describe_options
+from titan_core.config.schema import json_schema
+from titan_core.plugins.registry import Registry
+
+REGISTRY = Registry.from_installed()
+
+
+def test_every_key_is_documented_in_help_and_schema() -> None:
+    sections = REGISTRY.sections()
+    text = describe_options(sections)
+    schema = json_schema(REGISTRY)
+    for name, cls in ((name, cls) for name, owners in sections.items() for cls in owners):
+        for key in cls.model_fields:
+            assert f"--{name}.{key} " in text
+            assert field_docs(cls)[key], f"{name}.{key} has no docstring"
+            assert schema["properties"][name]["properties"][key]["description"] == field_docs(cls)[key]
+    assert "n_kv_heads" in json.dumps(schema["$defs"])
+
+
+def test_recipes_fit_the_schema() -> None:
+    for recipe in REGISTRY.all(Recipe):
+        jsonschema.validate(tomli.loads(recipe.file.read_text()), json_schema(REGISTRY))
+
+
+def test_all_packages_are_found_and_sound() -> None:
+    with_plugins = {name for name, package in packages().items() if package.plugins}
+    assert with_plugins <= {plugin.distribution for plugin in REGISTRY.found.plugins}
+    assert REGISTRY.found.broken == ()
+    REGISTRY.require_sound()
+
+
+@pytest.mark.parametrize("recipe", ["llama3_8b", "llama3_70b", "llama3_405b"])
+def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # Their tokenizer's file and the network are not here, so the byte tokenizer stands in.
+    overrides = ["--model.tokenizer", "byte", "--model.tokenizer_path", "none"]
+    assert main(["config", "check", recipe, "--world-size", "512", *overrides]) == 0, capsys.readouterr().err
+
+
+def test_plugins_are_listed_with_what_they_provide(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    assert "titan-models-llama 0.1.0" in capsys.readouterr().out
+    assert main(["plugins", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["broken"] == []
+    (parallel,) = (one for one in listing["plugins"] if one["name"] == "parallel")
+    assert {"stage": "transform", "name": "fsdp"}.items() <= parallel["provides"][0].items()
+
+
+def test_the_default_recipe_is_divided_over_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--world-size", "4"]) == 0
+    assert "valid for 4 process(es): dp_shard=4" in capsys.readouterr().out
+    assert main(["job", "show", "--world-size", "2"]) == 0
+    assert "DATA: fsdp (titan-parallel)" in capsys.readouterr().out
+
+
+def test_transforms_are_ordered_by_phase_then_name() -> None:
+    overrides = {
+        "parallelism.pipeline_parallel_degree": 2, "parallelism.tensor_parallel_degree": 2, "compile.enable": "true",
+        "activation_checkpoint.mode": "full", "float8.enable": "true", "float8.emulate": "true",
+        "compile.components": '["loss"]', "training.global_batch_size": 8,
+    }  # fmt: skip
+    job = make_job("llama3_debug", overrides, 8)
+    assert [(one.phase.name, one.name) for one in job.transforms] == [
+        ("PIPELINE", "pipeline_parallel"), ("PRECISION", "float8"), ("TENSOR", "tensor_parallel"),
+        ("RECOMPUTE", "activation_checkpoint"), ("COMPILE", "compile"), ("DATA", "fsdp"),
+    ]  # fmt: skip

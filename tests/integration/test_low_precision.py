@@ -1,0 +1,162 @@
+"""Float8 and MXFP8, emulated, on every mesh; and plain weights in checkpoints.
+
+The whole table, 200 steps of ``llama3_debug`` for each recipe and mesh, is run by
+``uv run pytest -m long tests/integration/test_low_precision.py``; the full run takes a smaller model over fewer steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import low_precision
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
+from harness.low_precision import FAST, RECIPES, WHOLE
+from titan_core.cli.main import main
+
+
+def run_in(folder: str, overrides: dict[str, object]) -> RunRecord:
+    return low_precision.run_in(folder, overrides, "llama3_debug")
+
+
+TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
+
+
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "alone": (1, {}),
+    "FSDP 2": (2, {}),
+    "TP 2": (2, {TP: 2}),
+    "FSDP 2 x TP 2": (4, {TP: 2}),
+    "PP 2": (2, {PP: 2}),
+    "selective": (1, {"activation_checkpoint.mode": "selective"}),
+}
+
+
+def whole_table() -> list[Any]:
+    """Weights are gathered where there is FSDP; elsewhere that recipe is "tensorwise"."""
+    pairs = [(recipe, mesh) for recipe in RECIPES for mesh in MESHES if "gather" not in recipe or "FSDP" in mesh]
+    return [pytest.param(recipe, mesh, id=f"{recipe} - {mesh}") for recipe, mesh in pairs]
+
+
+@pytest.fixture(scope="module")
+def bf16_whole(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("bf16")), WHOLE)[0].losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("recipe", "mesh"), whole_table())
+def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: str, mesh: str) -> None:
+    """The mean loss of the last ten steps, within 2 % of bf16's."""
+    ranks, overrides = MESHES[mesh]
+    losses = gloo.run(ranks, run_in, str(tmp_path), {**WHOLE, **RECIPES[recipe], **overrides})[0].losses
+    last, expected = sum(losses[-10:]) / 10, sum(bf16_whole[-10:]) / 10
+    print(f"\n| {recipe} | {mesh} | {last:.4f} | {expected:.4f} | {last / expected - 1:+.2%} |")
+    assert last == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["tensorwise, float8 all-gather", "mxfp8_rceil"])
+def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooPool, tmp_path: Path, recipe: str) -> None:
+    saved = {**FAST, "checkpoint.enable": "true", "checkpoint.interval": 4, "job.dump_folder": "run", "training.steps": 12}
+    saved["checkpoint.allow_changed"] = '["float8.*", "mx.*", "training.mixed_precision_param"]'
+    whole = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "job.dump_folder": "whole"})[0]
+    first = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], "training.stop_at_step": 4})[0]
+    assert first.losses == whole.losses[:4]
+    import json
+
+    manifest = json.loads((tmp_path / "run/checkpoint/step-4/checkpoint.json").read_text())["checkpoint"]
+    assert {one["dtype"] for name, one in manifest["tensors"].items() if name.startswith("model.")} == {"float32"}
+    # In bf16 on another mesh, and back in float8.
+    middle = gloo.run(1, run_in, str(tmp_path), {**saved, "training.stop_at_step": 8})[0]
+    last = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], TP: 2})[0]
+    assert [*first.losses, *middle.losses, *last.losses] == pytest.approx(whole.losses, rel=0.02)
+    assert len(last.losses) == 4
+    exported = tmp_path / "hf"
+    assert main(["checkpoint", "convert", str(tmp_path / "run/checkpoint/step-12"), str(exported)]) == 0
+    from safetensors.torch import load_file
+
+    tensors = load_file(exported / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+@pytest.mark.full
+def test_resuming_is_exact(gloo: GlooPool, tmp_path: Path) -> None:
+    settings = {**FAST, **RECIPES["tensorwise, float8 all-gather"], "checkpoint.enable": "true", "checkpoint.interval": 6,
+                "training.deterministic": "true"}  # fmt: skip
+    whole = gloo.run(2, run_in, str(tmp_path), {**settings, "job.dump_folder": "whole"})[0]
+    for stop in (6, 12):
+        again = gloo.run(2, run_in, str(tmp_path), {**settings, "job.dump_folder": "run", "training.stop_at_step": stop})[0]
+        assert again.losses == whole.losses[stop - 6 : stop]
+
+
+def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
+    """How many gathers of float8 a run has made."""
+    from titan_float8 import gathered_inputs
+
+    original, count = gathered_inputs.Float8TrainingTensor, 0
+
+    def made(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*arguments)
+
+    gathered_inputs.Float8TrainingTensor = made
+    try:
+        run_in(folder, overrides)
+    finally:
+        gathered_inputs.Float8TrainingTensor = original
+    return count
+
+
+def test_tensor_parallelism_gathers_in_float8_where_the_recipe_allows_it(gloo: GlooPool, tmp_path: Path) -> None:
+    settings = {**FAST, "training.steps": 2, TP: 2}
+
+    def count(**more: object) -> int:
+        return gloo.run(2, gathers_in_float8, str(tmp_path), {**settings, **more})[0]
+
+    # Attention's and the feed-forward's input, in 2 blocks, 4 microbatches and 2 steps.
+    assert count(**RECIPES["tensorwise"]) == 2 * 2 * 4 * 2
+    assert count(**RECIPES["rowwise"]) == 0
+    assert count(**RECIPES["tensorwise"], **{"float8.filter_fqns": "['wq']"}) == 2 * 4 * 2
+
+
+Runs = Callable[[str], RunRecord]
+
+
+@pytest.fixture(scope="module")
+def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A recipe (or bf16) on one device, fast."""
+
+    def run(recipe: str) -> RunRecord:
+        folder = tmp_path_factory.mktemp("alone")
+        return gloo.run(1, run_in, str(folder), {**FAST, **RECIPES.get(recipe, {})})[0]
+
+    return functools.cache(run)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "mesh"),
+    [
+        pytest.param("tensorwise", "FSDP 2", marks=pytest.mark.full),
+        pytest.param("tensorwise, float8 all-gather", "FSDP 2", marks=pytest.mark.full),
+        ("tensorwise, float8 all-gather", "FSDP 2 x TP 2"),
+        pytest.param("rowwise", "FSDP 2 x TP 2", marks=pytest.mark.full),
+        pytest.param("rowwise", "PP 2", marks=pytest.mark.full),
+        pytest.param("rowwise_with_gw_hp", "TP 2", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "FSDP 2 x TP 2", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "PP 2", marks=pytest.mark.full),
+        pytest.param("tensorwise", "selective", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "selective", marks=pytest.mark.full),
+    ],
+)
+def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_path: Path, recipe: str, mesh: str) -> None:
+    ranks, overrides = MESHES[mesh]
+    records = gloo.run(ranks, run_in, str(tmp_path), {**FAST, **RECIPES[recipe], **overrides})
+    for record in records:
+        assert record.losses == pytest.approx(alone(recipe).losses, rel=5e-3)

@@ -1,0 +1,71 @@
+"""TensorBoard and Weights & Biases over a run that stops and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from harness.jobs import TINY, make_job, run_recipe
+from harness.wandb_file import history, records, run_of
+from titan_core.api.runs.json_lines import read_lines
+
+RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
+
+
+CHECKPOINTS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.interval": 2}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / "metrics.jsonl")
+
+
+@pytest.fixture
+def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield
+    wandb.teardown()
+
+
+def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> None:
+    board = {**RUN, **CHECKPOINTS, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1}
+    run_recipe("tiny", {**board, "training.stop_at_step": 2})
+    run_recipe("tiny", board)
+    events = EventAccumulator(str(in_tmp / "run/logs/tensorboard"))
+    events.Reload()
+    written = metrics(in_tmp / "run")
+    assert [line["step"] for line in written] == [1, 2, 3, 4]
+    for name in ("loss", "grad_norm", "lr", "tokens_per_second", "memory_peak_gib", "tokens_seen"):
+        scalars = events.Scalars(name)
+        assert [one.step for one in scalars] == [1, 2, 3, 4]
+        assert [one.value for one in scalars] == pytest.approx([line[name] for line in written])
+        assert [one.wall_time for one in scalars] == pytest.approx([line["time"] for line in written])
+    (text,) = (one for one in events.Tags()["tensors"] if one.startswith("config"))
+    assert b"seq_len = 32" in events.Tensors(text)[0].tensor_proto.string_val[0]
+
+
+def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, quiet_wandb: None) -> None:
+    offline = {**RUN, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
+    run_recipe("tiny", {**offline, "training.stop_at_step": 2})
+    run_recipe("tiny", {**offline, "job.description": "went on"})
+    wandb.teardown()  # what writes the files is a process of its own
+    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"))  # named by the time of their start
+    logged = [*history(first), *history(second)]
+    written = metrics(in_tmp / "run")
+    for name in ("step", "loss", "grad_norm", "lr", "tokens_seen"):
+        assert [line[name] for line in logged] == pytest.approx([line[name] for line in written])
+    runs = [run_of(file) for file in (first, second)]
+    assert runs[0].run_id == runs[1].run_id == (in_tmp / "run/logs/wandb_run_id").read_text().strip()
+    assert runs[0].project == "titan" and runs[0].display_name == "run"
+    config = {one.key: json.loads(one.value_json) for one in runs[0].config.update}
+    assert config["training"]["seq_len"] == 32
+    job = make_job("tiny", {**offline, "training.stop_at_step": 2})
+    assert config["titan"]["digest"] == job.digest()
+    assert config["titan"]["plugins"]["titan-core:core"]
+    exits = [record.exit.exit_code for record in records(second) if record.WhichOneof("record_type") == "exit"]
+    assert exits == [0]

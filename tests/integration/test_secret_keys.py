@@ -1,0 +1,33 @@
+"""No key of Titan's own looks like one that holds a secret, which files and messages leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from titan_core.api.components import Model
+from titan_core.api.tools.secrets import (
+    is_secret,
+)
+from titan_core.config.schema import json_schema
+from titan_core.plugins.discovery import discover
+from titan_core.plugins.registry import Registry
+
+
+def names_in(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        yield from schema.get("properties", {})
+        for one in schema.values():
+            yield from names_in(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from names_in(one)
+
+
+def test_no_key_of_titans_own_is_taken_for_a_secret() -> None:
+    registry = Registry(discover())
+    names = set(names_in(json_schema(registry)))
+    for model in registry.all(Model):
+        names.update(*(vars(flavor) for flavor in model.flavors.values()))
+    assert {"tokenizer_path", "save_traces_folder", "lr", "training"} <= names
+    assert [name for name in sorted(names) if is_secret(name)] == []

@@ -1,0 +1,77 @@
+"""A package's suite needs that package, what it declares, and the harness: deleting any other leaves it green. What its jobs
+use is held by ``tests/conftest.py``, which switches all other packages' plugins off."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ci.workspace import ROOT, Package, packages, with_dependencies
+from harness.suites import disabled_in
+
+LOCAL = {"harness": ROOT / "tests", "benchmarks": ROOT, "ci": ROOT}
+"""Folders of modules that belong to no package."""
+
+
+@cache
+def imported(file: Path) -> frozenset[str]:
+    """What ``file`` imports anywhere, and the modules that its strings name."""
+    return frozenset(_imported(file))
+
+
+def _imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("titan_", "harness."))
+        ):
+            yield node.value.partition(":")[0]
+
+
+def local_file(module: str) -> Path | None:
+    folder = LOCAL.get(module.partition(".")[0])
+    file = folder / f"{module.replace('.', '/')}.py" if folder is not None else None
+    return file if file is not None and file.is_file() else None
+
+
+def reached(files: list[Path]) -> dict[str, Path]:
+    """Every module that ``files`` import, themselves or by way of the harness, and a file that does."""
+    found: dict[str, Path] = {}
+    waiting, seen = list(files), set(files)
+    while waiting:
+        file = waiting.pop()
+        for name in imported(file):
+            found.setdefault(name, file)
+            inner = local_file(name)
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                waiting.append(inner)
+    return found
+
+
+@pytest.mark.parametrize("package", packages().values(), ids=lambda one: one.name)
+def test_a_suite_imports_no_other_package(package: Package) -> None:
+    installed = {one.name for one in with_dependencies(package.name)}
+    others = {one.module for one in packages().values() if one.name not in installed}
+    files = [*package.suite.rglob("*.py"), ROOT / "tests/conftest.py"]
+    assert len(files) > 1, f"{package.name} has no tests in {package.suite}"
+    # The plugin that every suite discovers is reached by its metadata.
+    found = reached([*files, ROOT / "tests/harness/plugin.py", ROOT / "tests/harness/parallel.py"])
+    wrong = {f"{file.relative_to(ROOT)}: {name}" for name, file in found.items() if name.partition(".")[0] in others}
+    assert wrong == set(), "tests of several packages belong to tests/integration"
+
+
+def test_a_suite_sees_its_own_plugins_alone() -> None:
+    everything = {plugin for one in packages().values() for plugin in one.plugins}
+    for package in packages().values():
+        seen = everything - set(disabled_in(package.suite / "test_x.py"))
+        assert seen == {plugin for one in with_dependencies(package.name) for plugin in one.plugins} >= {"core"}
+    assert everything.isdisjoint(disabled_in(ROOT / "tests/integration/test_x.py"))

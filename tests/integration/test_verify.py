@@ -1,0 +1,87 @@
+"""``titan verify``: meshes that give the same, and a plugin that does not, found out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.distributions import write_distribution
+from titan_core.cli.main import main
+from titan_debug.statistics.read import read_statistics
+
+TINY = [
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
+    "--training.seq_len", "32", "--training.local_batch_size", "4", "--training.global_batch_size", "4",
+    "--checkpoint.enable", "true",
+]  # fmt: skip
+
+
+WRONG = """
+from titan_core.api.components import Debugger
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+class Wrong:
+    @hookimpl
+    def titan_train_start(self, run):
+        self.step = 0
+        if run.world.size > 1:
+            for part in run.parts:
+                part.module.get_submodule("layers.1.feed_forward").register_forward_hook(self.change)
+    @hookimpl
+    def titan_step_start(self, step):
+        self.step = step
+    def change(self, module, inputs, output):
+        return output * 1.05 if self.step > 1 else output
+
+@hookimpl
+def titan_debuggers():
+    return [Debugger(name="wrong", summary="", active=lambda context: True, build=Ref("wrong_plugin:build"))]
+
+def build(context):
+    return Wrong()
+"""
+
+
+@pytest.mark.full
+def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["reference"] == "one device" and told["steps"] == 2
+    assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
+    folder = in_tmp / "outputs/verify/llama3_debug"
+    assert not list(folder.glob("*/checkpoint"))
+    # The statistics themselves: the same on both meshes, whichever rank holds what.
+    one, two = (read_statistics(folder / name / "debug/statistics")[1] for name in ("one_device", "tp=2"))
+    assert list(one.outputs) == list(two.outputs) and {"layers.1.attention.wq", "output", "norm"} <= set(one.outputs)
+    for ours, theirs in ((one.outputs, two.outputs), (one.gradients, two.gradients)):
+        for name, moments in ours.items():
+            assert theirs[name].rms == pytest.approx(moments.rms, rel=1e-4), name
+            assert theirs[name].abs_max == pytest.approx(moments.abs_max, rel=1e-4), name
+    assert main(["statistics", str(folder / "tp=2")]) == 0
+    assert "gradient of  layers.0.attention.wq.weight" in capsys.readouterr().out
+    assert main(["statistics", str(folder / "tp=2"), "--step", "7"]) == 2
+    assert "there are no statistics of it; there are those of 1, 2" in capsys.readouterr().err
+
+
+def test_a_wrong_mesh_is_found_out_with_step_and_module(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_distribution(in_tmp / "site", "wrong-plugin", WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(in_tmp / "site"), prepend=os.pathsep)
+    assert main(["verify", "--mesh", "1", "--mesh", "dp_shard=2", "--steps", "3", *TINY]) == 1
+    told = capsys.readouterr().out
+    assert "parts at step 2" in told
+    assert "dp_shard=2 parts from one device at step 2, the output of layers.1.feed_forward: rms" in told
+    assert "(5.0e-02 apart, 1.0e-03 allowed)" in told
+
+
+def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--mesh", "tp=3", *TINY]) == 2
+    told = capsys.readouterr()
+    assert "titan: error: on tp=3: " in told.err and "steps, in" not in told.out
