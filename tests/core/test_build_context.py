@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.distributions import write_distribution
 from harness.jobs import TINY, run_recipe
-from titan_core.api.components import Component
-from titan_core.api.ref import Ref
-from titan_core.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +17,7 @@ EVERY_KIND = """
 from typing import ClassVar
 from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.components import (
-    Dataset, Debugger, LRSchedule, Optimizer, Phase, Tokenizer, Transform)
+    Dataset, Debugger, LRSchedule, Objective, Optimizer, Phase, Tokenizer, Transform)
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -38,7 +31,7 @@ def section_of(kind):
     return Mine
 
 SECTIONS = {kind: section_of(kind) for kind in
-    ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")}
+    ("transform", "objective", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")}
 CALLS = {}
 
 def called(kind, function, context):
@@ -60,6 +53,9 @@ def named(kind):
 def titan_parallelisms():
     return [Transform(**named("transform"), phase=Phase.DATA, active=active("transform"), check=ref("check_transform"),
         check_model=ref("check_model"), hardware=ref("hardware"), apply=ref("apply"), observe=ref("observe"))]
+@hookimpl
+def titan_objectives():
+    return [Objective(**named("objective"), check=ref("check_objective"), build=ref("objective"))]
 @hookimpl
 def titan_debuggers():
     return [Debugger(**named("debugger"), active=active("debugger"), check=ref("check_debugger"), build=ref("debugger"))]
@@ -88,6 +84,7 @@ import torch
 from every_kind import called
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
+from titan_core.model.next_token import NextToken
 
 class Quiet:
     def restore(self): pass
@@ -101,6 +98,8 @@ def check_model(model, trial, context): called("transform", "check_model", conte
 def hardware(context): called("transform", "hardware", context); return []
 def apply(part, context): called("transform", "apply", context); return part
 def observe(parts, context): called("transform", "observe", context); return object()
+def check_objective(context): called("objective", "check", context); return []
+def objective(context): called("objective", "build", context); return NextToken()
 def check_debugger(context): called("debugger", "check", context); return []
 def debugger(context): called("debugger", "build", context); return object()
 def check_dataset(context): called("dataset", "check", context); return []
@@ -124,8 +123,8 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
     monkeypatch.syspath_prepend(str(in_tmp / "site"))
     for module in ("every_kind", "every_kind_code"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    kinds = ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
-    chosen = ("training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
+    kinds = ("transform", "objective", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
+    chosen = ("objective.name", "training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
     own = {**{f"my_{kind}.value": kind for kind in kinds}, **dict.fromkeys(chosen, "mine")}
     run_recipe("tiny", {**TINY, "training.steps": 1, **own})
     assert sys.modules["every_kind"].CALLS == {
@@ -135,6 +134,8 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("transform", "hardware"): "JobContext",
         ("transform", "apply"): "TrainingContext",
         ("transform", "observe"): "TrainingContext",
+        ("objective", "check"): "JobContext",
+        ("objective", "build"): "TrainingContext",
         ("debugger", "active"): "JobContext",
         ("debugger", "check"): "JobContext",
         ("debugger", "build"): "JobContext",
@@ -149,44 +150,6 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("logger", "check"): "JobContext",
         ("logger", "build"): "LoggerContext",
     }
-
-
-CONTEXTS = {
-    "apply": "TrainingContext",
-    "check_model": "TrainingContext",
-    "step": "TrainingContext",
-    "observe": "TrainingContext",
-    "hardware": "JobContext",
-    ("dataset", "check"): "DatasetContext",
-    "check": "JobContext",
-    ("dataset", "build"): "DatasetContext",
-    ("debug", "build"): "JobContext",
-    ("tokenizer", "build"): "TokenizerContext",
-    ("optimizer", "build"): "OptimizerContext",
-    ("lr schedule", "build"): "LRScheduleContext",
-    ("checkpoint", "build"): "CheckpointContext",
-    ("metric logger", "build"): "LoggerContext",
-}
-"""By a component's field, or its kind and field."""
-
-
-def referred() -> Iterator[Any]:
-    """Every reference to a function that takes a context, of every installed component."""
-    for component in Registry.from_installed().all(Component):
-        for field in fields(component):
-            ref = getattr(component, field.name)
-            expected = CONTEXTS.get((component.kind, field.name), CONTEXTS.get(field.name))
-            if isinstance(ref, Ref) and expected is not None:
-                yield pytest.param(component, ref.target, expected, id=f"{component.kind} {component.name}.{field.name}")
-
-
-@pytest.mark.parametrize(("component", "target", "expected"), list(referred()))
-def test_every_installed_function_takes_the_context_of_its_kind(component: Component, target: str, expected: str) -> None:
-    """With the section that the component names: the type checker sees neither through a reference."""
-    function = Ref[Any](target).load()
-    parameter = inspect.signature(function).parameters["context"]
-    section = component.config.__name__ if component.config is not None else "None"
-    assert parameter.annotation == f"{expected}[{section}]"
 
 
 def test_sections_are_found_by_class() -> None:

@@ -49,6 +49,7 @@ def apply_all(*names: str) -> ModelPart:
         (("casts", "casts"), "casts"),
         (("casts", "bare"), "casts"),
         (("evaluation", "bare"), "after_evaluation"),
+        (("saves_silu", "bare"), "saved_operators"),
         (("batches", "bare"), "batch_transforms"),
         (("offloaded", "bare"), "parameters_on"),
         (("accounts", "bare"), "flops"),

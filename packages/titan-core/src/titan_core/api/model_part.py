@@ -45,6 +45,9 @@ class ModelPart:
     casts: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """By a region's name, how its layers want their common input: applied before that is gathered from ranks that have some
     positions each."""
+    saved_operators: tuple[Callable[..., object], ...] = ()
+    """Operators (``torch.ops.aten.max.default``) whose results selective recomputation keeps: what is expensive to compute
+    again for its size, or was communicated. A model names those that it calls in its layout."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
     wrapped_objectives: tuple[ObjectiveFunction, ...] = ()

@@ -70,5 +70,6 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "parameters_on": part.parameters_on,
         "flops": dict(part.flops),
         "casts": dict(part.casts),
+        "saved_operators": part.saved_operators,
         "after_evaluation": part.after_evaluation,
     }
