@@ -1,6 +1,6 @@
 """A dataset for tests of the stream: document ``i`` is so many times a character of its own. Its path says how many times
-each, as in ``"3,0,12"``, or ``"3/0/12"`` where there are many, since a config bounds the names in a path. A ``!`` is a corrupt
-record, and ``stream:`` before the lengths makes it a stream."""
+each, as in ``"3,0,12"``, or ``"3/0/12"`` where there are many, since a config bounds the names in a path. A ``!`` is a
+corrupt record, and ``stream:`` before the lengths makes it a stream."""
 
 from __future__ import annotations
 
