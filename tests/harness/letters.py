@@ -1,8 +1,10 @@
 """A dataset for tests of the stream: document ``i`` is so many times a character of its own. Its path says how many times
-each, as in ``"3,0,12"``; a ``!`` is a corrupt record, and ``stream:`` before the lengths makes it a stream."""
+each, as in ``"3,0,12"``, or ``"3/0/12"`` where there are many, since a config bounds the names in a path. A ``!`` is a
+corrupt record, and ``stream:`` before the lengths makes it a stream."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy
@@ -48,7 +50,7 @@ class Stream:
 def open_letters(context: DatasetContext[None]) -> DocumentSource:
     kind, _, lengths = (context.path or "").rpartition(":")
     # Datasets of a mixture have alphabets of their own.
-    letters = Letters([one for one in lengths.split(",") if one], 33 if context.name == "letters" else 33 + 90)
+    letters = Letters([one for one in re.split("[,/]", lengths) if one], 33 if context.name == "letters" else 33 + 90)
     return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, context.seed)
 
 

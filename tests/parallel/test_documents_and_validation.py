@@ -28,7 +28,7 @@ def data() -> dict[str, object]:
     generator = torch.Generator().manual_seed(0)
 
     def documents(count: int) -> str:
-        return ",".join(map(str, torch.randint(1, 40, (count,), generator=generator).tolist()))
+        return "/".join(map(str, torch.randint(1, 40, (count,), generator=generator).tolist()))
 
     return {
         **FAST,
@@ -93,7 +93,7 @@ def test_the_mask_changes_the_loss_and_validation_nothing(
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
-    lengths = [int(one) for one in str(data["validation.dataset_path"]).split(",")]
+    lengths = [int(one) for one in str(data["validation.dataset_path"]).split("/")]
     # Of a document, every token but its last is followed by one of it; a window's last token is a target alone.
     tokens = sum(length + 1 for length in lengths)
     _, targets = one_device.validation[5]

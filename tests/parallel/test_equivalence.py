@@ -149,7 +149,7 @@ def test_mixed_precision_leaves_rotary_tables_exact(gloo: GlooPool, tmp_path: Pa
 def bad_record(folder: str) -> str:
     """Only rank 1's share of the data holds records that cannot be read."""
     os.chdir(folder)
-    documents = ",".join(["600"] * 200 + ["!"] * 4)
+    documents = "/".join(["600"] * 200 + ["!"] * 4)
     overrides = {**TINY, "training.dataset": "letters", "training.dataset_path": documents, "training.steps": 500}
     try:
         run_recipe("tiny", overrides)
@@ -205,7 +205,7 @@ def test_a_rank_with_another_config_is_named(gloo: GlooPool, tmp_path: Path) -> 
 def uneven_data(folder: str) -> tuple[str, int]:
     """Streams of very different lengths: rank 1's ends first."""
     os.chdir(folder)
-    documents = ",".join("30" if index % 4 else "2400" for index in range(64))
+    documents = "/".join("30" if index % 4 else "2400" for index in range(64))
     record = run_recipe(
         "tiny",
         {

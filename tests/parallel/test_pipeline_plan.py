@@ -53,7 +53,7 @@ def test_every_module_is_in_one_stage() -> None:
 def test_the_405b_model_is_cut_as_its_authors_cut_it() -> None:
     """One block fewer in the first and in the last stage (arXiv 2407.21783, section 3.3.2)."""
     args = "{dim = 16384, n_layers = 126, n_heads = 128, n_kv_heads = 8, ffn_dim = 53248, vocab_size = 128256}"
-    big = plan({DEGREE: 16, SCHEDULE: "1F1B", "model.args": args, "training.global_batch_size": 64}, 16 * 8)
+    big = plan({DEGREE: 16, SCHEDULE: "1F1B", "model.args": args, "training.global_batch_size": 128}, 16 * 8)
     blocks = [sum(name.startswith("layers") for name in stage) for stage in big.stages]
     assert blocks == [7, *[8] * 14, 7]
 
