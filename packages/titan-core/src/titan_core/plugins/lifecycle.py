@@ -118,12 +118,18 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_figures`; of all observers together.
 
         Raises:
-            ValueError: an observer returns no table, or a figure that there is.
+            ValueError: an observer returns no table of numbers, or a figure that there is.
         """
         together: dict[str, float | int | None] = {}
-        for figures in self._call(self._manager.hook.titan_figures, record=record):
-            if not isinstance(figures, Mapping) or (record.keys() | together.keys()) & figures.keys():
-                raise ValueError(f"a titan_figures returned {figures!r}; it must return further figures by name")
+        for implementation in self._manager.hook.titan_figures.get_hookimpls():
+            with same_generators():
+                figures = implementation.function(*[record] * len(implementation.argnames)) or {}
+            if not isinstance(figures, Mapping) or not all(isinstance(one, float | int | None) for one in figures.values()):
+                raise ValueError(f"titan_figures of {implementation.plugin!r} must return a table of numbers by name")
+            if clash := (record.keys() | together.keys()) & figures.keys():
+                raise ValueError(
+                    f"titan_figures of {implementation.plugin!r} returned {min(clash)!r}, which there is already"
+                )
             together |= figures
         return together
 
