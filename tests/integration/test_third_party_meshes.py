@@ -153,7 +153,7 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
             "moe",
             {EP: 8, "training.global_batch_size": 32},
             8,
-            "= 8 (override): must divide the 4 experts of 'blocks.0.feed_forward.experts'",
+            "= 8: must divide the 4 experts of 'blocks.0.feed_forward.experts'",
         ),
         (
             "moe",
@@ -174,4 +174,4 @@ def test_what_experts_cannot_be_divided_over_is_refused(
 
 def test_experts_that_compute_something_else_once_divided_are_refused(gloo: GlooPool, experts: str) -> None:
     (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
-    assert "divided over 2 ranks, module 'blocks.0.feed_forward.experts' computes something else" in found
+    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes something else" in found
