@@ -146,7 +146,6 @@ MUTANTS = (
     Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa=grouped", "is_causal=False, enable_gqa=grouped", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
-    Mutant("flops-overwritten", PART, "self.flops.get(dtype, 0.0) + per_token", "per_token", (MODEL,)),
     Mutant("weights-of-one-name", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{seed}"', (VALUES,)),
     Mutant("weights-of-one-seed", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{name}"', (VALUES,)),
     Mutant("limit-of-truncation-ignored", "core/model/random_values.py", "centred * math.erf(limit / math.sqrt(2.0))", "centred", (VALUES,)),

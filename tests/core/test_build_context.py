@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
@@ -142,19 +141,3 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("logger", "check"): "JobContext",
         ("logger", "build"): "LoggerContext",
     }
-
-
-def test_sections_are_found_by_class() -> None:
-    """Not by a name in quotes, by which code could read a section of a plugin that it cannot import."""
-    sources = [*(ROOT / "packages").rglob("src/**/*.py"), *(ROOT / "examples").rglob("src/**/*.py")]
-    assert sources
-    by_name = [
-        f"{file.name}:{node.lineno}"
-        for file in sources
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "value"
-        and any(isinstance(one, ast.Constant | ast.JoinedStr) for one in node.args)
-    ]
-    assert by_name == []

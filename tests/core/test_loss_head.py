@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.objectives import first_step
-from harness.small_gpt import LAYOUT, VOCAB, SmallGPT
+from harness.small_gpt import DIM, LAYOUT, VOCAB, SmallGPT
 from harness.storages import LargestLive
 from titan_core.api.batch import IGNORE, Batch, Extra
+from titan_core.api.dropout import Dropout
 from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.build import build_parts
 from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
+from titan_core.model.streams import begin_streams
 from titan_core.train.world import join_world
 
 
@@ -48,6 +50,30 @@ def test_chunks_have_the_loss_and_the_gradients_of_the_whole(chunk_tokens: int) 
     assert gradients.keys() == exact.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-6)
+
+
+class DroppingHead(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(DIM, VOCAB, bias=False)
+        self.dropout = Dropout(0.5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(self.dropout(hidden))
+
+
+def test_a_last_module_that_drops_does_so_alike_in_chunks() -> None:
+    found = []
+    for chunk_tokens in (48, 6):
+        torch.manual_seed(0)
+        model = SmallGPT()
+        model.output = DroppingHead()
+        begin_streams(model, torch.device("cpu"))
+        part = ModelPart(model, LAYOUT, NextToken())
+        attach(part, chunk_tokens)
+        loss = part.forward_loss(first_step(replace(batch(), rows=torch.arange(3))))
+        loss.backward()
+        found.append((loss.detach(), model.output.weight.grad, model.norm.weight.grad))
+    torch.testing.assert_close(*found)
 
 
 def test_weights_are_those_of_plain_torch() -> None:

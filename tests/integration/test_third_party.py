@@ -31,7 +31,12 @@ def test_a_third_partys_model_trains_under_fsdp_by_command(tmp_path: Path) -> No
     assert losses[-1] < losses[0] - 0.3
 
 
-SHORT: dict[str, object] = {"training.steps": 6, "training.global_batch_size": 8, "training.local_batch_size": 2}
+SHORT: dict[str, object] = {
+    "training.steps": 6,
+    "training.global_batch_size": 8,
+    "training.local_batch_size": 2,
+    "model.args.dropout": 0.1,
+}
 
 
 @pytest.mark.parametrize(

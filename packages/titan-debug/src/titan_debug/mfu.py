@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,7 +13,7 @@ from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.metric_log import Record
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.sections import TrainingSection
 from titan_core.api.world import World
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token
@@ -57,6 +57,11 @@ class Mfu:
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
 
 
+FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
+"""The type that a layer's products are made in, where it is not the job's, and their floating-point operations for a token,
+forward and backward: of the whole layer, however ranks divide it later."""
+
+
 def build(context: JobContext[None]) -> Mfu:
     """The observer of a job."""
     return Mfu(context.facts)
@@ -64,11 +69,13 @@ def build(context: JobContext[None]) -> Mfu:
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
     """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
-    mine: Counter[torch.dtype] = Counter()
+    mine: dict[torch.dtype, float] = defaultdict(float)
     if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
         for part in parts:
-            mine.update(part.flops)
-    total: Counter[torch.dtype] = Counter()
-    for of_rank in world.gather(mine):
-        total.update(of_rank)
+            for dtype, per_token in part.entries(FLOPS).values():
+                mine[dtype] += per_token
+    total: dict[torch.dtype, float] = defaultdict(float)
+    for of_rank in world.gather(dict(mine)):
+        for dtype, per_token in of_rank.items():
+            total[dtype] += per_token
     return dict(total)

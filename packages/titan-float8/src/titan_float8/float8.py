@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torchao.float8 import (
     Float8LinearConfig,
@@ -24,6 +23,7 @@ from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
 from titan_float8.layers import linear_layers, require_matches, require_some
+from titan_float8.slots import count_products
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
         if context.device.type != "cuda":
             gather_bytes()
     if not section.emulate:
-        products = 6.0 * sum(layer.weight.numel() for layer in layers.values())
-        part.add_flops(torch.float8_e4m3fn, products * (1 - _HIGH_PRECISION_SHARE[section.recipe_name]))
+        count_products(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
     log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
     return part
 

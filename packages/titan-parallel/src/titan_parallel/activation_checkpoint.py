@@ -58,18 +58,23 @@ def _recompute(block: nn.Module, **options: Any) -> None:
     # A function of its own, no functools.partial of ``checkpoint``: the compiler starts at Python frames outside of torch.
     # preserve_rng_state stays on: what draws from torch's generators must draw the same numbers again.
     def forward(*arguments: Any, **keywords: Any) -> Any:
-        microbatch, inferring = current_microbatch(), is_shape_inference()
-
-        def of_microbatch(*arguments: Any, **keywords: Any) -> Any:
-            # Recomputation runs during another microbatch or none, and on a GPU in a thread of autograd's.
-            with entered(microbatch), shape_inference() if inferring else nullcontext():
-                return original(*arguments, **keywords)
-
         # Compiled code keeps the microbatch's tensors, as it keeps its other inputs.
-        compute = original if torch.compiler.is_compiling() else of_microbatch
+        compute = original if torch.compiler.is_compiling() else _within_microbatch(original)
         return checkpoint(compute, *arguments, use_reentrant=False, **options, **keywords)
 
     block.forward = forward
+
+
+def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward``, always called within the microbatch that is current now. Recomputation runs during another one or none,
+    and on a GPU in a thread of autograd's."""
+    microbatch, inferring = current_microbatch(), is_shape_inference()
+
+    def compute(*arguments: Any, **keywords: Any) -> Any:
+        with entered(microbatch), shape_inference() if inferring else nullcontext():
+            return forward(*arguments, **keywords)
+
+    return compute
 
 
 def _policy_of_a_call() -> Callable[..., CheckpointPolicy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from titan_core.api.batch import Batch
+from titan_core.api.batch import Batch, with_positions
+from titan_core.api.microbatch import Microbatch, current_microbatch, entered
 from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
@@ -46,18 +48,24 @@ class LossHead:
             return forward(hidden)
         sequences, seq = hidden.shape[:2]
         length = max(1, self._chunk_tokens // sequences) if self._part.objective.per_position else seq
+        microbatch = current_microbatch()
+        assert microbatch is not None, "computing() enters the microbatch whose loss is computed"
         if length >= seq:
-            return self._loss(forward, hidden, batch)
+            return self._loss(forward, hidden, microbatch)
         losses = []
+        batch = with_positions(batch)  # what draws in the last module sees some of the columns
         for number, chunk in enumerate(hidden.split(length, dim=1)):
             first = number * length
             those = batch.map_sequence(lambda tensor, first=first: tensor[:, first : first + length])  # type: ignore[misc]
-            losses.append(checkpoint(self._loss, forward, chunk, those, use_reentrant=False, preserve_rng_state=False))
+            part = replace(microbatch, batch=those)
+            losses.append(checkpoint(self._loss, forward, chunk, part, use_reentrant=False, preserve_rng_state=False))
         total: Tensor = sum(losses[1:], start=losses[0])
         return total
 
-    def _loss(self, forward: Callable[..., Tensor], hidden: Tensor, batch: Batch) -> Tensor:
-        return loss_of(self._part.objective, forward(hidden), batch, self._part.vocabulary)
+    def _loss(self, forward: Callable[..., Tensor], hidden: Tensor, microbatch: Microbatch) -> Tensor:
+        with entered(microbatch):
+            logits = forward(hidden)
+        return loss_of(self._part.objective, logits, microbatch.batch, self._part.vocabulary)
 
 
 def loss_of(objective: ObjectiveFunction, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
