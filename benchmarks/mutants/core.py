@@ -18,7 +18,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_auxiliary_loss.py",
 )
 VOCABULARY = "core/api/vocabulary.py"
-VIEWS = "core/test_mesh_views.py"
+VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
 RANKS = "tests/core/test_world.py"
 AHEAD = "tests/core/test_lookahead.py"
