@@ -6,11 +6,14 @@ package to install::
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 
 from ci.workspace import CORE, ROOT, packages
 from titan_core.api.command import Command
 from titan_core.api.components import Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, Transform
+from titan_core.api.launcher import Launcher
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import Plugin, discover
 
@@ -20,7 +23,8 @@ FILE = ROOT / "packages/titan-core/provides.json"
 
 
 def provided() -> dict[str, dict[str, str]]:
-    """By kind and name, the package: sections, keys that packages add to the core's sections or make real, components."""
+    """By kind and name, the package: sections, keys that packages add to the core's sections or make real, components,
+    options of launchers."""
     index: dict[str, dict[str, str]] = {}
     for plugin in discover().plugins:
         if plugin.distribution in packages() and plugin.distribution != CORE:
@@ -37,6 +41,8 @@ def provided_by(plugin: Plugin) -> set[tuple[str, str]]:
         section = component.config
         if isinstance(component, Transform):
             found |= {("key", key) for key in component.serves}
+        if isinstance(component, Launcher):
+            found |= {("option", option) for option in _options_of(component)}
         if isinstance(component, CHOSEN_BY_NAME):
             found.add((component.kind, component.name))
         if section is not None and section.section in core:
@@ -44,6 +50,12 @@ def provided_by(plugin: Plugin) -> set[tuple[str, str]]:
         elif section is not None:
             found.add(("section", section.section))
     return found
+
+
+def _options_of(launcher: Launcher) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False)
+    launcher.arguments.load()(parser)
+    return re.findall(r"--[\w-]+", parser.format_usage())
 
 
 def render() -> str:

@@ -14,10 +14,10 @@ CP, GATHERED = "parallel/context_parallel.py", "parallel/gathered_attention.py"
 
 MUTANTS = (
     Mutant("heads-without-tails", CP, "chunks[-1 - self._rank]", "chunks[2 * self._rank + 1]", (PARTS,)),
-    Mutant("chunks-out-of-order", GATHERED, "tails.flip(2)", "tails", (PARTS,)),
+    Mutant("chunks-out-of-order", "core/api/sequence_share.py", "pieces[held.index(chunk)]", "pieces[chunk]", (PARTS,)),
     Mutant("tails-see-no-keys-of-theirs", GATHERED, "first, end = chunk * length, (chunk + 1) * length", "first, end = chunk * length, chunk * length + 1", (PARTS,)),
     Mutant("mask-of-the-first-chunk", GATHERED, ".tril(first)\n", ".tril(0)\n", (PARTS,)),
-    Mutant("gradients-of-keys-averaged", GATHERED, "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),
+    Mutant("gradients-of-keys-averaged", "core/api/sequence_share.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),
     Mutant("fsdp-averages", "parallel/fsdp.py", "    _sum_gradients(part.module)\n", "", (MESH + "[FSDP]",)),
     Mutant("pipeline-scales-gradients", "parallel/pipeline.py", '"scale_grads": False', '"scale_grads": True', (MESH + "[PP]",)),
     Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "stage.microbatches[int(number)].batch) / self._target_weight", "stage.microbatches[int(number)].batch)", (MESH + "[PP]",)),

@@ -124,9 +124,6 @@ def test_a_part_knows_what_it_has() -> None:
     part.module.head.weight = nn.Parameter(torch.zeros(4, 2))  # type: ignore[union-attr]
     part.retie()
     assert part.module.get_parameter("head.weight") is part.module.get_parameter("embed.weight")
-    part.add_flops(torch.bfloat16, 2.0)
-    part.add_flops(torch.bfloat16, 3.0)
-    assert part.flops == {torch.bfloat16: 5.0}
 
 
 def test_the_first_pattern_gives_the_first_value() -> None:

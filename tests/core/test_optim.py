@@ -17,12 +17,12 @@ from harness.contexts import grouped, optimizer_context, schedule_context
 from harness.gloo_pool import GlooPool
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api.errors import UserError
-from titan_core.api.loss import cross_entropy_sum
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import ParamGroup, param_groups, trained_parameters
 from titan_core.api.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
 from titan_core.api.world import World
+from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.plugin import titan_optimizers
@@ -257,7 +257,7 @@ def test_the_first_pattern_that_matches_decides() -> None:
 
 
 def part_of(module: nn.Module) -> ModelPart:
-    return ModelPart(module, LAYOUT, cross_entropy_sum)
+    return ModelPart(module, LAYOUT, NextToken())
 
 
 def test_a_model_without_parameters_to_train_is_refused() -> None:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import ModuleType
-from typing import ClassVar, Literal
-
 import pytest
 import torch
 from torch import nn
 
 from harness import transforms
+from harness.ring import Divides, ring_job
 from harness.small_gpt import LAYOUT
 from titan_core.api.batch import Batch
-from titan_core.api.components import Phase, Transform
-from titan_core.api.config import Override
 from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.mesh import MeshDim
 from titan_core.api.model_part import ModelPart
-from titan_core.api.ref import Ref
-from titan_core.api.section import Section
 from titan_core.api.vocabulary import Vocabulary
-from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
-from titan_core.plugins.discovery import Plugin
-from titan_core.plugins.registry import Registry
 
 
 def apply_all(*names: str) -> ModelPart:
-    (part,) = parts = [ModelPart(nn.Linear(1, 1), LAYOUT, NextToken())]
+    (part,) = parts = [ModelPart(nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])}), LAYOUT, NextToken())]
     guard = PartGuard(part)
     for name in names:
         function = getattr(transforms, name)
@@ -45,13 +32,14 @@ def apply_all(*names: str) -> ModelPart:
         (("wrapped_loss", "other_loss"), "objective"),
         (("offloaded", "elsewhere"), "parameters_on"),
         (("batches", "only_my_batches"), "batch_transforms"),
-        (("accounts", "no_accounts"), "flops"),
-        (("casts", "casts"), "casts"),
-        (("casts", "bare"), "casts"),
+        (("accounts", "no_accounts"), "entries of tests.notes"),
+        (("casts", "casts"), "entries of tests.casts"),
+        (("casts", "bare"), "entries of tests.casts"),
         (("evaluation", "bare"), "after_evaluation"),
+        (("saves_silu", "bare"), "saved_operators"),
         (("batches", "bare"), "batch_transforms"),
         (("offloaded", "bare"), "parameters_on"),
-        (("accounts", "bare"), "flops"),
+        (("accounts", "bare"), "entries of tests.notes"),
     ],
     ids=str,
 )
@@ -67,7 +55,7 @@ def test_transforms_may_build_on_each_other() -> None:
     logits, batch = torch.randn(1, 3, 5), Batch(torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[0, 1, 2]]))
     loss, plain = (objective(logits, batch, Vocabulary()) for objective in (part.objective, NextToken()))
     assert loss.item() == pytest.approx((plain + 2e-3 * logits.square().sum()).item())
-    assert part.flops == {torch.float16: 4.0}
+    assert part.entries(transforms.NOTES) == {"blocks.0": "noted"}
     assert len(part.batch_transforms) == 2
     assert isinstance(apply_all("bare").objective, NextToken)
 
@@ -75,37 +63,6 @@ def test_transforms_may_build_on_each_other() -> None:
 def test_the_job_s_objective_is_not_dropped() -> None:
     with pytest.raises(UserError, match="transform 'other_loss': it drops or replaces the part's objective that was set"):
         apply_all("other_loss")
-
-
-class RingKeys(Section):
-    section: ClassVar[str] = "ring"
-
-    degree: int = 1
-
-
-Divides = Literal["layers", "batch", "sequence", "weights"]
-
-
-Treated = Literal["shard", "replicate", "own"]
-
-
-def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
-    """A job on 2 ranks that a third party's mesh dimension takes."""
-    ring = Transform(
-        name="ring",
-        summary="",
-        config=RingKeys,
-        phase=Phase.DATA,
-        mesh_dims=(MeshDim("ring", "ring.degree", divides, copies, data_parallel=treated),),
-        active=lambda context: context.facts.mesh.degree("ring") > 1,
-        serves=("ring.degree",),
-        reduces=reduces,
-        apply=Ref("harness.transforms:bare"),
-    )
-    found = Registry.from_installed().found
-    plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))
-    config, registry = load_config("tiny", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
-    return assemble(config, registry, 2)
 
 
 @pytest.mark.parametrize("divides", ["batch", "sequence"])
@@ -116,14 +73,6 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
     assert "reduces = ('ring',)" in str(caught.value)
     assert ring_job(divides, reduces=("ring",)).facts.mesh.degree("ring") == 2
     assert ring_job(divides, copies=True).facts.mesh.copies == 2
-
-
-@pytest.mark.parametrize("treated", ["shard", "replicate"])
-@pytest.mark.parametrize("divides", ["batch", "sequence"])
-def test_data_parallelism_covers_a_third_partys_dimension(divides: Divides, treated: Treated) -> None:
-    job = ring_job(divides, treated=treated)
-    assert "fsdp" in {transform.name for transform in job.transforms}
-    assert job.facts.mesh.data_dims(treated)[-1] == "ring"
 
 
 @pytest.mark.parametrize("divides", ["layers", "weights"])

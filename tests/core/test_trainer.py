@@ -34,7 +34,7 @@ def test_the_story_of_a_run(in_tmp: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 4]
     assert [line["loss"] for line in lines] == pytest.approx([record.losses[0], record.losses[1], record.losses[3]])
-    assert {"grad_norm", "lr", "tokens_per_second", "mfu", "memory_peak_gib", "data_seconds"} <= set(lines[0])
+    assert {"grad_norm", "lr", "tokens_per_second", "memory_peak_gib", "data_seconds"} <= set(lines[0])
     assert lines[-1]["tokens_seen"] == 4 * 4 * 32
     assert {one["distribution"] for one in json.loads((folder / "plugins.json").read_text())} >= {"titan-core"}
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from harness import small_gpt
-from harness.small_gpt import DIM, HEAD_DIM, LAYOUT, LONGEST, VOCAB, Block, SmallGPT
+from harness.small_gpt import DIM, HEAD_DIM, HEADS, LAYOUT, LONGEST, VOCAB, Attention, Block, SmallGPT
+from titan_core.api.layout_rules import Replicate, Rule, Shard, causal_attention
 
 
 class PositionsApart(SmallGPT):
@@ -252,3 +253,80 @@ class OwnGain(SmallGPT):
     def __init__(self) -> None:
         super().__init__()
         self.blocks[0].attention.gain = nn.Parameter(torch.ones(DIM))  # type: ignore[union-attr]
+
+
+class FusedAttention(Attention):
+    """Queries, keys and values come from one layer, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(DIM, 3 * DIM)
+        self.kv = nn.ModuleList()
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        batch, seq, _ = x.shape
+        q, k, v = (one.reshape(batch, seq, -1, HEAD_DIM).transpose(1, 2) for one in self.q(x).chunk(3, dim=-1))
+        return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Fused(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention = FusedAttention()
+
+
+FUSED = replace(
+    LAYOUT,
+    rules={key: rule for key, rule in LAYOUT.rules.items() if "kv" not in key},
+    mixers={"blocks.*.attention.mixer": causal_attention(HEADS)},
+)
+
+
+class GainedAttention(Attention):
+    """The region itself has a parameter, and queries come from few features that each rank has whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(DIM))
+        self.few, self.q = nn.Linear(DIM, 8), nn.Linear(8, DIM)
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        batch, seq, _ = x.shape
+        x = x * self.gain
+        whole = (self.q(self.few(x)), *(one(x) for one in self.kv))
+        q, k, v = (one.view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for one in whole)
+        return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
+
+
+class OwnMLP(nn.Module):
+    """Products with parameters of its own, from the region's begin to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.ones(DIM, 2, DIM)), nn.Parameter(torch.ones(2, DIM, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = torch.einsum("bsi,ihf->bshf", x, self.up)
+        return torch.einsum("bshf,hfo->bso", nn.functional.silu(features), self.down)
+
+
+class OwnParameters(SmallGPT):
+    """Parameters of many kinds of modules but linear layers: of blocks, of regions, of what lies within them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention, block.mlp = GainedAttention(), OwnMLP()
+        self.blocks[1].register_parameter("gain", nn.Parameter(torch.ones(DIM)))
+        self.blocks[1].register_forward_hook(lambda block, _, output: output * block.gain)
+
+
+OWN_RULES: dict[str, Rule] = {
+    "blocks.*.gain": Replicate(),
+    "blocks.*.few.*": Replicate(),
+    "blocks.*.mlp.up": Shard(-1),
+    "blocks.*.mlp.down": Shard(1),
+    **{key: rule for key, rule in LAYOUT.rules.items() if "mlp" not in key},
+}
+OWN = replace(LAYOUT, rules=OWN_RULES, sums=("blocks.*.mlp",))

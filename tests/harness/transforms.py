@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.components import Phase, Transform
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.ref import Ref
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.next_token import NextToken
+
+NOTES: Slot[str] = Slot("tests.notes")
+CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("tests.casts")
 
 
 class Smoothed(ObjectiveFunction):
@@ -66,17 +71,22 @@ def evaluation(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 
 def accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.add_flops(torch.float16, 2.0)
+    part.entries(NOTES)["blocks.0"] = "noted"
     return part
 
 
 def no_accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.flops = {}
+    part.slots = {}
     return part
 
 
 def casts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.casts["blocks.0"] = lambda tensor: tensor
+    part.entries(CASTS)["blocks.0"] = lambda tensor: tensor
+    return part
+
+
+def saves_silu(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.saved_operators += (torch.ops.aten.silu.default,)
     return part
 
 

@@ -51,3 +51,19 @@ def test_no_files_of_the_core_import_each_other_in_a_circle() -> None:
         if not name.endswith("plugin")  # its references name code that is loaded later
     }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_sections_are_found_by_class() -> None:
+    """Not by a name in quotes, by which code could read a section of a plugin that it cannot import."""
+    sources = [*(ROOT / "packages").rglob("src/**/*.py"), *(ROOT / "examples").rglob("src/**/*.py")]
+    assert sources
+    by_name = [
+        f"{file.name}:{node.lineno}"
+        for file in sources
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "value"
+        and any(isinstance(one, ast.Constant | ast.JoinedStr) for one in node.args)
+    ]
+    assert by_name == []

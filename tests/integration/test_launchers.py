@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
+from titan_core.api.events import TrainEnd
 from titan_core.cli import main as command_line
-from titan_core.cli.launch_options import _WITHOUT_LAUNCHER
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Registry
+from titan_core.train import trainer
 
 _FOUND = discover()
 INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
@@ -33,16 +35,15 @@ def arguments(parser):
     parser.add_argument("--islands", type=int)
 
 def run(context):
-    if context.arguments.islands is None:
-        return None
     print(context.arguments.recipe, context.arguments.islands, context.job(2).facts.mesh.world_size)
     return 40
 """
 
 
 @pytest.fixture(autouse=True)
-def without_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
+    monkeypatch.setattr(trainer, "train", lambda job, observers: TrainEnd(1, completed=True, reason="all steps are done"))
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return registry
 
 
-@pytest.mark.parametrize("option", _WITHOUT_LAUNCHER)
+@pytest.mark.parametrize("option", sorted(index()["option"]))
 @pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
 def test_options_of_a_launcher_name_the_package_to_install(
     without_launcher: Registry, option: str, form: str, capsys: pytest.CaptureFixture[str]
@@ -61,8 +62,8 @@ def test_options_of_a_launcher_name_the_package_to_install(
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"titan: error: {option}: no plugin in use starts processes; install titan-launch (`uv pip install titan-launch`), "
-        "or start each rank with torchrun\n"
+        f"titan: error: {option}: this option comes with titan-launch; "
+        "install titan-launch (`uv pip install titan-launch`), or use torchrun\n"
     )
 
 
@@ -83,10 +84,45 @@ def test_a_plugin_brings_a_launcher_of_its_own(
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3"]) == 40
     assert capsys.readouterr().out == "llama3_debug 3 2\n"
-    # Without its options this process trains; a launcher's that is not installed are unknown as any other.
-    assert main(["train", "--training.stop_at_step", "0", "--model.args.n_layers", "1"]) == 0
+    # Without its options this process trains; those of an absent launcher still name its package.
+    assert main(["train", "--training.steps", "1"]) == 0
     assert main(["train", "--nproc-per-node", "3"]) == 2
-    assert "unrecognized arguments: --nproc-per-node" in capsys.readouterr().err
+    assert "--nproc-per-node: this option comes with titan-launch; install" in capsys.readouterr().err
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ('raise KeyError("x")', "arguments raised KeyError: 'x'"),
+        ('parser.add_argument("--needed", required=True)', "the following arguments are required: --needed"),
+        ('parser.add_argument("RECIPE")', "the following arguments are required: RECIPE"),
+        ('parser.add_argument("--nnodes")', "argument --nnodes: conflicting option string"),
+    ],
+)
+def test_a_broken_launcher_is_left_out_of_jobs_that_do_not_need_it(
+    broken: str, why: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = MINE.replace('parser.add_argument("--islands", type=int)', broken)
+    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", source))
+    (mine,) = discover(entry_points_in(in_tmp)).plugins
+    registry = Registry(Discovery((*INSTALLED.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    assert main(["train", "--training.steps", "1"]) == 0
+    error = capsys.readouterr().err
+    assert "titan: warning: launcher 'mine' is left out: " in error and why in error
+    sys.modules.pop("mine", None)
+
+
+def test_launchers_exclude_each_other(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
+    (mine,) = discover(entry_points_in(in_tmp)).plugins
+    registry = Registry(Discovery((*INSTALLED.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    assert main(["train", "--islands", "3", "--nproc-per-node", "2"]) == 2
+    assert "options of several launchers: local, mine; give those of one" in capsys.readouterr().err
     sys.modules.pop("mine", None)
 
 

@@ -34,6 +34,9 @@ def message_about(kind: str, name: str, registry: Registry, capsys: pytest.Captu
     if kind == "command":
         assert main(name.split()) == 2
         return capsys.readouterr().err
+    if kind == "option":
+        assert main(["train", "tiny", name, "2"]) == 2
+        return capsys.readouterr().err
     if kind in KINDS:
         return registry.suggest(KINDS[kind], name)
     if kind == "section":

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
 from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, make_job
 from harness.third_party import TINY_LLAMA, install, train_with
+from titan_core.api.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +70,108 @@ MOE: dict[str, object] = {
 }
 
 
+EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
+REPLICATE = "parallelism.data_parallel_replicate_degree"
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    folder = str(tmp_path_factory.mktemp("one"))
+    ((record, _),) = gloo.run(1, train_with, experts, folder, "moe", {**MOE, "training.steps": 6})
+    return record
+
+
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [
-        (2, {"expert": 2}),
-        (4, {"expert": 2}),
-        (4, {"expert": 4}),
-        (4, {"expert": 2, "pipeline": 2}),
-        (4, {"expert": 2, "tensor": 2}),
-        (2, {"tensor": 2}),
-        (2, {"expert": 2, "context": 2}),
-        (4, {"expert": 2, "data_replicate": 2}),
+        (2, {EP: 2}),
+        (4, {EP: 2}),  # x FSDP 2
+        (4, {EP: 2, PP: 2}),
+        (4, {EP: 2, TP: 2}),
+        (4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+        (2, {EP: 2, CP: 2}),
+        (4, {EP: 2, REPLICATE: 2, "activation_checkpoint.mode": "full"}),
+        (2, {TP: 2}),
+        pytest.param(8, {EP: 2, TP: 2, PP: 2}, marks=pytest.mark.long),
     ],
     ids=str,
 )
 def test_experts_divided_over_a_view_train_as_one_device(
-    gloo: GlooPool, experts: str, tmp_path: Path, ranks: int, degrees: dict[str, int]
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path, ranks: int, degrees: dict[str, object]
 ) -> None:
-    mesh = {f"parallelism.{name}_parallel_degree": degree for name, degree in degrees.items()}
-    mesh = {name.replace("data_replicate_parallel", "data_parallel_replicate"): degree for name, degree in mesh.items()}
-    ((one, _),) = gloo.run(1, train_with, experts, str(tmp_path), "moe", MOE)
-    for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**MOE, **mesh}):
-        assert record.losses == pytest.approx(one.losses, rel=1e-6)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-6)
+    for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**MOE, **degrees}):
+        assert record.losses == pytest.approx(one_device.losses[:4], rel=1e-6)
+        assert record.grad_norms == pytest.approx(one_device.grad_norms[:4], rel=1e-6)
+
+
+def test_experts_saved_on_one_mesh_resume_on_another(
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path
+) -> None:
+    saved = {**MOE, "training.steps": 6, "checkpoint.enable": "true"}
+    for ranks, stop, expert in [(2, 2, 2), (1, 4, 1), (4, 6, 2)]:
+        overrides = {**saved, "training.stop_at_step": stop, EP: expert}
+        for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", overrides):
+            assert record.losses == pytest.approx(one_device.losses[stop - 2 : stop], rel=1e-6)
+            assert record.grad_norms == pytest.approx(one_device.grad_norms[stop - 2 : stop], rel=1e-6)
+
+
+def backwards(forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Experts that are numbered from the last one on."""
+    pieces = rows.split(counts.tolist())
+    computed = forward(torch.cat(pieces[::-1]), counts.flip(0))
+    return torch.cat(computed.split(counts.flip(0).tolist())[::-1])
+
+
+def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: bool = False) -> str:
+    """What is wrong with a job on ``ranks`` ranks, which need not exist; ``broken``: whose experts are :func:`backwards`."""
+    from titan_core.model.layout_trial import try_model
+
+    sys.path.insert(0, site)
+    try:
+        job = make_job(recipe, {"job.device": "cpu", **overrides}, ranks)
+        with torch.device("meta"):
+            model: Any = job.facts.model.build()
+        if broken:
+            experts = model.blocks[0].feed_forward.experts
+            whole = type(experts).forward
+            changed = {"forward": lambda self, *arguments: backwards(functools.partial(whole, self), *arguments)}
+            experts.__class__ = type("Backwards", (type(experts),), changed)
+        try_model(model, job, cast(Any, None), torch.device("cpu"))
+    except UserError as error:
+        return str(error)
+    finally:
+        sys.path.remove(site)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "ranks", "message"),
+    [
+        ("moe", {EP: 2}, 4, ""),
+        ("llama3_debug", {EP: 2}, 2, "model 'llama3' has no experts: no rule of its layout is Experts; set it to 1"),
+        (
+            "moe",
+            {EP: 8, "training.global_batch_size": 32},
+            8,
+            "= 8 (override): must divide the 4 experts of 'blocks.0.feed_forward.experts'",
+        ),
+        (
+            "moe",
+            {EP: 3},
+            4,
+            "must divide the 4 ranks that mesh view 'ep' borrows (dp_shard 4 x cp 1); set it to one of 1, 2, 4",
+        ),
+        ("moe", {EP: 2, TP: 2}, 2, "must divide the 1 ranks that mesh view 'ep' borrows"),
+    ],
+)
+def test_what_experts_cannot_be_divided_over_is_refused(
+    gloo: GlooPool, experts: str, recipe: str, overrides: dict[str, object], ranks: int, message: str
+) -> None:
+    (found,) = gloo.run(1, refusal, experts, recipe, overrides, ranks)
+    assert message in found
+    assert bool(message) == bool(found)
+
+
+def test_experts_that_compute_something_else_once_divided_are_refused(gloo: GlooPool, experts: str) -> None:
+    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
+    assert "divided over 2 ranks, module 'blocks.0.feed_forward.experts' computes something else" in found

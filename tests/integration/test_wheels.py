@@ -80,8 +80,9 @@ def test_core_and_a_model_train(titan: Titan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "package"),
     [
-        (["train", *SHORT, "--parallelism.tensor_parallel_degree", "2", "--nproc-per-node", "2"], "titan-parallel"),
-        (["train", *SHORT, "--nproc-per-node", "2"], "titan-parallel"),
+        (["config", "check", "--parallelism.tensor_parallel_degree", "2", "--world-size", "2"], "titan-parallel"),
+        (["config", "check", "--world-size", "2"], "titan-parallel"),
+        (["train", *SHORT, "--nproc-per-node", "2"], "titan-launch"),
         (["train", *SHORT, "--float8.recipe_name", "rowwise"], "titan-float8"),
         (["train", *SHORT, "--metrics.enable_wandb", "true"], "titan-report"),
         (["train", *SHORT, "--training.dataset", "json", "--training.dataset_path", "x"], "titan-data"),

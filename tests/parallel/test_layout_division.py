@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
-from harness.odd_gpts import PositionsApart
+from harness.odd_gpts import OWN, OwnParameters, PositionsApart
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition
@@ -46,6 +46,8 @@ def model(name: str) -> ModelDefinition:
     if name == "chain":
         build = NormedEmbedding
         layout = replace(layout, embedding=("embedding", "embedding_norm"))
+    elif name == "own":
+        build, layout = OwnParameters, replace(OWN, parameters=VALUES)
     elif name == "apart":
         build, layout = PositionsApart, replace(layout, embedding=("wte", "wpe"))
     return small_gpt.definition(build, layout)
@@ -70,6 +72,8 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Call
         ("chain", {TP: 2}),
         ("chain", {TP: 2, **NO_SP}),
         ("chain", {"parallelism.pipeline_parallel_degree": 2}),
+        ("own", {TP: 2}),
+        ("own", {TP: 2, **NO_SP}),
         ("apart", {}),
         ("apart", {"parallelism.context_parallel_degree": 2}),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def test_the_405b_model_is_cut_as_its_authors_cut_it() -> None:
     big = plan({DEGREE: 16, SCHEDULE: "1F1B", "model.args": args, "training.global_batch_size": 64}, 16 * 8)
     blocks = [sum(name.startswith("layers") for name in stage) for stage in big.stages]
     assert blocks == [7, *[8] * 14, 7]
+
+
+def test_stages_are_balanced_by_what_blocks_cost() -> None:
+    ends = {f"parallelism.pipeline_parallel_{end}_stage_less_layers": 0 for end in ("first", "last")}
+    facts = make_job("llama3_debug", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2).facts
+
+    def blocks(costs: tuple[float, ...]) -> list[int]:
+        layout = replace(facts.model.layout, block_costs=costs)
+        stages = plan_pipeline(replace(facts, model=replace(facts.model, layout=layout))).stages
+        return [sum(name.startswith("layers") for name in stage) for stage in stages]
+
+    assert blocks(()) == blocks((7.0,) * 6) == [3, 3]
+    assert blocks((5.0, 1.0, 1.0, 1.0, 1.0, 1.0)) == [1, 5]
+    assert blocks((1.0, 3.0, 1.0, 3.0, 1.0, 3.0)) == [4, 2]
 
 
 def test_stages_lie_in_loops_or_there_and_back() -> None:

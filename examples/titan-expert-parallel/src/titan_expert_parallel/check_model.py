@@ -1,6 +1,6 @@
 """What a model's experts must be to be divided."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,20 +9,13 @@ from torch import Tensor, nn
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import Problem
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Experts
 from titan_core.api.model_trial import Around, ModelTrial
 from titan_expert_parallel.config import ExpertParallelKeys
-
-
-def experts_in(module: nn.Module, path: str, layout: ModelLayout) -> dict[str, Experts]:
-    """Of the parameters that ``module``, called ``path``, owns itself, those that hold experts."""
-    rules = {name: layout.rule(f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
-    return {name: rule for name, rule in rules.items() if isinstance(rule, Experts)}
+from titan_expert_parallel.own_experts import experts_in, holding
 
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
-    """Experts must stand in modules of their own, be as many as can be divided, and each compute its own rows."""
+    """Experts must stand in modules of their own, be as many as can be divided, and compute the same when divided."""
     degree, sizes = context.facts.mesh.degree("ep"), {}
     for path, module in model.named_modules():
         found = experts_in(module, path, trial.layout)
@@ -34,9 +27,8 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
             return
         counts = {module.get_parameter(name).shape[rule.dim] for name, rule in found.items()}
         if len(counts) > 1:
-            yield trial.problem(
-                f"the parameters of {path!r} hold different numbers of experts: {sorted(counts)}", "fix rules"
-            )
+            why = f"the parameters of {path!r} hold different numbers of experts: {sorted(counts)}"
+            yield trial.problem(why, "fix the dimension in their rules")
             return
         sizes[path] = counts.pop()
         if sizes[path] % degree:
@@ -48,20 +40,32 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         rows = call.arguments[0] if len(call.arguments) == 2 else None
         if not isinstance(rows, tuple) or len(rows) != 2 or call.arguments[1] != (sizes[call.name],) or call.output != rows:
             why = f"{call.name!r} holds experts, and is called with {call.arguments}"
-            fix = (
-                "call it with (rows [rows, dim], those of the first expert first; counts int64 [experts]), by position, and "
-            )
-            yield trial.problem(why, fix + "let it return the like of rows")
+            fix = "call it with (rows [rows, dim], those of the first expert first; counts int64 [experts]), by position"
+            yield trial.problem(why, f"{fix}, and let it return the like of rows")
             return
-    around: dict[str, Around] = {call.name: partial(_one_by_one, sizes[call.name]) for call in calls}
+    dims = {
+        path: {name: rule.dim for name, rule in experts_in(model.get_submodule(path), path, trial.layout).items()}
+        for path in sizes
+    }
+    around: dict[str, Around] = {call.name: partial(_divided, degree, dims[call.name]) for call in calls}
     place = trial.fault(lambda: trial.run(trial.tokens, trial.positions, around=around))
     if place is not None:
-        why = f"{place} computes something else where each expert computes its rows by itself"
-        yield trial.problem(why, "call it with rows in the order of their experts, and let rows not depend on each other")
+        why = f"divided over {degree} ranks, {place} computes something else"
+        fix = "let each expert compute its own rows with its own index of each parameter, whatever the other rows are"
+        yield trial.problem(why, fix)
 
 
-def _one_by_one(size: int, forward: Callable[..., Any], rows: Tensor, counts: Tensor) -> Tensor:
-    """What the experts return where each is called without the rows of the others."""
-    alone = torch.diag(counts)
-    pieces = rows.split(counts.tolist())
-    return torch.cat([forward(piece, alone[number]) for number, piece in zip(range(size), pieces, strict=True)])
+def _divided(degree: int, dims: Mapping[str, int], forward: Callable[..., Any], rows: Tensor, counts: Tensor) -> Tensor:
+    """What the experts return where each of ``degree`` ranks holds some of them.
+
+    Args:
+        dims: parameter -> the dimension that its experts are along.
+        forward: the method of a module that holds all experts.
+    """
+    module: nn.Module = forward.__self__  # type: ignore[attr-defined]
+    per_rank = counts.view(degree, -1)
+    computed = []
+    for rank, (piece, own) in enumerate(zip(rows.split(per_rank.sum(1).tolist()), per_rank, strict=True)):
+        with holding(module, {name: module.get_parameter(name).chunk(degree, dim)[rank] for name, dim in dims.items()}):
+            computed.append(forward(piece, own))
+    return torch.cat(computed)

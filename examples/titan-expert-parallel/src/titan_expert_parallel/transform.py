@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
-from titan_expert_parallel.check_model import experts_in
 from titan_expert_parallel.config import ExpertParallelKeys
+from titan_expert_parallel.own_experts import experts_in, holding
 
 
 def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> ModelPart:
@@ -80,14 +80,10 @@ class ExpertsElsewhere:
     def _with_own_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         """The module's own forward, whose code finds this rank's experts where it reads its parameters: plain tensors, or
         what tensor parallelism has made of them."""
-        divided = dict(self._module._parameters)
-        own: dict[str, Any] = {name: _own(divided[name], mesh) for name, mesh in self._meshes.items()}
-        try:
-            self._module._parameters.update(own)
+        divided = self._module._parameters
+        with holding(self._module, {name: _own(divided[name], mesh) for name, mesh in self._meshes.items()}):
             computed: Tensor = self._inner(rows, counts)
-            return computed
-        finally:
-            self._module._parameters.update(divided)
+        return computed
 
 
 def _own(parameter: Any, mesh: DeviceMesh | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,9 +11,8 @@ import torch
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.metric_log import Record
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.sections import TrainingSection
 from titan_core.api.world import World
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token
@@ -24,8 +23,8 @@ log = logging.getLogger(__name__)
 class Mfu:
     """Adds ``mfu`` and ``mfu_estimated`` to the figures of each logged step."""
 
-    def __init__(self, facts: JobFacts) -> None:
-        self._facts = facts
+    def __init__(self, context: JobContext[None]) -> None:
+        self._facts = context.facts
         self._ideal = IdealTime(0.0, estimated=True)
         self._devices = 1
         self._warned = False
@@ -57,18 +56,20 @@ class Mfu:
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
 
 
-def build(context: JobContext[None]) -> Mfu:
-    """The observer of a job."""
-    return Mfu(context.facts)
+FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
+"""The type that a layer's products are made in, where it is not the job's, and their floating-point operations for a token,
+forward and backward: of the whole layer, however ranks divide it later."""
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
     """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
-    mine: Counter[torch.dtype] = Counter()
+    mine: dict[torch.dtype, float] = defaultdict(float)
     if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
         for part in parts:
-            mine.update(part.flops)
-    total: Counter[torch.dtype] = Counter()
-    for of_rank in world.gather(mine):
-        total.update(of_rank)
+            for dtype, per_token in part.entries(FLOPS).values():
+                mine[dtype] += per_token
+    total: dict[torch.dtype, float] = defaultdict(float)
+    for of_rank in world.gather(dict(mine)):
+        for dtype, per_token in of_rank.items():
+            total[dtype] += per_token
     return dict(total)

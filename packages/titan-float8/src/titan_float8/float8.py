@@ -24,11 +24,15 @@ from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
 from titan_float8.layers import linear_layers, require_matches, require_some
+from titan_float8.slots import count_products
 
 log = logging.getLogger(__name__)
 
 _MULTIPLE = 16
 """What both sides of a product must be a multiple of (``torch._scaled_mm``)."""
+_LARGEST = (torch.ops.aten.max.default, torch.ops.aten.amax.default)
+"""What scales are computed from: a pass over a whole tensor, and under tensor parallelism a collective, for one number a
+tensor or a row."""
 _HIGH_PRECISION_SHARE = {"tensorwise": 0.0, "rowwise": 0.0, "rowwise_with_gw_hp": 1 / 3}
 """Of the three products of a layer, what part stays in high precision."""
 
@@ -46,13 +50,13 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself
         convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
+    part.saved_operators += _LARGEST
     if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
         cast_gathered_inputs(part, layers, config)
         if context.device.type != "cuda":
             gather_bytes()
     if not section.emulate:
-        products = 6.0 * sum(layer.weight.numel() for layer in layers.values())
-        part.add_flops(torch.float8_e4m3fn, products * (1 - _HIGH_PRECISION_SHARE[section.recipe_name]))
+        count_products(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
     log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
     return part
 

@@ -17,6 +17,7 @@ from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInpu
 from titan_core.api.layout_rules import Column
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
+from titan_float8.slots import REGION_CASTS
 
 
 def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig) -> None:
@@ -30,7 +31,7 @@ def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Fl
         if columns and all(name in converted for name in columns):
             layer = part.module.get_submodule(columns[0])
             assert isinstance(layer, Float8Linear)
-            part.casts[region] = _cast(layer, config)
+            part.entries(REGION_CASTS)[region] = _cast(layer, config)
 
 
 def _cast(layer: Float8Linear, config: Float8LinearConfig) -> Callable[[Tensor], Tensor]:

@@ -18,6 +18,7 @@ from titan_core.api.build_context import TrainingContext
 from titan_core.api.model_part import ModelPart
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
+from titan_float8.slots import count_products
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))
     if not section.emulate:
         high = 1 / 3 if section.recipe_name.endswith("wgrad_with_hp") else 0.0
-        part.add_flops(torch.float8_e4m3fn, 6.0 * sum(layer.weight.numel() for layer in layers.values()) * (1 - high))
+        count_products(part, layers, 1 - high)
     log.info("MXFP8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
     return part
 

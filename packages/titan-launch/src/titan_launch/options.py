@@ -38,21 +38,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
-def run(context: CommandContext) -> int | None:
-    """Check the job and start its ranks; the exit status. ``None`` where the options request no other process.
+def run(context: CommandContext) -> int:
+    """Check the job and start its ranks; the exit status.
 
     Raises:
         UserError: a mistake in the options or in the job: reported once here, before any process starts.
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
     if "nproc_per_node" not in given and given["nnodes"] == "1":
-        for name in _DEFAULTS:
-            if name in given:
-                option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
-                raise UserError.one(
-                    option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N"
-                )
-        return None
+        name = next(name for name in _DEFAULTS if name in given)
+        option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
+        raise UserError.one(option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N")
     from titan_launch.launch import launch
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})

@@ -33,14 +33,15 @@ class LocalParameters(ParallelStyle):
         self._gradient = gradient
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        gradients: list[tuple[str, Placement]] = []
         for name, placement in self._placements.items():
             whole = module._parameters[name]
             assert whole is not None
             divided = distribute_tensor(whole, device_mesh, [placement])
             module.register_parameter(name, nn.Parameter(divided, requires_grad=whole.requires_grad))
-        gradients = tuple((name, self._gradient if one.is_replicate() else one) for name, one in self._placements.items())
+            gradients.append((name, self._gradient if placement.is_replicate() else divided.placements[0]))
         cls: Any = type(module)  # hashable, which mypy doubts
-        module.__class__ = _with_local_parameters(cls, gradients)
+        module.__class__ = _with_local_parameters(cls, tuple(gradients))
         module.register_forward_pre_hook(_take_local_inputs, with_kwargs=True)
         return module
 

@@ -184,6 +184,9 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
         module.set_submodule(name, Absent())
-    # What counts the layers of the whole model, and what calls the modules that were copied, does not hold for a stage: a
-    # transform that sets these earlier is refused (:mod:`titan_core.model.part_guard`).
-    return replace(part, module=module, casts=dict(part.casts), flops={}, after_evaluation=())
+    stage = replace(part, module=module, after_evaluation=())
+    own = {slot: stage.present(entries) for slot, entries in part.slots.items()}
+    slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in own.items()}
+    # What calls the modules that were copied does not hold for a stage: a transform that sets it earlier is refused
+    # (:mod:`titan_core.model.part_guard`).
+    return replace(stage, slots=slots)

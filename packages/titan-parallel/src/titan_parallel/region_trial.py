@@ -7,6 +7,7 @@ first rank's share then has queries and half of the keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +44,10 @@ def region_faults(trial: ModelTrial, ranks: int) -> dict[str, str]:
     return faults
 
 
+_Call = tuple[int, int]
+"""A module, by its id, and which of its calls it is."""
+
+
 class _Stop(Exception):
     """A rank cannot go further without what other ranks compute."""
 
@@ -70,23 +75,23 @@ class _Region:
     def fault(self, run: Callable[[], Any], same: Callable[[Any], bool]) -> str | None:
         """What differs where each rank calls ``run`` with its shares. Ranks run one after another, each up to where it needs
         a sum over ranks; with the sum of what all computed there, they begin again."""
-        sums: list[Tensor] = []
+        sums: dict[_Call, Tensor] = {}
         while True:
             outputs: list[Any] = []
-            addends: list[Tensor] = []
+            addends: list[tuple[_Call, Tensor]] = []
             for rank in range(self._ranks):
                 with self._shares(rank), self._summing(sums, addends) as close:
                     try:
-                        outputs.append(close(run) if id(self._module) in self._closing else run())
+                        outputs.append(close(self._module, run) if id(self._module) in self._closing else run())
                     except _Stop:
                         continue
                     except Exception as error:  # noqa: BLE001 - the region works whole, so this is what dividing it does
                         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             if not addends:
                 return None if all(map(same, outputs)) else "it computes something else"
-            if outputs or any(one.shape != addends[0].shape for one in addends):
+            if len({(call, one.shape) for call, one in addends}) > 1 or len(addends) != self._ranks:
                 return "ranks differ in what they sum"
-            sums.append(torch.stack(addends).sum(0))
+            sums[addends[0][0]] = torch.stack([one for _, one in addends]).sum(0)
 
     @contextmanager
     def _shares(self, rank: int) -> Iterator[None]:
@@ -113,21 +118,21 @@ class _Region:
         return nn.Parameter(share, requires_grad=False)
 
     @contextmanager
-    def _summing(self, sums: list[Tensor], addends: list[Tensor]) -> Iterator[Callable[..., Tensor]]:
-        """Modules that close the region return what is known of ``sums``, in order; the first that is not ends the run."""
-        calls = 0
+    def _summing(self, sums: dict[_Call, Tensor], addends: list[tuple[_Call, Tensor]]) -> Iterator[Callable[..., Tensor]]:
+        """Modules that close the region return what is known of ``sums``; the first that is not known ends the run."""
+        calls: Counter[int] = Counter()
 
-        def close(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
-            nonlocal calls
-            calls += 1
-            if calls <= len(sums):
-                return sums[calls - 1]
-            addends.append(forward(*arguments, **keywords))
-            raise _Stop
+        def close(module: nn.Module, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
+            call = (id(module), calls[id(module)])
+            calls[id(module)] += 1
+            if call not in sums:
+                addends.append((call, forward(*arguments, **keywords)))
+                raise _Stop
+            return sums[call]
 
         inner = [module for module in self._closing.values() if module is not self._module]
         for module in inner:
-            module.forward = partial(close, module.forward)
+            module.forward = partial(close, module, module.forward)
         try:
             yield close
         finally:

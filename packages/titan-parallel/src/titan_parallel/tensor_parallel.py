@@ -9,10 +9,10 @@ all of them. Inside a region (attention, feed-forward) all positions are there, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
@@ -23,13 +23,16 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Row, Rule
 from titan_core.api.layout_rules import Shard as ShardRule
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.random_streams import divide_streams
 from titan_core.api.tools.patterns import matches
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import LocalParameters, SumOutput
 from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
+
+REGION_CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("titan_parallel.region_casts")
+"""How the layers of a region want their common input: applied to each rank's positions before they are gathered."""
 
 
 def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
@@ -84,7 +87,7 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
     for name, module in _ruled_modules(part):
         styles: list[ParallelStyle] = []
         if matches(name, layout.regions):
-            styles.append(GatherInput(hidden, part.casts.get(name)))
+            styles.append(GatherInput(hidden, part.entries(REGION_CASTS).get(name)))
         own = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
         if isinstance(own.get("weight"), Column):
             styles.append(DivideColumns())

@@ -75,4 +75,5 @@ class Command(Component):
     overrides: bool = False
     """Whether it takes a recipe and ``--section.key value`` overrides."""
     launches: bool = False
-    """Whether it takes the options of the installed launchers (:mod:`titan_core.api.launcher`)."""
+    """Whether it takes the options of the installed launchers (:mod:`titan_core.api.launcher`). ``arguments.launcher`` is
+    then the one to start, or ``None``."""

@@ -36,10 +36,10 @@ class Launcher(Component):
 
     kind = "launcher"
     arguments: Ref[Callable[[argparse.ArgumentParser], None]]
-    """Adds its options to those of ``titan train``. Free of torch."""
-    run: Ref[Callable[[CommandContext], int | None]]
-    """Starts the ranks, waits for them and returns the exit status; ``None`` where the options request no other process, and
-    this one trains."""
+    """Adds its options, none of them required, to those of ``titan train``. Called more than once; free of torch."""
+    run: Ref[Callable[[CommandContext], int]]
+    """Starts the ranks, waits for them and returns the exit status. Called where one of its options has another value than
+    its default; otherwise this process trains, or another launcher starts the ranks."""
 
 
 @dataclass(frozen=True)

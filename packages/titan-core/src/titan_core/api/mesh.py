@@ -153,6 +153,8 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
         if taken := {view.name, view.remainder} & {*known, *sound, *(one.remainder for one in sound.values())}:
             raise UserError.one(where, f"two plugins define {sorted(taken)[0]!r}", "switch one of them off")
         fix = "switch its plugin off; the plugin should borrow dimensions that divide the batch or the sequence"
+        if not view.borrows:
+            raise UserError.one(where, "it borrows no dimension", fix)
         for name in view.borrows:
             if name not in known:
                 raise UserError.one(where, f"it borrows {name!r}, which is no mesh dimension", fix)

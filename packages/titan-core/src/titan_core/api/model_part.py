@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from titan_core.api.microbatch import Microbatch, entered
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 
+T = TypeVar("T")
+
 
 class Absent(nn.Module):
     """Stands where a module was that other ranks have: gives back its first argument. What is left keeps its names."""
@@ -22,6 +25,14 @@ class Absent(nn.Module):
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
         """``hidden``, as it came."""
         return hidden
+
+
+@dataclass(frozen=True)
+class Slot(Generic[T]):
+    """A place where one plugin leaves something for another, of type ``T`` for each module. Plugins do not import each
+    other, so each declares the slot by the same name: ``PLUGIN.what``, of the plugin that reads it."""
+
+    name: str
 
 
 @dataclass
@@ -39,12 +50,11 @@ class ModelPart:
     """What happens to each microbatch before the model sees it, in order."""
     parameters_on: torch.device | None = None
     """Where parameters live while they are not computed with; ``None``: on the device that computes."""
-    flops: dict[torch.dtype, float] = field(default_factory=dict)
-    """Floating-point operations of forward and backward for a token, of products that are not made in the type that the job
-    computes in; by the type that they are made in. Of the whole layers, however ranks divide them later."""
-    casts: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
-    """By a region's name, how its layers want their common input: applied before that is gathered from ranks that have some
-    positions each."""
+    slots: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What plugins say to each other about single modules: see :meth:`entries`."""
+    saved_operators: tuple[Callable[..., object], ...] = ()
+    """Operators (``torch.ops.aten.max.default``) whose results selective recomputation keeps: what is expensive to compute
+    again for its size, or was communicated. A model names those that it calls in its layout."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
     wrapped_objectives: tuple[ObjectiveFunction, ...] = ()
@@ -62,9 +72,10 @@ class ModelPart:
         self.wrapped_objectives += (self.objective,)
         self.objective = wrapper(self.objective)
 
-    def add_flops(self, dtype: torch.dtype, per_token: float) -> None:
-        """Products of ``per_token`` operations are made in ``dtype``."""
-        self.flops[dtype] = self.flops.get(dtype, 0.0) + per_token
+    def entries(self, slot: Slot[T]) -> dict[str, T]:
+        """The entries of ``slot``, by the fully qualified name of the module that each is about. A transform adds to them;
+        one that drops or replaces another's entry is refused. A pipeline stage has those of its own modules."""
+        return self.slots.setdefault(slot.name, {})
 
     def transformed(self, batch: Batch) -> Batch:
         """``batch`` as this part's model takes it."""

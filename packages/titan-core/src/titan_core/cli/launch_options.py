@@ -1,42 +1,64 @@
-"""The options of ``titan train`` that start several processes: the installed launchers', or why there are none."""
+"""The options of ``titan train`` that start several processes: those of the installed launchers."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from typing import Any, NoReturn
 
 from titan_core.api.errors import UserError
 from titan_core.api.launcher import Launcher
+from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Registry
 
-PACKAGE = "titan-launch"
-"""Has the local launcher."""
-_WITHOUT_LAUNCHER = (
-    "--nproc-per-node",
-    "--nnodes",
-    "--node-rank",
-    "--rdzv-endpoint",
-    "--rdzv-backend",
-    "--rdzv-id",
-    "--rdzv-timeout",
-    "--max-restarts",
-)
-"""Torchrun's names, which its users try first."""
+
+class LaunchOptions:
+    """Adds the options of each launcher to ``parser``. One whose options cannot be added is reported and left out: a job in
+    this process does not need it. Options of packages that are not in use are refused with the fix."""
+
+    def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
+        self._defaults: dict[str, dict[str, Any]] = {}
+        self._launchers = registry.all(Launcher)
+        for launcher in self._launchers:
+            alone = type(parser)(add_help=False)
+            try:
+                add = launcher.arguments.load()
+                add(alone)
+                defaults = vars(alone.parse_args([]))
+                add(parser)
+            except UserError as error:
+                print(f"titan: warning: launcher {launcher.name!r} is left out: {error}", file=sys.stderr)
+                continue
+            self._defaults[launcher.name] = defaults
+        in_use = {plugin.distribution for plugin in registry.found.plugins}
+        for option, package in index().get("option", {}).items():
+            if package not in in_use:
+                refused = _refusal(f"this option comes with {package}", f"{registry.remedy(package)}, or use torchrun")
+                with contextlib.suppress(argparse.ArgumentError):  # another launcher has an option of this name
+                    parser.add_argument(option, action=refused, nargs="?", help=argparse.SUPPRESS)
+
+    def requested(self, arguments: argparse.Namespace) -> Launcher | None:
+        """The launcher that has an option with another value than its default.
+
+        Raises:
+            UserError: several have one.
+        """
+        given = vars(arguments)
+        found = [
+            launcher
+            for launcher in self._launchers
+            if any(given[name] != value for name, value in self._defaults.get(launcher.name, {}).items())
+        ]
+        if len(found) > 1:
+            names = ", ".join(launcher.name for launcher in found)
+            raise UserError.one("command line", f"options of several launchers: {names}", "give those of one")
+        return found[0] if found else None
 
 
-def add_launch_options(parser: argparse.ArgumentParser, registry: Registry) -> None:
-    """Add the options of each installed launcher; without one, have those of torchrun refused with the fix."""
-    launchers = registry.all(Launcher)
-    for launcher in launchers:
-        launcher.arguments.load()(parser)
-    if not launchers:
-        fix = f"{registry.remedy(PACKAGE)}, or start each rank with torchrun"
-        parser.add_argument(*_WITHOUT_LAUNCHER, action=_refusal(fix), nargs="?", help=argparse.SUPPRESS)
-
-
-def _refusal(fix: str) -> type[argparse.Action]:
+def _refusal(why: str, fix: str) -> type[argparse.Action]:
     class Refuse(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
-            raise UserError.one(str(option_string), "no plugin in use starts processes", fix)
+            raise UserError.one(str(option_string), why, fix)
 
     return Refuse

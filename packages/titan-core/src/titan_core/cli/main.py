@@ -16,7 +16,7 @@ from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import text_without_secrets
 from titan_core.api.tools.shown import shorten
 from titan_core.cli.invocation import Invocation, default_recipe
-from titan_core.cli.launch_options import add_launch_options
+from titan_core.cli.launch_options import LaunchOptions
 from titan_core.config.render import describe_options
 from titan_core.plugins.discovery import CORE
 from titan_core.plugins.providers import provider, provider_of_group
@@ -110,9 +110,10 @@ def _run(argv: list[str]) -> int:
         parser.epilog = describe_options(registry.sections())
     if command.arguments is not None:
         command.arguments.load()(parser)
-    if command.launches:
-        add_launch_options(parser, registry)
+    launch = LaunchOptions(parser, registry) if command.launches else None
     namespace = parser.parse_args(own)
+    if launch is not None:
+        namespace.launcher = launch.requested(namespace)
     if "recipe" in namespace and namespace.recipe is None:
         namespace.recipe = default_recipe(registry)
     invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def run(context: CommandContext) -> int:
-    """Start the ranks, where a launcher's options say so; else check the job and train it in this process."""
+    """Start the ranks, where the options of a launcher were given; else check the job and train it in this process."""
     end_with_parent()
-    for launcher in context.registry.all(Launcher):
-        if (status := launcher.run.load()(context)) is not None:
-            return status
+    launcher: Launcher | None = context.arguments.launcher
+    if launcher is not None:
+        return launcher.run.load()(context)
     rank, world_size = _place_in_environment()
     job = context.job(world_size)
     handler = logging.StreamHandler(sys.stderr)

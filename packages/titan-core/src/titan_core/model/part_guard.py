@@ -32,9 +32,10 @@ class PartGuard:
         for one in parts:
             after = _settings(one)
             for setting in before:
-                if not self._kept(setting, before[setting], after[setting], one):
+                if not self._kept(setting, before[setting], after.get(setting), one):
                     problems[setting] = self._problem(name, setting)
-                elif after[setting] != before[setting]:
+            for setting in after:
+                if setting not in problems and after[setting] != before.get(setting):
                     self._set_by[setting] = name
         if problems:
             raise UserError(*problems.values())
@@ -49,10 +50,9 @@ class PartGuard:
             return before in part.wrapped_objectives
         if isinstance(before, tuple):
             return all(one in after for one in before)
-        if setting == "flops":
-            return all(after.get(key, 0.0) >= value for key, value in before.items())
         if isinstance(before, dict):
-            return all(after.get(key) is value for key, value in before.items())
+            kept = part.present(before)  # a pipeline stage has the entries of its own modules
+            return all((after or {}).get(name) is before[name] for name in kept)
         return bool(after == before)
 
     def _problem(self, name: str, setting: str) -> Problem:
@@ -68,7 +68,7 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "auxiliary_losses": part.auxiliary_losses,
         "batch_transforms": part.batch_transforms,
         "parameters_on": part.parameters_on,
-        "flops": dict(part.flops),
-        "casts": dict(part.casts),
+        "saved_operators": part.saved_operators,
         "after_evaluation": part.after_evaluation,
+        **{f"entries of {name}": dict(entries) for name, entries in part.slots.items()},
     }

@@ -16,8 +16,8 @@ INDEX = "extra_metadata/provides.json"
 
 @cache
 def index() -> Mapping[str, Mapping[str, str]]:
-    """By kind (``section``, ``key``, or a component's kind) and name, the package. Empty where titan-core was not installed
-    from its wheel."""
+    """By kind (``section``, ``key``, ``option`` of a launcher, or a component's kind) and name, the package. Empty where
+    titan-core was not installed from its wheel."""
     try:
         text = importlib_metadata.distribution("titan-core").read_text(INDEX)
     except importlib_metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_report.numbers import UNKNOWN
 from titan_runs.run_log import RunLog
 
 HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
@@ -19,7 +20,8 @@ class Outcome:
     tokens_per_second: float
     """Over all devices; the median of the runs' medians."""
     step_seconds: float
-    mfu: float
+    mfu: float | None
+    """``None`` where nothing measured it."""
     mfu_estimated: bool
     """Whether it is relative to a peak that was measured."""
     memory_gib: float
@@ -31,10 +33,11 @@ class Outcome:
 def outcome_of(runs: Sequence[RunLog], after: int) -> Outcome:
     """Of ``runs`` of one variant. Speed is that of the windows that begin after step ``after``: what compiles, and what
     warms up, is behind them."""
+    mfus = [_median(run, "mfu", after) for run in runs if "mfu" in run.steps[-1]]
     return Outcome(
         statistics.median(_median(run, "tokens_per_second", after) for run in runs),
         statistics.median(_median(run, "step_seconds", after) for run in runs),
-        statistics.median(_median(run, "mfu", after) for run in runs),
+        statistics.median(mfus) if mfus else None,
         any(is_estimated(run.steps) for run in runs),
         max(record["memory_peak_gib"] for run in runs for record in run.steps),
         runs[-1].steps[-1]["loss"],
@@ -81,7 +84,7 @@ def _cells(outcome: Outcome, speed_up: float) -> tuple[str, ...]:
         f"{outcome.tokens_per_second:,.0f}",
         f"{speed_up:.3f}",
         f"{outcome.step_seconds:.4g}",
-        format_mfu(outcome.mfu, outcome.mfu_estimated),
+        UNKNOWN if outcome.mfu is None else format_mfu(outcome.mfu, outcome.mfu_estimated),
         f"{outcome.memory_gib:.2f}",
         "nan" if outcome.final_loss is None else f"{outcome.final_loss:.4f}",
     )

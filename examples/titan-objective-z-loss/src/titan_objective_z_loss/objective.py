@@ -1,0 +1,24 @@
+"""Cross entropy with z-loss (Chowdhery et al., "PaLM", arXiv 2204.02311, section 5)."""
+
+import torch
+from torch import Tensor
+
+from titan_core.api.batch import Batch
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.objective import ObjectiveFunction
+from titan_core.api.vocabulary import Vocabulary
+from titan_objective_z_loss.config import ZLossSection
+
+
+class NextTokenWithZLoss(ObjectiveFunction):
+    """The negative logarithm of the next token's probability, plus ``coefficient`` times the square of the normaliser's."""
+
+    def __init__(self, context: TrainingContext[ZLossSection]) -> None:
+        self._coefficient = context.section.coefficient
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        likelihood, normaliser = vocabulary.log_likelihood(logits, batch.targets)
+        loss = self._coefficient * normaliser.square() - likelihood
+        weights = batch.target_weights()
+        return torch.where(weights > 0, loss * weights, 0.0).sum()

@@ -1,0 +1,20 @@
+"""What titan-objective-z-loss contributes."""
+
+from titan_core.api.components import Objective
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_objective_z_loss.config import ZLossSection
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_objectives() -> list[Objective]:
+    return [
+        Objective(
+            name="next_token_z_loss",
+            summary="cross entropy of the next token, with a penalty on the softmax's normaliser",
+            config=ZLossSection,
+            build=Ref("titan_objective_z_loss.objective:NextTokenWithZLoss"),
+        )
+    ]

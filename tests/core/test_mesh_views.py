@@ -1,0 +1,135 @@
+"""Views of the mesh, and which ranks see different data for a parameter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView, sound_views
+from titan_core.config.load import load_config
+from titan_core.job.mesh_plan import plan_mesh
+from titan_core.plugins.registry import Registry
+from titan_core.train.grad_norm import global_norm, local_gradients
+from titan_core.train.world import join_world
+
+# The keys of other dimensions stand for the views' own: these tests know no plugin.
+EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "cp"))
+
+
+def plan(world: int | None, **degrees: int) -> MeshPlan:
+    keys = {"shard": "data_parallel_shard", "cp": "context_parallel", "ep": "tensor_parallel"}
+    given = [Override(f"parallelism.{keys[name]}_degree", str(degree)) for name, degree in degrees.items()]
+    config, _ = load_config("llama3_debug", given, Registry.from_installed())
+    found = plan_mesh(config, (), None if world is None else world * degrees.get("ep", 1), (EP,))
+    # Without the dimension whose key the view has taken.
+    return replace(found, degrees={**found.degrees, "tp": 1})
+
+
+@pytest.mark.parametrize(
+    ("world", "degrees", "shard"),
+    [
+        (4, {"ep": 2}, 4),
+        (4, {"ep": 4, "cp": 2}, 2),
+        (None, {"ep": 4}, 4),  # the smallest world that has so many ranks to borrow
+        (None, {"ep": 4, "cp": 2}, 2),
+        (None, {"ep": 3, "cp": 2}, 3),
+        (None, {}, 1),
+    ],
+    ids=str,
+)
+def test_a_view_multiplies_nothing(world: int | None, degrees: dict[str, int], shard: int) -> None:
+    found = plan(world, **degrees)
+    assert found.degrees["dp_shard"] == shard
+    assert found.degree("ep") == degrees.get("ep", 1)
+    assert found.world_size == shard * degrees.get("cp", 1)
+    assert found.batch_degree == shard
+    assert found.data_degree == found.world_size
+
+
+def test_a_view_must_divide_what_it_borrows() -> None:
+    message = r"must divide the 4 ranks that mesh view 'ep' borrows \(dp_shard 2 x cp 2\); set it to one of 1, 2, 4, or"
+    with pytest.raises(UserError, match=message):
+        plan(None, ep=3, shard=2, cp=2)
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ([MeshView("tp", "a.b")], "two plugins define 'tp'"),
+        ([EP, MeshView("ep", "a.b")], "two plugins define 'ep'"),
+        ([EP, MeshView("ep_remainder", "a.b")], "two plugins define 'ep_remainder'"),
+        ([MeshView("ep", "a.b", borrows=("ring",))], "borrows 'ring', which is no mesh dimension"),
+        ([MeshView("ep", "a.b", borrows=("dp_shard", "tp"))], "borrows 'tp', whose ranks do not share weights and divide"),
+        ([MeshView("ep", "a.b", borrows=("island",))], "borrows 'island', whose ranks do not share weights"),
+        ([MeshView("ep", "a.b", borrows=("dp_replicate", "dp_shard"))], "which data parallelism does not treat alike"),
+        ([MeshView("ep", "a.b", borrows=("own",))], "which data parallelism does not treat alike"),
+        ([MeshView("ep", "a.b", borrows=())], "borrows no dimension"),
+    ],
+    ids=str,
+)
+def test_a_view_that_cannot_be_is_refused(views: list[MeshView], message: str) -> None:
+    island = MeshDim("island", "a.b", "batch", copies=True)
+    own = MeshDim("own", "a.b", "batch", data_parallel="own")
+    with pytest.raises(UserError, match=message):
+        sound_views(views, (*STANDARD_DIMS, island, own))
+    assert sound_views([EP, EP], STANDARD_DIMS) == (EP,)
+
+
+def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> dict[str, Any]:
+    """By what a mesh is for, the ranks of this rank's row or table of it; and what this rank has of a gradient's norm."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    os.chdir(folder)
+    zone = MeshDim("zone", "a.b", "batch", data_parallel="replicate")
+    dims = (STANDARD_DIMS[0], STANDARD_DIMS[1], zone, *STANDARD_DIMS[2:])
+    of_dims = {dim.name: degrees.get(dim.name, 1) for dim in dims}
+    view = MeshView("ep", "a.b", borrows)
+    mesh_plan = MeshPlan(dims, of_dims, (view,), {"ep": 2})
+    job = make_job("llama3_debug", {"job.device": "cpu", "parallelism.data_parallel_shard_degree": mesh_plan.world_size})
+    with join_world(replace(job, facts=replace(job.facts, mesh=mesh_plan))) as world:
+        mesh = world.mesh
+        whole = torch.arange(16.0).view(8, 2)
+        divided = nn.Parameter(distribute_tensor(whole, mesh["ep"], [Shard(0)]))
+        both = nn.Parameter(distribute_tensor(whole, mesh["ep_remainder", "ep"], [Shard(1), Shard(0)]))
+        everywhere = nn.Parameter(whole.clone())
+        for parameter in (divided, both, everywhere):
+            parameter.grad = parameter.detach().clone()
+        assert [mesh.view_of(one) for one in (divided, both, everywhere)] == ["ep", "ep", None]
+        return {
+            "ep": mesh["ep"].mesh.tolist(),
+            "data": mesh.data_mesh().mesh.tolist(),
+            "data of ep": mesh.data_mesh("ep").mesh.tolist(),
+            "coordinate": world.coordinate("ep"),
+            "norm": global_norm(local_gradients([divided, both, everywhere]), world).item() / whole.norm().item(),
+        }
+
+
+@pytest.mark.parametrize(
+    ("degrees", "borrows", "expected"),
+    [
+        ({"dp_shard": 4}, ("dp_shard", "cp"), {"ep": [0, 1], "data": [0, 1, 2, 3], "data of ep": [0, 2]}),
+        ({"dp_shard": 2, "cp": 2}, ("dp_shard", "cp"), {"ep": [0, 1], "data": [0, 1, 2, 3], "data of ep": [0, 2]}),
+        ({"dp_shard": 2, "tp": 2}, ("dp_shard", "cp"), {"ep": [0, 2], "data": [0, 2], "data of ep": [0]}),
+        ({"dp_shard": 2, "cp": 2}, ("dp_shard",), {"ep": [0, 2], "data": [0, 1, 2, 3], "data of ep": [0, 1]}),
+        ({"zone": 2, "dp_shard": 2}, ("dp_shard",), {"ep": [0, 1], "data": [[0, 1], [2, 3]], "data of ep": [[0], [2]]}),
+        ({"zone": 2, "dp_replicate": 2}, ("zone",), {"ep": [0, 1], "data": [[0], [1], [2], [3]], "data of ep": [[0], [2]]}),
+    ],
+    ids=str,
+)
+def test_which_ranks_see_different_data(
+    gloo: GlooPool, tmp_path: Any, degrees: dict[str, int], borrows: tuple[str, ...], expected: dict[str, Any]
+) -> None:
+    found = gloo.run(4, meshes, str(tmp_path), degrees, borrows)
+    assert {key: found[0][key] for key in expected} == expected
+    for ranks in found:
+        assert ranks["norm"] == pytest.approx(3**0.5, rel=1e-6)  # of three gradients alike, however they are divided
+    assert sorted(ranks["coordinate"] for ranks in found) == [0, 0, 1, 1]
