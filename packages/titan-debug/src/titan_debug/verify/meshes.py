@@ -13,7 +13,7 @@ from titan_core.api.errors import UserError, nearest
 from titan_core.api.job import Job
 from titan_core.api.mesh import MeshDim, dims_in_order
 from titan_core.api.numbers import MOST_PROCESSES
-from titan_core.api.registry import Registry
+from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import parse_whole
 from titan_core.api.tools.shown import shorten
@@ -37,7 +37,7 @@ class Mesh:
         return " x ".join(f"{name}={degree}" for name, degree in self.degrees.items()) or ONE_DEVICE
 
 
-def mesh_dims(registry: Registry) -> tuple[MeshDim, ...]:
+def mesh_dims(registry: ComponentRegistry) -> tuple[MeshDim, ...]:
     """The dimensions that the installed plugins know."""
     return dims_in_order(dim for transform in registry.all(Transform) for dim in transform.mesh_dims)
 
