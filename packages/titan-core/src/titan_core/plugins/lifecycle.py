@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import pluggy
 
 from titan_core.api import hookspecs
-from titan_core.api.ref import Origin
+from titan_core.api.ref import CodeOrigin
 from titan_core.api.tools.plain_json import survives_json
 from titan_core.api.tools.random_state import same_generators
 
@@ -44,7 +44,7 @@ class Lifecycle:
         self,
         observer: ModuleType | object,
         failed: Callable[[Exception], None] | None = None,
-        origin: Origin | None = None,
+        origin: CodeOrigin | None = None,
     ) -> None:
         """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
 
@@ -229,7 +229,7 @@ def _guarded(
     hook: str,
     implementation: pluggy.HookImpl,
     failed: Callable[[Exception], None] | None,
-    origin: Origin | None,
+    origin: CodeOrigin | None,
 ) -> Callable[..., Any]:
     function = implementation.function
     if origin is not None:

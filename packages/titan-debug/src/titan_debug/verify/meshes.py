@@ -13,7 +13,7 @@ from titan_core.api.errors import UserError, nearest
 from titan_core.api.job import Job
 from titan_core.api.mesh import MeshDim, MeshView, dims_in_order, sound_views
 from titan_core.api.numbers import MOST_PROCESSES
-from titan_core.api.registry import Registry
+from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import parse_whole
 from titan_core.api.tools.shown import shorten
@@ -43,7 +43,7 @@ class Mesh:
 Dims = Sequence[MeshDim | MeshView]
 
 
-def mesh_dims(registry: Registry) -> Dims:
+def mesh_dims(registry: ComponentRegistry) -> Dims:
     """The dimensions and views that the installed plugins know."""
     transforms = registry.all(Transform)
     dims = dims_in_order(dim for transform in transforms for dim in transform.mesh_dims)
