@@ -15,7 +15,7 @@ from titan_expert_parallel.own_experts import experts_in, holding
 
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
-    """Experts must stand in modules of their own, be as many as can be divided, and compute the same once they are divided."""
+    """Experts must stand in modules of their own, be as many as can be divided, and compute the same when divided."""
     degree, sizes = context.facts.mesh.degree("ep"), {}
     for path, module in model.named_modules():
         found = experts_in(module, path, trial.layout)

@@ -20,7 +20,7 @@ def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
         yield context.config.problem("model.name", "its layout does not say where positions mix", f"set {DEGREE} = 1")
     unknown = {
         mixer.kind: pattern
-        for pattern, mixer in reversed(context.facts.model.layout.mixers.items())
+        for pattern, mixer in reversed(list(context.facts.model.layout.mixers.items()))
         if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None
     }
     for kind, pattern in unknown.items():
