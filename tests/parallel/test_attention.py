@@ -76,5 +76,5 @@ def test_every_rank_has_a_chunk_from_the_front_and_one_from_the_back() -> None:
         assert one.positions is not None and torch.equal(one.positions, one.tokens)
         assert torch.equal(one.targets, one.tokens + 1)
         assert one.documents is whole.documents
-    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, whole.tokens * 2))
+    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
     assert given.positions[0].tolist() == [4, 6, 16, 18]
