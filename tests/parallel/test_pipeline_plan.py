@@ -60,7 +60,7 @@ def test_the_405b_model_is_cut_as_its_authors_cut_it() -> None:
 
 def test_stages_are_balanced_by_what_blocks_cost() -> None:
     ends = {f"parallelism.pipeline_parallel_{end}_stage_less_layers": 0 for end in ("first", "last")}
-    facts = make_job("llama3_debug", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2).facts
+    facts = make_job("tiny", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2).facts
 
     def blocks(costs: tuple[float, ...]) -> list[int]:
         layout = replace(facts.model.layout, block_costs=costs)
