@@ -18,6 +18,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_auxiliary_loss.py",
 )
 VOCABULARY = "core/api/vocabulary.py"
+VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
 RANKS = "tests/core/test_world.py"
 AHEAD = "tests/core/test_lookahead.py"
@@ -161,5 +162,8 @@ MUTANTS = (
     Mutant("microbatches-of-one-rank", "core/job/batch_plan.py", "size // (local * ranks), ranks", "size // local, ranks", (MODEL,)),
     Mutant("shards-not-of-whole-ranks", "core/job/batch_plan.py", "if shards % ranks or size % shards:", "if size % shards:", (MODEL,)),
     Mutant("batch-degree-with-the-sequence", "core/api/mesh.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
+    Mutant("experts-summed-over-their-own-view", "core/api/job_mesh.py", "= view.remainder", "= view.name", (VIEWS + "::test_which_ranks_see_different_data",)),
+    Mutant("a-view-multiplies-the-world", "core/api/mesh.py", "return math.prod(self.degrees.values())", "return math.prod([*self.degrees.values(), *self.view_degrees.values()])", (VIEWS + "::test_a_view_multiplies_nothing",)),
+    Mutant("copies-are-summed-over", "core/api/mesh.py", 'return self.divides in ("batch", "sequence") and not self.copies', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_a_view_that_cannot_be_is_refused",)),
     Mutant("batch-of-the-wrong-dimension", "core/api/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
 )  # fmt: skip

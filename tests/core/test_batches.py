@@ -54,6 +54,16 @@ def test_with_documents_kept_apart_the_last_of_each_predicts_nothing() -> None:
     assert batch.documents.tolist() == [[0, 0, 1, 2, 2], [0, 0, 0, 0, 0]]
 
 
+def test_a_token_is_weighed_where_it_is_the_target() -> None:
+    weights = numpy.array([[9, 0, 2, 0.5, 1, 3]], numpy.float32)
+    batch = _batch(rows([1, 2, 3, 4, 5, 6]), weights, [[4, 2]], document_mask=False)
+    assert batch.targets.tolist() == [[IGNORE, 3, 4, 5, 6]]
+    assert batch.target_weights().tolist() == [[0, 2, 0.5, 1, 3]]
+    apart = _batch(rows([1, 2, 3, 4, 5, 6]), weights, [[4, 2]], document_mask=True)
+    assert apart.target_weights().tolist() == [[0, 2, 0.5, 0, 3]]
+    assert _batch(rows([1, 2, 3]), None, [[3]], document_mask=False).target_weights().tolist() == [[1, 1]]
+
+
 @pytest.mark.parametrize("document_mask", [False, True])
 @pytest.mark.parametrize(("pieces", "targets"), [([], 0), ([1], 0), ([2], 1), ([3], 2), ([4], 3)])
 def test_what_a_short_row_lacks_is_no_target(document_mask: bool, pieces: list[int], targets: int) -> None:

@@ -96,3 +96,25 @@ def test_tensors_of_observers_are_put_together() -> None:
 def test_tensors_that_are_none_are_refused_with_their_observer(tensors: Any) -> None:
     with pytest.raises(ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a table of tensors"):
         Lifecycle([KeepsTensors(tensors)]).state_tensors()
+
+
+class Counts:
+    """An observer with figures of its own."""
+
+    def __init__(self, figures: Any) -> None:
+        self.figures = figures
+
+    @hookimpl
+    def titan_figures(self) -> Any:
+        return self.figures
+
+
+def test_figures_of_observers_are_put_together() -> None:
+    assert Lifecycle([Counts({"a": 1}), Counts(None), Counts({"b": None})]).figures({"step": 1}) == {"a": 1, "b": None}
+    assert Lifecycle().figures({"step": 1}) == {}
+
+
+@pytest.mark.parametrize("figures", [["a"], 3.0, {"a": "text"}, {"step": 2}], ids=str)
+def test_figures_that_are_none_are_refused_with_their_observer(figures: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_figures of <.*Counts .*(must return a table of numbers|returned 'step')"):
+        Lifecycle([Counts(figures)]).figures({"step": 1})

@@ -21,7 +21,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs import json_lines
 from titan_core.api.runs.json_lines import LineFile, read_lines
-from titan_core.runlog.jsonl import JsonLines
+from titan_core.runlog.jsonl import MetricsFile
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 
@@ -135,7 +135,7 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
         before = len(read_lines(file))
         child = os.fork()
         if child == 0:
-            log = JsonLines(file)
+            log = MetricsFile(file)
             for step in itertools.count(before + 1):
                 log.log({"step": step, "loss": 1.0 / step, **{f"tokens_seen/{name}": step for name in range(400)}})
                 time.sleep(0.0002)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api.errors import UserError
-from titan_core.runlog.jsonl import JsonLines
+from titan_core.runlog.jsonl import MetricsFile
 from titan_core.runlog.run_directory import RunDirectory
 
 
@@ -32,7 +32,7 @@ def test_a_resumed_run_drops_what_was_logged_after_its_checkpoint_and_keeps_a_co
     torn = '{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo'
     (tmp_path / "metrics.jsonl").write_text(torn)
     RunDirectory(tmp_path).begin(make_job("tiny"), step=2)
-    log = JsonLines(tmp_path / "metrics.jsonl")
+    log = MetricsFile(tmp_path / "metrics.jsonl")
     log.log({"step": 3})
     log.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'

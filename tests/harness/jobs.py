@@ -27,6 +27,7 @@ class RunRecord:
     grad_norms: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
     rank_losses: list[list[float]] = field(default_factory=list)
+    auxiliary: list[dict[str, float]] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     """Of each step's global batch."""
     skipped: list[int] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Recorder:
         self.record.grad_norms.append(report.grad_norm.item())
         self.record.learning_rates.append(report.lr)
         self.record.rank_losses.append(report.rank_losses.tolist())
+        self.record.auxiliary.append({name: value.item() for name, value in report.auxiliary.items()})
         self.record.targets.append(report.num_targets)
         if report.skipped:
             self.record.skipped.append(report.step)

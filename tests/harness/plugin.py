@@ -27,7 +27,11 @@ def titan_models() -> list[Model]:
 @hookimpl
 def titan_datasets() -> list[Dataset]:
     opens: Ref[Any] = Ref("harness.letters:open_letters")
-    return [Dataset(name="letters", summary="documents of given lengths, for tests", build=opens)]
+    prompts: Ref[Any] = Ref("harness.prompts:open_prompts")
+    return [
+        Dataset(name="letters", summary="documents of given lengths, for tests", build=opens),
+        Dataset(name="prompts", summary="documents that weigh their tokens, for tests", build=prompts, holds_tokens=True),
+    ]
 
 
 @hookimpl

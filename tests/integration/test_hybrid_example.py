@@ -1,4 +1,4 @@
-"""A third party's model that is neither all ``nn.Linear`` nor all attention, divided by its rules, against plain torch."""
+"""A third party's model that is neither all ``nn.Linear`` nor all attention, divided by its rules."""
 
 from __future__ import annotations
 
@@ -105,5 +105,8 @@ def test_the_model_is_a_recurrence_step_by_step() -> None:
 def test_a_kind_without_a_rule_is_refused_before_anything_is_divided() -> None:
     job = {**SMALL, "model.args": ARGS % "false", "job.device": "cpu"}
     make_job("hybrid", {**job, TP: 2}, 2)
-    with pytest.raises(UserError, match="of kind 'linear_recurrence'; context parallelism divides 'causal_attention'"):
+    with pytest.raises(
+        UserError, match="of kind 'linear_recurrence'; context parallelism divides 'causal_attention'"
+    ) as caught:
         make_job("hybrid", {**job, CP: 2}, 2)
+    assert len(caught.value.problems) == 1  # a kind, not a block

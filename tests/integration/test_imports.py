@@ -67,3 +67,15 @@ def test_sections_are_found_by_class() -> None:
         and any(isinstance(one, ast.Constant | ast.JoinedStr) for one in node.args)
     ]
     assert by_name == []
+
+
+def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
+    """Nor do two classes of the core: a name in an error, a signature or a search means one thing."""
+    places: dict[str, set[Path]] = {}
+    for file in (ROOT / "packages").rglob("src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(file)
+    assert places
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    assert {name for name, files in shared.items() if any(CORE in file.parents for file in files)} == set()

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,10 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.third_party import TINY_LLAMA, install, train_with
+from titan_core.api.auxiliary_loss import AuxiliaryLosses
+from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
+from titan_core.api.microbatch import Microbatch, entered
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +157,7 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
             "moe",
             {EP: 8, "training.global_batch_size": 32},
             8,
-            "= 8 (override): must divide the 4 experts of 'blocks.0.feed_forward.experts'",
+            "= 8: must divide the 4 experts of 'blocks.0.feed_forward.experts'",
         ),
         (
             "moe",
@@ -174,4 +178,80 @@ def test_what_experts_cannot_be_divided_over_is_refused(
 
 def test_experts_that_compute_something_else_once_divided_are_refused(gloo: GlooPool, experts: str) -> None:
     (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
-    assert "divided over 2 ranks, module 'blocks.0.feed_forward.experts' computes something else" in found
+    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes something else" in found
+
+
+BALANCED = {**MOE, "expert_balance.weight": 0.5}
+
+
+@pytest.fixture(scope="module")
+def balanced(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    ((record, _),) = gloo.run(1, train_with, experts, str(tmp_path_factory.mktemp("balanced")), "moe", BALANCED)
+    return record
+
+
+def test_a_balance_loss_is_a_loss_of_its_own(one_device: RunRecord, balanced: RunRecord) -> None:
+    assert balanced.losses[0] == one_device.losses[0]
+    assert balanced.grad_norms[0] != pytest.approx(one_device.grad_norms[0], rel=1e-3)
+    # 1 for each of two blocks where experts are equally busy, which at first they nearly are, and never less.
+    values = [step["expert_balance"] for step in balanced.auxiliary]
+    assert values[0] == pytest.approx(0.5 * 2, rel=0.2)
+    assert min(values) > 0.5 * 2 * 0.99
+
+
+def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
+    """The balance loss of one block and its gradient for the router, and both by the formula."""
+    sys.path.insert(0, site)
+    try:
+        from titan_model_moe.balance import ExpertBalance
+        from titan_model_moe.config import MoEArgs
+        from titan_model_moe.model import FeedForward
+    finally:
+        sys.path.remove(site)
+    torch.manual_seed(0)
+    batch, seq, args = 3, 8, MoEArgs(dim=16, expert_dim=8)
+    module: Any = FeedForward(args)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(batch, seq, args.dim)
+    facts = SimpleNamespace(batch=SimpleNamespace(seq_len=seq), mesh=SimpleNamespace(dims=()))
+    module.balance = ExpertBalance(cast(Any, SimpleNamespace(section=SimpleNamespace(weight=0.3), facts=facts, mesh={})))
+    losses = AuxiliaryLosses(1 / (batch * seq))
+    tokens = torch.zeros(batch, seq, dtype=torch.int64)
+    with entered(Microbatch(Batch(tokens, tokens), 1, 0, losses)):
+        (0.0 * module(x).sum()).backward()
+    gradient = module.router.weight.grad
+    probabilities = (x @ module.router.weight.T).softmax(-1)
+    expected = torch.zeros(())
+    for one in probabilities:  # a sequence
+        busy = torch.stack([(one.topk(2).indices == expert).any(1).float().mean() / 2 for expert in range(4)])
+        expected = expected + 0.3 * 4 * (busy * one.mean(0)).sum() / batch
+    (expected_gradient,) = torch.autograd.grad(expected, module.router.weight)
+    return [losses.values["expert_balance"], expected.detach(), gradient, expected_gradient]
+
+
+def test_a_balance_loss_is_that_of_the_formula(gloo: GlooPool, experts: str) -> None:
+    ((value, expected, gradient, expected_gradient),) = gloo.run(1, balance_beside_plain_torch, experts)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degrees"),
+    [
+        (2, {EP: 2}),
+        (2, {PP: 2}),
+        (2, {CP: 2, "activation_checkpoint.mode": "full"}),
+        (4, {EP: 2, TP: 2}),
+        (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+    ],
+    ids=str,
+)
+def test_a_balance_loss_is_the_same_on_any_mesh(
+    gloo: GlooPool, experts: str, balanced: RunRecord, tmp_path: Path, ranks: int, degrees: dict[str, object]
+) -> None:
+    for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**BALANCED, **degrees}):
+        assert record.losses == pytest.approx(balanced.losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(balanced.grad_norms, rel=1e-6)
+        for step, expected in zip(record.auxiliary, balanced.auxiliary, strict=True):
+            assert step == pytest.approx(expected, rel=1e-6)

@@ -69,12 +69,12 @@ def test_divided_sequences_have_the_attention_of_whole_ones(gloo: GlooPool, kv_h
 
 
 def test_every_rank_has_a_chunk_from_the_front_and_one_from_the_back() -> None:
-    whole = Batch(torch.arange(12)[None], torch.arange(12)[None] + 1, None, torch.arange(12)[None] // 5)
+    whole = Batch(torch.arange(12)[None], torch.arange(12)[None] + 1, documents=torch.arange(12)[None] // 5)
     shares = [HeadAndTail(rank, 3)(whole) for rank in range(3)]
     assert [one.tokens[0].tolist() for one in shares] == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
     for one in shares:
         assert one.positions is not None and torch.equal(one.positions, one.tokens)
         assert torch.equal(one.targets, one.tokens + 1)
         assert one.documents is whole.documents
-    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, whole.tokens * 2))
+    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
     assert given.positions[0].tolist() == [4, 6, 16, 18]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from harness.jobs import make_job
+from titan_core.api.build_context import JobContext
 from titan_core.api.errors import UserError
+from titan_core.api.layout_rules import Mixer, causal_attention
+from titan_core.api.ref import Ref
+from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
+from titan_parallel.context_parallel_check import check as context_check
+from titan_parallel.tensor_parallel_check import check as tensor_check
 
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
 
@@ -33,3 +42,38 @@ def test_what_cannot_work_is_refused(overrides: dict[str, object], message: str)
 def test_without_sequence_parallelism_any_length_that_context_parallelism_can_divide_will_do() -> None:
     overrides = {CP: 2, TP: 4, "training.seq_len": 252, "parallelism.disable_sequence_parallel": "true"}
     make_job("tiny", overrides, 8)
+
+
+def test_mixers_of_an_unknown_kind_are_refused_unless_they_bring_a_rule() -> None:
+    facts = make_job("tiny", {CP: 2}, 2).facts
+
+    def problems(mixer: Mixer) -> list[str]:
+        layout = replace(facts.model.layout, mixers={**facts.model.layout.mixers, "other.scan": mixer})
+        changed = replace(facts, model=replace(facts.model, layout=layout))
+        return list(map(str, context_check(JobContext(section=ContextParallelKeys(), facts=changed))))
+
+    (problem,) = problems(Mixer(kind="linear_recurrence"))
+    assert (
+        "its mixers 'other.scan' are of kind 'linear_recurrence'; context parallelism divides 'causal_attention'" in problem
+    )
+    assert "(Mixer.divided)" in problem
+    assert not problems(Mixer(kind="linear_recurrence", divided=Ref("own.rule:divided")))
+
+
+def test_heads_divide_wherever_there_are_any() -> None:
+    facts = make_job("tiny", {TP: 4}, 4).facts
+
+    def problems(**mixers: Mixer) -> list[str]:
+        layout = replace(facts.model.layout, mixers=mixers)
+        changed = replace(facts, model=replace(facts.model, layout=layout))
+        return list(map(str, tensor_check(JobContext(section=TensorParallelKeys(), facts=changed))))
+
+    assert not problems() and not problems(scan=Mixer(kind="linear_recurrence"))
+    (problem,) = problems(one=causal_attention(8, 4), other=Mixer(kind="linear_attention", heads=6))
+    assert "the 6 heads and 6 key/value heads of 'other' must divide by it; 1, 2, 3, 6 would work" in problem
+
+
+@pytest.mark.parametrize("arguments", [{"kind": ""}, {"kind": "causal_attention"}, {"kind": "other", "kv_heads": 2}])
+def test_a_mixer_is_whole(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"kind must not be empty|needs heads"):
+        Mixer(**arguments)

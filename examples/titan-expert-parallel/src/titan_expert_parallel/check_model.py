@@ -15,8 +15,10 @@ from titan_expert_parallel.own_experts import experts_in, holding
 
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
-    """Experts must stand in modules of their own, be as many as can be divided, and compute the same when divided."""
-    degree, sizes = context.facts.mesh.degree("ep"), {}
+    """Experts must stand in modules of their own, be as many as can be divided, and compute the same once divided."""
+    degree = context.facts.mesh.degree("ep")
+    sizes: dict[str, int] = {}
+    dims: dict[str, dict[str, int]] = {}
     for path, module in model.named_modules():
         found = experts_in(module, path, trial.layout)
         if not found:
@@ -30,7 +32,7 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
             why = f"the parameters of {path!r} hold different numbers of experts: {sorted(counts)}"
             yield trial.problem(why, "fix the dimension in their rules")
             return
-        sizes[path] = counts.pop()
+        sizes[path], dims[path] = counts.pop(), {name: rule.dim for name, rule in found.items()}
         if sizes[path] % degree:
             key = "parallelism.expert_parallel_degree"
             yield context.config.problem(key, f"must divide the {sizes[path]} experts of {path!r}")
@@ -43,10 +45,6 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
             fix = "call it with (rows [rows, dim], those of the first expert first; counts int64 [experts]), by position"
             yield trial.problem(why, f"{fix}, and let it return the like of rows")
             return
-    dims = {
-        path: {name: rule.dim for name, rule in experts_in(model.get_submodule(path), path, trial.layout).items()}
-        for path in sizes
-    }
     around: dict[str, Around] = {call.name: partial(_divided, degree, dims[call.name]) for call in calls}
     place = trial.fault(lambda: trial.run(trial.tokens, trial.positions, around=around))
     if place is not None:

@@ -1,8 +1,11 @@
-"""The model's sizes."""
+"""The model's sizes, and the config section of its balance loss."""
+
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api.numbers import Factor, Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api.section import Section
 
 
 class MoEArgs(BaseModel):
@@ -50,3 +53,10 @@ class MoEArgs(BaseModel):
         feed_forward = self.n_experts * self.dim + experts * 3 * self.dim * self.expert_dim
         block = attention + feed_forward + 2 * self.dim
         return self.n_layers * block + (2 * self.vocab_size + self.max_seq_len + 1) * self.dim
+
+
+class ExpertBalanceSection(Section):
+    section: ClassVar[str] = "expert_balance"
+
+    weight: Factor = Field(default=0.0, ge=0.0)
+    """Weight of the loss that keeps experts equally busy in each sequence; 0 leaves it out."""

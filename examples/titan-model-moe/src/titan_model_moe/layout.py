@@ -1,9 +1,13 @@
 """The model's layout."""
 
+from collections.abc import Iterator
+
+from titan_core.api.build_context import JobContext
+from titan_core.api.errors import Problem
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Replicate, Row, causal_attention
-from titan_model_moe.config import MoEArgs
+from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 
 def define(args: MoEArgs) -> ModelDefinition:
@@ -46,3 +50,10 @@ def layout(args: MoEArgs) -> ModelLayout:
             "*": Normal(0.05),
         },
     )
+
+
+def check_balance(context: JobContext[ExpertBalanceSection]) -> Iterator[Problem]:
+    """The balance loss is that of this model."""
+    name = context.config.value("model.name")
+    if name != "moe":
+        yield context.config.problem("expert_balance.weight", f"model {name!r} is not 'moe'", "set it to 0")

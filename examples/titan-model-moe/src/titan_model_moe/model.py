@@ -3,6 +3,8 @@
 Shapes: b sequences, s positions, d width of the hidden states, n = b * s tokens, k experts of each token, e experts.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,11 +37,12 @@ class Router(nn.Module):
         self.top_k = args.top_k
         self.weight = nn.Parameter(torch.empty(args.n_experts, args.dim))
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """``[n, d]`` to the chosen experts' weights, fp32 ``[n, k]``, which add up to 1, and their numbers, ``[n, k]``."""
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``[n, d]`` to the chosen experts' weights, fp32 ``[n, k]``, which add up to 1, their numbers, ``[n, k]``, and the
+        probabilities of all experts, fp32 ``[n, e]``."""
         probabilities = F.linear(tokens.float(), self.weight.float()).softmax(-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
-        return weights / weights.sum(-1, keepdim=True), chosen
+        return weights / weights.sum(-1, keepdim=True), chosen, probabilities
 
 
 class Experts(nn.Module):
@@ -66,6 +69,10 @@ class Experts(nn.Module):
         return torch.cat([(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights])
 
 
+Balance = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(result ``[b, s, d]``, probabilities ``[b, s, e]``, chosen experts ``[b, s, k]``) -> the result, which carries a loss."""
+
+
 class FeedForward(nn.Module):
     """Each token passes through ``k`` experts. No expert refuses one."""
 
@@ -74,18 +81,22 @@ class FeedForward(nn.Module):
         self.router = Router(args)
         self.experts = Experts(args)
         self.n_experts = args.n_experts
+        self.balance: Balance | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
-        weights, chosen = self.router(tokens)
-        chosen = chosen.flatten()
-        order = chosen.argsort(stable=True)
-        counts = (chosen[:, None] == torch.arange(self.n_experts, device=x.device)).sum(0)
+        weights, chosen, probabilities = self.router(tokens)
+        pairs = chosen.flatten()
+        order = pairs.argsort(stable=True)
+        counts = (pairs[:, None] == torch.arange(self.n_experts, device=x.device)).sum(0)
         # One row for each pair of token and expert, by copying and by permutations: unlike sums at indices, these give the
         # same bits on a GPU in every run.
         rows = tokens[:, None].expand(-1, weights.shape[1], -1).flatten(0, 1)
         outputs = self.experts(rows[order], counts)[order.argsort()].unflatten(0, weights.shape)
-        return (outputs * weights[..., None].to(outputs.dtype)).sum(1).view_as(x)
+        result = (outputs * weights[..., None].to(outputs.dtype)).sum(1).view_as(x)
+        if self.balance is None:
+            return result
+        return self.balance(result, probabilities.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2]))
 
 
 class Block(nn.Module):

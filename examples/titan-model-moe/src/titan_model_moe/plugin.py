@@ -1,9 +1,9 @@
 """What titan-model-moe contributes."""
 
-from titan_core.api.components import Model, Recipe, recipes_in
+from titan_core.api.components import Model, Phase, Recipe, Transform, recipes_in
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
-from titan_model_moe.config import MoEArgs
+from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 api = (1, 0)
 
@@ -16,6 +16,21 @@ def titan_models() -> list[Model]:
             summary="a small decoder whose feed-forward layers are mixtures of experts",
             flavors={"tiny": MoEArgs(), "small": MoEArgs(dim=384, n_layers=6, n_heads=6, expert_dim=512, n_experts=8)},
             define=Ref("titan_model_moe.layout:define"),
+        )
+    ]
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="expert_balance",
+            summary="a loss that keeps the experts of model 'moe' equally busy",
+            config=ExpertBalanceSection,
+            phase=Phase.EXPERT,
+            active=lambda context: context.section.weight > 0,
+            check=Ref("titan_model_moe.layout:check_balance"),
+            apply=Ref("titan_model_moe.balance:apply"),
         )
     ]
 

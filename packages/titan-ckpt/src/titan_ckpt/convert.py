@@ -36,7 +36,7 @@ from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
 from titan_core.api.command import CommandContext
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
-from titan_core.api.registry import Registry
+from titan_core.api.registry import ComponentRegistry
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.weights import ForeignTensor, WeightFormat
 
@@ -74,7 +74,7 @@ def run(context: CommandContext) -> int:
     return 0
 
 
-def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
+def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
     """A checkpoint of ours to a folder that ``transformers`` loads.
 
     Raises:
@@ -157,7 +157,7 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
 
 
 def from_foreign(
-    source: Path, kind: str, target: Path, registry: Registry, model_name: str | None, dtype: torch.dtype | None
+    source: Path, kind: str, target: Path, registry: ComponentRegistry, model_name: str | None, dtype: torch.dtype | None
 ) -> None:
     """Foreign weights to a checkpoint of ours that holds weights alone.
 
@@ -247,7 +247,7 @@ def _plan_files(
     return files
 
 
-def _model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]:
+def _model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
     """The model that a checkpoint is of.
 
     Raises:
@@ -264,7 +264,7 @@ def _model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]
 
 
 def _model_for(
-    kind: str, config: Mapping[str, Any], registry: Registry, wanted: str | None, source: Path
+    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
 ) -> tuple[Model, WeightFormat, BaseModel]:
     """The model plugin that knows these weights.
 
@@ -282,5 +282,5 @@ def _model_for(
     raise UserError.one(str(source), "no installed model knows these weights", "; ".join(reasons) or "install its plugin")
 
 
-def _formats(registry: Registry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
+def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
     return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)

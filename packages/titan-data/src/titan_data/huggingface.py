@@ -14,7 +14,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.tools.reading import is_transient
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_data.compressed import decompressed
-from titan_data.json_lines import JsonLines
+from titan_data.json_lines import JsonRecords
 from titan_data.local_files import ENDINGS, find_files, holds_lines
 from titan_data.records import text_of
 
@@ -34,7 +34,7 @@ def open_local(context: DatasetContext[None]) -> DocumentSource:
     files = find_files(context, ENDINGS[context.name])
     plain = decompressed(files)
     if context.name == "json" and all(map(holds_lines, plain)):
-        lines = JsonLines(plain, files, context)
+        lines = JsonRecords(plain, files, context)
         if len(lines) == 0:
             raise UserError.one(context.where, "the dataset is empty", "give a file with documents in it")
         return ShuffledDocuments(lines, context.seed, plain)

@@ -19,7 +19,7 @@ from titan_data.records import text_of
 _CHUNK = 1 << 24
 
 
-class JsonLines:
+class JsonRecords:
     """Records that can be fetched by index. Blank lines are none."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], context: DatasetContext[None]) -> None:

@@ -44,7 +44,11 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
         if mixer.kind == CAUSAL_ATTENTION:
             _require_causal_attention(name, module)
         elif mixer.divided is not None:
-            module.forward = mixer.divided.load()(module, share)
+            forward = mixer.divided.load()(module, share)
+            if not callable(forward):
+                why = f"mixer {name!r}: {mixer.divided.target!r} must return a forward function, and returned {forward!r}"
+                raise UserError.one("layout of the model", why, "fix the model plugin")
+            module.forward = forward
     _divide_attention([module for _, module, mixer in mixers if mixer.kind == CAUSAL_ATTENTION], share, context)
     part.batch_transforms += (HeadAndTail(rank, size),)
     return part

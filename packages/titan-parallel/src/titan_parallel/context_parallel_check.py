@@ -18,11 +18,15 @@ def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
     degree = context.facts.mesh.degree("cp")
     if not context.facts.model.layout.mixers:
         yield context.config.problem("model.name", "its layout does not say where positions mix", f"set {DEGREE} = 1")
-    for pattern, mixer in context.facts.model.layout.mixers.items():
-        if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None:
-            why = f"its mixers {pattern!r} are of kind {mixer.kind!r}; context parallelism divides {CAUSAL_ATTENTION!r}"
-            fix = f"set {DEGREE} = 1, or let the model's layout say how they are divided (Mixer.divided)"
-            yield context.config.problem("model.name", f"{why}, and kinds that bring a rule of their own", fix)
+    unknown = {
+        mixer.kind: pattern
+        for pattern, mixer in reversed(list(context.facts.model.layout.mixers.items()))
+        if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None
+    }
+    for kind, pattern in unknown.items():
+        why = f"its mixers {pattern!r} are of kind {kind!r}; context parallelism divides {CAUSAL_ATTENTION!r}"
+        fix = f"set {DEGREE} = 1, or let the model's layout say how they are divided (Mixer.divided)"
+        yield context.config.problem("model.name", f"{why}, and kinds that bring a rule of their own", fix)
     tensor = 1 if context.facts.section(TensorParallelKeys).disable_sequence_parallel else context.facts.mesh.degree("tp")
     seq_len = context.facts.section(TrainingSection).seq_len
     # Each rank has a head and a tail; together they divide by tensor parallelism's degree.

@@ -23,7 +23,7 @@ def check(context: JobContext[TensorParallelKeys]) -> Iterator[Problem]:
         yield context.config.problem(
             "model.name", "its layout does not say how its layers may be divided", f"set {DEGREE} = 1"
         )
-    for pattern, mixer in layout.mixers.items():
+    for mixer, pattern in {mixer: pattern for pattern, mixer in reversed(list(layout.mixers.items()))}.items():
         if mixer.heads is None or mixer.key_heads is None:
             continue
         heads = math.gcd(mixer.heads, mixer.key_heads)

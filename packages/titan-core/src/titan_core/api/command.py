@@ -12,7 +12,7 @@ from titan_core.api.config import Config, Override
 from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
-from titan_core.api.registry import Registry
+from titan_core.api.registry import ComponentRegistry
 
 
 class CommandContext(Protocol):
@@ -34,7 +34,7 @@ class CommandContext(Protocol):
         ...
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> ComponentRegistry:
         """All that is installed, plugins that the recipe switches off included."""
         ...
 

@@ -14,7 +14,7 @@ from titan_core.api.config import Config
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
-from titan_core.api.registry import Registry
+from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import JobSection, ModelSection
 from titan_core.api.tools.secrets import without_secrets
 
@@ -27,7 +27,7 @@ class Job:
     """A valid job, ready for :func:`titan_core.train.trainer.train`."""
 
     facts: JobFacts
-    registry: Registry
+    registry: ComponentRegistry
     model: Model
     model_args: BaseModel
     """Those of its flavor, with ``[model.args]`` applied."""

@@ -43,7 +43,11 @@ class Replicate:
 @dataclass(frozen=True)
 class Experts:
     """A parameter that holds one expert's weights at each index of ``dim``. Expert parallelism gives each rank some of the
-    experts."""
+    experts: it calls their module with fewer of them.
+
+    The module that owns the parameter owns no others, and is called with ``(rows, counts)``: ``rows``, ``[rows, dim]``, has
+    the rows of the first expert first, and ``counts``, int64 ``[experts]``, is how many each has. It returns the like of
+    ``rows``, each computed by its expert alone."""
 
     dim: int = 0
     within: Shard | Replicate = Replicate()

@@ -34,6 +34,11 @@ class Microbatch:
     """A hash of seed and step: an int64 scalar on the batch's device. As a number, it would be a constant of compiled code,
     which each step would compile again."""
 
+    derived: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """What modules that draw have computed of its tokens, by first column and columns."""
+
     def __post_init__(self) -> None:
         digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
         value = int.from_bytes(digest[:8], "little", signed=True)

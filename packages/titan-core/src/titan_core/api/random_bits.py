@@ -1,7 +1,7 @@
-"""Random bits as a function of where they are used: a key, the row and column of a token, the index of a feature.
+"""Random bits as a function of where they are used: a step, a token's row and column, a module, the index of a feature.
 
-A token's 64 bits come from two rounds of SplitMix64 (Steele et al., OOPSLA 2014), which costs as little as there are few
-tokens. Each element then mixes the two halves of its token's bits with 32 bits of its feature, in operations on int32 that
+A token has 64 bits, from two rounds of SplitMix64 (Steele et al., OOPSLA 2014), once for all modules; each feature of a
+module has 32 bits, once for all tokens. An element mixes those of its token and its feature, in operations on int32 that
 every device vectorises. There is no state, so any rank can compute any element, and compute it again.
 """
 
@@ -30,10 +30,10 @@ def mixed(words: Tensor) -> Tensor:
 
 
 def token_words(key: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The first two of :data:`Words`.
+    """The first two of :data:`Words`, before :func:`of_module`.
 
     Args:
-        key: int64 scalar.
+        key: of the step, int64 scalar.
         rows: int64 ``[batch]``.
         columns: int64 ``[batch, seq]`` or ``[seq]``.
     """
@@ -41,8 +41,22 @@ def token_words(key: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Ten
     return (words >> 32).to(torch.int32), words.to(torch.int32)
 
 
+def of_module(key: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor) -> Words:
+    """All words of a module. Features of two modules that have the same 32 bits still draw apart.
+
+    Args:
+        key: of the module, int64 scalar.
+    """
+    one, other = tokens
+    return one, other + key.to(torch.int32), features
+
+
 def feature_words(key: Tensor, first: int, count: int) -> Tensor:
-    """The last of :data:`Words`, of ``count`` features from the ``first`` one."""
+    """The last of :data:`Words`, of ``count`` features of a module from the ``first`` one.
+
+    Args:
+        key: of the module, int64 scalar.
+    """
     return mixed(key ^ torch.arange(first, first + count, device=key.device)).to(torch.int32)
 
 

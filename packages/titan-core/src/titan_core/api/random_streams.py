@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_core.api.errors import UserError
 from titan_core.api.microbatch import Microbatch, current_microbatch
-from titan_core.api.random_bits import Words, element_bits, feature_words, token_words
+from titan_core.api.random_bits import Words, element_bits, feature_words, of_module, token_words
 from titan_core.api.step import is_shape_inference
 
 
@@ -32,6 +32,7 @@ class RandomStream(nn.Module):
         self._key: Tensor | None = None
         self._features: int | None = None
         self._rank, self._ranks = 0, 1
+        self._derived: dict[tuple[int, int], Tensor] = {}  # feature words, by first feature and features
 
     def begin(self, name: str, device: torch.device) -> None:
         """Called by the core when the model is built: the module's fully qualified name, and where it draws."""
@@ -70,9 +71,14 @@ class RandomStream(nn.Module):
             raise self._error("it draws, and no microbatch is entered", "call the model within microbatch.entered")
         if self._key is None:
             raise self._error("it was added to the model after the core had named its modules", "add it in a transform")
-        rows, columns = self._tokens(like, microbatch)
-        first, count = self._own_features(like)
-        return *token_words(self._key + microbatch.key, rows, columns), feature_words(self._key, first, count)
+        columns, features = self._own_columns(like, microbatch), self._own_features(like)
+        if torch.compiler.is_compiling():  # which fuses it with what is around
+            return of_module(self._key, _tokens(microbatch, *columns), feature_words(self._key, *features))
+        if columns not in microbatch.derived:
+            microbatch.derived[columns] = _tokens(microbatch, *columns)
+        if features not in self._derived:
+            self._derived[features] = feature_words(self._key, *features)
+        return of_module(self._key, microbatch.derived[columns], self._derived[features])
 
     def uniform(self, like: Tensor) -> Tensor:
         """Numbers from ``[0, 1)``, fp32, of the shape of ``like``: of torch's generator outside of a run.
@@ -87,8 +93,8 @@ class RandomStream(nn.Module):
             return torch.rand(like.shape, device=like.device)
         return ((element_bits(words) >> 7).float() * 2.0**-24).view(like.shape)
 
-    def _tokens(self, like: Tensor, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Rows ``[batch]`` and columns ``[batch, seq]`` or ``[seq]`` of the tokens of ``like``."""
+    def _own_columns(self, like: Tensor, microbatch: Microbatch) -> tuple[int, int]:
+        """The first of the batch's columns that ``like`` has, and how many it has."""
         batch = microbatch.batch
         size, seq = batch.tokens.shape
         share = -(-seq // self._ranks)
@@ -97,10 +103,7 @@ class RandomStream(nn.Module):
             raise self._error(f"it draws for a tensor of shape {expected}, and was called with {list(like.shape)}", "")
         if batch.rows is None:
             raise self._error("the batch does not say which sequences of the global batch it holds", "set Batch.rows")
-        columns = batch.columns if batch.columns is not None else torch.arange(seq, device=like.device)
-        if like.shape[1] != seq:
-            columns = columns.narrow(-1, self._rank * share, like.shape[1])
-        return batch.rows, columns
+        return (0 if like.shape[1] == seq else self._rank * share), like.shape[1]
 
     def _own_features(self, like: Tensor) -> tuple[int, int]:
         """The first feature of ``like``, and how many it has."""
@@ -119,6 +122,14 @@ class RandomStream(nn.Module):
     def _error(self, why: str, fix: str) -> UserError:
         name = "a RandomStream" if self._name is None else f"module {self._name!r}"
         return UserError.one(f"{name} of the model", why, fix)
+
+
+def _tokens(microbatch: Microbatch, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """The words of the tokens in ``count`` columns from the ``first`` one."""
+    batch = microbatch.batch
+    assert batch.rows is not None
+    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) if batch.columns is None else batch.columns
+    return token_words(microbatch.key, batch.rows, columns.narrow(-1, first, count))
 
 
 def divide_streams(model: nn.Module, rank: int, ranks: int) -> None:

@@ -12,7 +12,7 @@ from titan_core.api.errors import UserError
 T = TypeVar("T")
 
 
-class Origin(Protocol):
+class CodeOrigin(Protocol):
     """The plugin that code belongs to. Calls are guarded: what they raise is reported with the plugin's name."""
 
     def failure(self, why: str) -> UserError:
@@ -40,7 +40,7 @@ class Ref(Generic[T]):
     """
 
     target: str
-    origin: Origin | None = field(default=None, compare=False, kw_only=True)
+    origin: CodeOrigin | None = field(default=None, compare=False, kw_only=True)
     """Whose component it belongs to. Discovery sets it, and thereby has every call guarded."""
     purpose: str = field(default="", compare=False, kw_only=True)
     """The component's field that holds it, such as ``check``; likewise."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from titan_core.api.ref import Origin
+from titan_core.api.ref import CodeOrigin
 
 if TYPE_CHECKING:
     from titan_core.api.components import Component
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Component")
 
 
-class Registry(Protocol):
+class ComponentRegistry(Protocol):
     """All components of all plugins. pluggy collected them; a job's config chooses among them by name."""
 
     def all(self, kind: type[C]) -> list[C]:
@@ -33,7 +33,7 @@ class Registry(Protocol):
         """The names of all components of this kind."""
         ...
 
-    def origin(self, component: Component) -> Origin:
+    def origin(self, component: Component) -> CodeOrigin:
         """The plugin that registered ``component``."""
         ...
 
@@ -41,7 +41,7 @@ class Registry(Protocol):
         """The distribution that registered ``component``."""
         ...
 
-    def modules(self) -> Sequence[tuple[ModuleType, Origin]]:
+    def modules(self) -> Sequence[tuple[ModuleType, CodeOrigin]]:
         """Every plugin's module, which may have lifecycle hooks."""
         ...
 

@@ -17,7 +17,7 @@ from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
 from titan_core.model.streams import check_streams
-from titan_core.model.trial import CannotTry, ModelTrial
+from titan_core.model.trial import CannotTry, SmallModelTrial
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -
     return _returns_the_head(trial)
 
 
-def _returns_the_head(trial: ModelTrial) -> bool:
+def _returns_the_head(trial: SmallModelTrial) -> bool:
     outputs: list[Any] = []
 
     def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -67,7 +67,7 @@ def _returns_the_head(trial: ModelTrial) -> bool:
     return len(outputs) == 1 and returned is outputs[0]
 
 
-def _trial(model: nn.Module, job: Job, device: torch.device) -> ModelTrial:
+def _trial(model: nn.Module, job: Job, device: torch.device) -> SmallModelTrial:
     """On the CPU; where the model fails there, with longer sequences, and on the device that it trains on."""
     cpu, layout = torch.device("cpu"), job.facts.model.layout
     attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.facts.batch.seq_len))]
@@ -76,14 +76,14 @@ def _trial(model: nn.Module, job: Job, device: torch.device) -> ModelTrial:
     first: CannotTry | None = None
     for place, length in attempts:
         try:
-            return ModelTrial(model, layout, job.model.name, place, length)
+            return SmallModelTrial(model, layout, job.model.name, place, length)
         except CannotTry as error:
             first = first or error
     assert first is not None
     raise first
 
 
-def _mistakes(trial: ModelTrial) -> Iterator[Problem]:
+def _mistakes(trial: SmallModelTrial) -> Iterator[Problem]:
     """What the layout says of every model, whatever is done to it."""
     layout, batch, seq = trial.layout, *trial.tokens.shape
     logits = (batch, seq, layout.vocab_size)
@@ -117,7 +117,7 @@ def _mistakes(trial: ModelTrial) -> Iterator[Problem]:
             yield trial.problem(f"{why}: {' '.join(str(error).split())[:120]}", "fix max_seq_len, or the model's table")
 
 
-def _mixers(trial: ModelTrial) -> Iterator[Problem]:
+def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
     """How mixers are called."""
     layout, batch, seq = trial.layout, *trial.tokens.shape
     for call in trial.calls:
@@ -147,7 +147,7 @@ def _mixers(trial: ModelTrial) -> Iterator[Problem]:
             return
 
 
-def _own_mixer(trial: ModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
+def _own_mixer(trial: SmallModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
     """Of kinds that only their models know, tensors in and out have their positions where the layout says."""
     batch, dim = len(trial.tokens), mixer.sequence_dim
     tensors = [one for one in (*call.arguments, call.output) if isinstance(one, tuple)]
@@ -159,7 +159,7 @@ def _own_mixer(trial: ModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]
             return
 
 
-def _dependences(trial: ModelTrial, job: Job) -> Iterator[Problem]:
+def _dependences(trial: SmallModelTrial, job: Job) -> Iterator[Problem]:
     """No sequence, and no document where these are masked, may depend on what else is in the batch."""
     facts = job.facts
     if facts.batch.ranks * facts.batch.microbatches > 1 or facts.mesh.world_size > 1:
@@ -173,7 +173,7 @@ def _dependences(trial: ModelTrial, job: Job) -> Iterator[Problem]:
         yield from _documents(trial)
 
 
-def _documents(trial: ModelTrial) -> Iterator[Problem]:
+def _documents(trial: SmallModelTrial) -> Iterator[Problem]:
     """Two documents in a sequence must come out as each does alone."""
     place = trial.positions_fault()
     if place is not None:

@@ -11,7 +11,7 @@ from torch import nn
 from titan_core.api.errors import Problem
 from titan_core.api.random_streams import RandomStream
 from titan_core.model.stand_in import first_alike
-from titan_core.model.trial import ModelTrial
+from titan_core.model.trial import SmallModelTrial
 
 
 def begin_streams(model: nn.Module, device: torch.device) -> None:
@@ -21,7 +21,7 @@ def begin_streams(model: nn.Module, device: torch.device) -> None:
             module.begin(name, device)
 
 
-def check_streams(model: nn.Module, trial: ModelTrial) -> Iterator[Problem]:
+def check_streams(model: nn.Module, trial: SmallModelTrial) -> Iterator[Problem]:
     """Hold the modules that draw against the trial's calls of them, and report to each how many features a token has there.
 
     A module's name stands for what it draws, so one that is called twice would draw the same again.

@@ -34,7 +34,7 @@ class CannotTry(Exception):
     """The model raised when it was called with a few tokens. The message says what."""
 
 
-class ModelTrial:
+class SmallModelTrial:
     """A small copy of a model, and what it gives for a few tokens.
 
     Raises:

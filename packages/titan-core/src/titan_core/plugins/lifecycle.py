@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import pluggy
 
 from titan_core.api import hookspecs
-from titan_core.api.ref import Origin
+from titan_core.api.ref import CodeOrigin
 from titan_core.api.tools.plain_json import survives_json
 from titan_core.api.tools.random_state import same_generators
 
@@ -44,7 +44,7 @@ class Lifecycle:
         self,
         observer: ModuleType | object,
         failed: Callable[[Exception], None] | None = None,
-        origin: Origin | None = None,
+        origin: CodeOrigin | None = None,
     ) -> None:
         """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
 
@@ -118,12 +118,18 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_figures`; of all observers together.
 
         Raises:
-            ValueError: an observer returns no table, or a figure that there is.
+            ValueError: an observer returns no table of numbers, or a figure that there is.
         """
         together: dict[str, float | int | None] = {}
-        for figures in self._call(self._manager.hook.titan_figures, record=record):
-            if not isinstance(figures, Mapping) or (record.keys() | together.keys()) & figures.keys():
-                raise ValueError(f"a titan_figures returned {figures!r}; it must return further figures by name")
+        for implementation in self._manager.hook.titan_figures.get_hookimpls():
+            with same_generators():
+                figures = implementation.function(*[record] * len(implementation.argnames)) or {}
+            if not isinstance(figures, Mapping) or not all(isinstance(one, float | int | None) for one in figures.values()):
+                raise ValueError(f"titan_figures of {implementation.plugin!r} must return a table of numbers by name")
+            if clash := (record.keys() | together.keys()) & figures.keys():
+                raise ValueError(
+                    f"titan_figures of {implementation.plugin!r} returned {min(clash)!r}, which there is already"
+                )
             together |= figures
         return together
 
@@ -223,7 +229,7 @@ def _guarded(
     hook: str,
     implementation: pluggy.HookImpl,
     failed: Callable[[Exception], None] | None,
-    origin: Origin | None,
+    origin: CodeOrigin | None,
 ) -> Callable[..., Any]:
     function = implementation.function
     if origin is not None:

@@ -125,18 +125,18 @@ class Registry:
         return nearest(name, self.names(kind)) + self.broken_note()
 
     def modules(self) -> list[tuple[ModuleType, Origin]]:
-        """See :meth:`titan_core.api.registry.Registry.modules`."""
+        """See :meth:`titan_core.api.registry.ComponentRegistry.modules`."""
         return [(plugin.module, plugin.origin) for plugin in self.found.plugins]
 
     def versions(self) -> list[dict[str, str]]:
-        """See :meth:`titan_core.api.registry.Registry.versions`."""
+        """See :meth:`titan_core.api.registry.ComponentRegistry.versions`."""
         return [
             {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
             for plugin in self.found.plugins
         ]
 
     def distribution(self, component: Component) -> str:
-        """See :meth:`titan_core.api.registry.Registry.distribution`."""
+        """See :meth:`titan_core.api.registry.ComponentRegistry.distribution`."""
         return self.owner(component).distribution
 
     def owner(self, component: Component) -> Plugin:

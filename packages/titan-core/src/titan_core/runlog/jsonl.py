@@ -9,7 +9,7 @@ from titan_core.api.runs.files import METRICS
 from titan_core.api.runs.json_lines import LineFile
 
 
-class JsonLines:
+class MetricsFile:
     """Appends, so that a resumed run continues in the same file."""
 
     def __init__(self, path: Path) -> None:
@@ -24,6 +24,6 @@ class JsonLines:
         self._file.close()
 
 
-def build(context: LoggerContext[None]) -> JsonLines:
+def build(context: LoggerContext[None]) -> MetricsFile:
     """The file in the run's directory."""
-    return JsonLines(Path(context.run.dump_folder) / METRICS)
+    return MetricsFile(Path(context.run.dump_folder) / METRICS)

@@ -17,7 +17,7 @@ Kind = Literal[
 ]
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """What one look has found."""
 
     kind: Kind
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     details: list[str]
 
 
-def look(evidence: Evidence) -> Iterator[Finding]:
+def look(evidence: Evidence) -> Iterator[Diagnosis]:
     """All that is found, what explains the rest first: ranks that disagree on a collective, then one that failed by itself,
     then one that is late or has left nothing. A closed connection is reported by one that is gone, so where ranks have lost
     another, that comes before one that is late. What is beside training counts only where nothing else is found."""
@@ -39,7 +39,7 @@ def look(evidence: Evidence) -> Iterator[Finding]:
     yield from found or [_untold(evidence) or _background(evidence) or _nothing(evidence)]
 
 
-def _mismatch(evidence: Evidence) -> Finding | None:
+def _mismatch(evidence: Evidence) -> Diagnosis | None:
     found = mismatches(evidence.training) or mismatches(evidence.background)
     if not found:
         return None
@@ -51,7 +51,7 @@ def _mismatch(evidence: Evidence) -> Finding | None:
     for kind in first.kinds:
         dump, entry = evidence.dumps[kind[0]], first.channel.by_rank[kind[0]][first.seq]
         details += [f"{words.ranks(kind)} called it in", *words.stack_lines(dump, entry.stack)]
-    return Finding("mismatch", first.culprits, verdict, details)
+    return Diagnosis("mismatch", first.culprits, verdict, details)
 
 
 def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
@@ -59,7 +59,7 @@ def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
     return f"{words.ranks(kind)} {words.verb(kind, 'calls', 'call')} {called}"
 
 
-def _raised(evidence: Evidence) -> Finding | None:
+def _raised(evidence: Evidence) -> Diagnosis | None:
     failed = [dump for dump in evidence.dumps.values() if dump.failure is not None and not dump.failure.follows]
     if not failed:
         return None
@@ -70,10 +70,10 @@ def _raised(evidence: Evidence) -> Finding | None:
     where = location(first.stacks[first.failure.stack])
     raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)}, at {where}: {first.failure.message}"
     verdict = f"{raised}{victims(evidence, alike)}"
-    return Finding("raised", alike, verdict, words.stack_lines(first, first.failure.stack))
+    return Diagnosis("raised", alike, verdict, words.stack_lines(first, first.failure.stack))
 
 
-def _died(evidence: Evidence) -> Finding | None:
+def _died(evidence: Evidence) -> Diagnosis | None:
     """Ranks that a signal ended, but not those that NCCL ends when a collective times out, whichever rank is to blame."""
     died = [dump for dump in evidence.dumps.values() if dump.died and not _ended_by_nccl(evidence, dump)]
     if not died:
@@ -90,7 +90,7 @@ def _died(evidence: Evidence) -> Finding | None:
         details.append("gloo ends a process that is sent more than it expects: compare what the two send")
     else:
         verdict += victims(evidence, culprits)
-    return Finding("died", culprits, verdict, details)
+    return Diagnosis("died", culprits, verdict, details)
 
 
 def _ended_by_nccl(evidence: Evidence, dump: Dump) -> bool:
@@ -99,7 +99,7 @@ def _ended_by_nccl(evidence: Evidence, dump: Dump) -> bool:
     return dump.died == "Aborted" and any(entry.backend == "nccl" for one in witnesses for entry in undone(one))
 
 
-def _behind(evidence: Evidence) -> Finding | None:
+def _behind(evidence: Evidence) -> Diagnosis | None:
     late = evidence.late
     if not late:
         return None
@@ -122,10 +122,10 @@ def _behind(evidence: Evidence) -> Finding | None:
             details.append(f"rank {rank} joined {before} last; its main thread is in {now}")
     if evidence.missing:
         verdict += f"; {_gone(evidence.missing)}"
-    return Finding("behind", sorted([*late, *evidence.missing]), verdict, details)
+    return Diagnosis("behind", sorted([*late, *evidence.missing]), verdict, details)
 
 
-def _missing(evidence: Evidence) -> Finding | None:
+def _missing(evidence: Evidence) -> Diagnosis | None:
     gone, late = evidence.missing, evidence.late
     if not gone:
         return None
@@ -133,7 +133,7 @@ def _missing(evidence: Evidence) -> Finding | None:
     if late:  # it may be but slow, or what the others have lost
         verdict += f"; {words.ranks(late)} {words.verb(late, 'is', 'are')} behind: {places(evidence, late)}"
     details = [called(evidence, wait) for wait in evidence.waits if set(wait.unknown) & set(gone)]
-    return Finding("missing", sorted([*gone, *late]), verdict, details)
+    return Diagnosis("missing", sorted([*gone, *late]), verdict, details)
 
 
 def _gone(gone: list[int], when: str = "") -> str:
@@ -143,17 +143,17 @@ def _gone(gone: list[int], when: str = "") -> str:
     )
 
 
-def _circle(evidence: Evidence) -> Finding | None:
+def _circle(evidence: Evidence) -> Diagnosis | None:
     circle = evidence.circle
     if not circle or evidence.late or evidence.missing:  # which may be the end of the chain
         return None
     waits = [wait for wait in evidence.waits if wait.rank in circle and set(wait.behind) & set(circle)]
     calls = "; ".join(waiting(wait) for wait in waits)
     verdict = f"{words.ranks(circle)} wait for each other in a circle{in_step(evidence)}: {calls}"
-    return Finding("circle", circle, verdict, [called(evidence, wait) for wait in waits])
+    return Diagnosis("circle", circle, verdict, [called(evidence, wait) for wait in waits])
 
 
-def _all_joined(evidence: Evidence) -> Finding | None:
+def _all_joined(evidence: Evidence) -> Diagnosis | None:
     if evidence.late or evidence.circle or evidence.missing or mismatches(evidence.training):
         return None
     together = joined_by_all(list(evidence.dumps.values()), evidence.training)
@@ -169,10 +169,10 @@ def _all_joined(evidence: Evidence) -> Finding | None:
         f"no rank is behind{in_step(evidence)}: all have joined {named}, and {words.ranks(inside)} "
         f"{words.verb(inside, 'is', 'are')} not through it; if that lasts, look at the network and the devices"
     )
-    return Finding("all joined", [], verdict, [f"rank {inside[0]} called {words.call(entry, evidence.dumps[inside[0]])}"])
+    return Diagnosis("all joined", [], verdict, [f"rank {inside[0]} called {words.call(entry, evidence.dumps[inside[0]])}"])
 
 
-def _elsewhere(evidence: Evidence) -> Finding | None:
+def _elsewhere(evidence: Evidence) -> Diagnosis | None:
     """By the stacks, where the records lead nowhere: gloo records neither sends nor receives, which pipelines wait in."""
     inside = [rank for rank in evidence.dumps if evidence.held(rank)]
     outside = [rank for rank in evidence.dumps if rank not in inside]
@@ -184,20 +184,20 @@ def _elsewhere(evidence: Evidence) -> Finding | None:
     )
     details = [waiting(wait) for wait in evidence.waits]
     details += [f"rank {rank}: {words.main_calls(evidence.dumps[rank])}" for rank in inside]
-    return Finding("elsewhere", outside, verdict, details)
+    return Diagnosis("elsewhere", outside, verdict, details)
 
 
-def _untold(evidence: Evidence) -> Finding | None:
+def _untold(evidence: Evidence) -> Diagnosis | None:
     """All wait, and not all of them in what is recorded."""
     if not evidence.waits:
         return None
     waits = "; ".join(waiting(wait) for wait in evidence.waits)
     verdict = f"which rank holds the others up is not recorded{in_step(evidence)}: {waits}"
     details = [f"rank {rank}: {words.main_calls(dump)}" for rank, dump in evidence.dumps.items() if dump.main_stack]
-    return Finding("untold", [], verdict, details)
+    return Diagnosis("untold", [], verdict, details)
 
 
-def _background(evidence: Evidence) -> Finding | None:
+def _background(evidence: Evidence) -> Diagnosis | None:
     """Work beside training may just be slow, such as writing a checkpoint."""
     waits = evidence.background_waits
     if not waits:
@@ -211,8 +211,8 @@ def _background(evidence: Evidence) -> Finding | None:
     for dump in (evidence.dumps[rank] for rank in awaited):
         beside = [thread for thread in dump.threads if not thread.main]
         details += [f"rank {dump.rank}'s thread {thread.name} is {place(dump.stacks[thread.stack])}" for thread in beside]
-    return Finding("background", [], verdict, details)
+    return Diagnosis("background", [], verdict, details)
 
 
-def _nothing(evidence: Evidence) -> Finding:
-    return Finding("nothing", [], f"no rank waits for another{in_step(evidence)}", [])
+def _nothing(evidence: Evidence) -> Diagnosis:
+    return Diagnosis("nothing", [], f"no rank waits for another{in_step(evidence)}", [])

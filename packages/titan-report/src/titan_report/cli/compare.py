@@ -16,7 +16,7 @@ from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import few, process_count, recipe_arguments, step_count
 from titan_core.api.tools.output import print_table
-from titan_report.compare.outcome import HEADERS, Outcome, csv_rows_of, outcome_of, rows_of
+from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
 from titan_report.names import distinct_names
 from titan_report.page import write_report
@@ -61,7 +61,7 @@ class _Entry:
     finished: list[RunLog] = field(default_factory=list)
     failure: UserError | None = None
 
-    def outcome(self, steps: int) -> Outcome | None:
+    def outcome(self, steps: int) -> VariantOutcome | None:
         """Over its runs, without the first quarter of their steps."""
         return outcome_of(self.finished, steps // 4) if self.finished and self.failure is None else None
 

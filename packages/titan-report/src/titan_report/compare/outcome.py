@@ -14,7 +14,7 @@ HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VariantOutcome:
     """Of all runs of a variant."""
 
     tokens_per_second: float
@@ -30,11 +30,11 @@ class Outcome:
     """Of the last step (of the last run); ``None`` where it is no number."""
 
 
-def outcome_of(runs: Sequence[RunLog], after: int) -> Outcome:
+def outcome_of(runs: Sequence[RunLog], after: int) -> VariantOutcome:
     """Of ``runs`` of one variant. Speed is that of the windows that begin after step ``after``: what compiles, and what
     warms up, is behind them."""
     mfus = [_median(run, "mfu", after) for run in runs if "mfu" in run.steps[-1]]
-    return Outcome(
+    return VariantOutcome(
         statistics.median(_median(run, "tokens_per_second", after) for run in runs),
         statistics.median(_median(run, "step_seconds", after) for run in runs),
         statistics.median(mfus) if mfus else None,
@@ -51,7 +51,7 @@ def _median(run: RunLog, key: str, after: int) -> float:
     return float(statistics.median(windows or [run.steps[-1][key]]))
 
 
-def rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[str, ...]]:
+def rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[tuple[str, ...]]:
     """A row for each variant under :data:`HEADERS`. The speed-up is over the first variant that has an outcome; one that
     failed has none."""
     return [
@@ -60,7 +60,7 @@ def rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[str, .
     ]
 
 
-def csv_rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[object, ...]]:
+def csv_rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[tuple[object, ...]]:
     """The same for programs, with a row of names; empty cells where a variant failed."""
     rows: list[tuple[object, ...]] = [
         ("variant", "tokens_per_second", "speed_up", "step_seconds", "mfu", "memory_gib", "final_loss")
@@ -74,12 +74,14 @@ def csv_rows_of(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[ob
     return rows
 
 
-def _with_speed_up(outcomes: Sequence[tuple[str, Outcome | None]]) -> list[tuple[str, tuple[Outcome, float] | None]]:
+def _with_speed_up(
+    outcomes: Sequence[tuple[str, VariantOutcome | None]],
+) -> list[tuple[str, tuple[VariantOutcome, float] | None]]:
     baseline = next((outcome.tokens_per_second for _, outcome in outcomes if outcome is not None), 0.0)
     return [(name, None if one is None else (one, one.tokens_per_second / baseline)) for name, one in outcomes]
 
 
-def _cells(outcome: Outcome, speed_up: float) -> tuple[str, ...]:
+def _cells(outcome: VariantOutcome, speed_up: float) -> tuple[str, ...]:
     return (
         f"{outcome.tokens_per_second:,.0f}",
         f"{speed_up:.3f}",

@@ -1,0 +1,77 @@
+"""Training a model with dropout, and keeping its masks."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from harness.dropping_gpt import BLOCKS, DROPPING, DroppingGPT
+from harness.jobs import RunRecord, run_job
+from harness.small_gpt import definition, job_of
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.microbatch import current_microbatch
+from titan_core.api.random_streams import RandomStream
+from titan_core.api.step import is_shape_inference
+
+ROWS, SEQ, STEPS = 4, 16, 3
+DIVIDED: dict[str, object] = {
+    "training.steps": STEPS,
+    "training.seq_len": SEQ,
+    "model.args.n_layers": BLOCKS,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": ROWS,
+    "lr_scheduler.warmup_steps": 1,
+    "training.deterministic": "true",
+}
+MASKS = dict[tuple[str, int], Tensor]
+"""(module, step) -> of each element of the global batch, 1 where it was kept, 0 where dropped, -1 where it is another
+rank's."""
+
+
+class Masks:
+    """An observer that keeps the masks of all modules."""
+
+    def __init__(self) -> None:
+        self.masks: MASKS = {}
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        mesh = run.world.mesh
+        self.rank = mesh["tp"].get_local_rank() if "tp" in mesh else 0
+        for part in run.parts:
+            for name, module in part.module.named_modules():
+                if isinstance(module, RandomStream):
+                    module.register_forward_hook(partial(self.keep, name))
+
+    def keep(self, name: str, module: nn.Module, arguments: Any, output: Tensor) -> None:
+        microbatch = current_microbatch()
+        if is_shape_inference():
+            return
+        assert microbatch is not None and isinstance(module, RandomStream) and module._features is not None
+        assert microbatch.batch.rows is not None
+        local = output.detach().to_local() if isinstance(output, DTensor) else output.detach()
+        local = local.flatten(2).ne(0).to(torch.int8)
+        columns = microbatch.batch.columns
+        columns = torch.arange(SEQ) if columns is None else columns[0]
+        columns = columns if local.shape[1] == len(columns) else columns.chunk(2)[self.rank]
+        first = 0 if local.shape[2] == module._features else self.rank * local.shape[2]
+        whole = self.masks.setdefault(
+            (name, microbatch.step), torch.full((ROWS, SEQ, module._features), -1, dtype=torch.int8)
+        )
+        there = (microbatch.batch.rows[:, None], columns[None], slice(first, first + local.shape[2]))
+        known = whole[there] >= 0  # by a forward pass that is recomputed
+        assert torch.equal(whole[there][known], local[known]), f"{name} draws something else when it is recomputed"
+        whole[there] = local
+
+
+def train_masked(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, MASKS]:
+    os.chdir(folder)
+    job = job_of(definition(DroppingGPT, DROPPING), {**DIVIDED, **overrides}, int(os.environ["WORLD_SIZE"]))
+    masks = Masks()
+    # What compiled code runs has no hooks of ours.
+    return run_job(job, weights=True, observers=[] if "compile.enable" in overrides else [masks]), masks.masks

@@ -1,0 +1,32 @@
+"""A dataset of prompts with answers: of each document, the first third is not trained on, and the rest counts 1 and 0.5 in
+turn. Its path is how many documents it has."""
+
+from __future__ import annotations
+
+import numpy
+
+from titan_core.api.dataset import DatasetContext, DocumentSource, WeightedTokens
+from titan_core.api.tools.shuffled import ShuffledDocuments
+
+
+class Prompts:
+    def __init__(self, count: int, flaw: str = "") -> None:
+        self.count, self.flaw = count, flaw
+
+    def __len__(self) -> int:
+        return self.count
+
+    def text(self, index: int) -> WeightedTokens:
+        ids = numpy.random.default_rng(index).integers(0, 256, 9 + index * 5 % 17)
+        weights = numpy.where(numpy.arange(len(ids)) % 2, 0.5, 1.0)
+        weights[: len(ids) // 3] = 0.0
+        if self.flaw == "short":
+            weights = weights[:-1]
+        elif self.flaw:
+            weights[-1] = float(self.flaw)
+        return WeightedTokens(ids, weights)
+
+
+def open_prompts(context: DatasetContext[None]) -> DocumentSource:
+    count, _, flaw = (context.path or "64").partition(":")
+    return ShuffledDocuments(Prompts(int(count), flaw), context.seed)
