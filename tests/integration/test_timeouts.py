@@ -19,6 +19,7 @@ RUN: dict[str, object] = {
     "training.steps": 2,
     "lr_scheduler.warmup_steps": 1,
     "job.device": "cpu",
+    "parallelism.data_parallel_replicate_degree": 2,
     "checkpoint.enable": "true",
     "checkpoint.async_mode": '"async"',
     "comm.init_timeout_seconds": 77,
@@ -43,7 +44,7 @@ class Timeouts:
 def timeouts(folder: str) -> dict[int, dict[str, float]]:
     os.chdir(folder)
     seen = Timeouts()
-    run_recipe("tiny", RUN, observers=[seen])
+    run_recipe("llama3_debug", RUN, observers=[seen])
     return seen.seen
 
 
