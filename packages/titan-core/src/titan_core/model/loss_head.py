@@ -58,7 +58,7 @@ class LossHead:
             first = number * length
             those = batch.map_sequence(lambda tensor, first=first: tensor[:, first : first + length])  # type: ignore[misc]
             part = replace(microbatch, batch=those)
-            losses.append(checkpoint(self._loss, forward, chunk, part, use_reentrant=False, preserve_rng_state=False))
+            losses.append(checkpoint(self._loss, forward, chunk, part, use_reentrant=False))
         total: Tensor = sum(losses[1:], start=losses[0])
         return total
 
