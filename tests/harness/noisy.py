@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
+from titan_core.api.numbers import Layers, Share
 
 DIM, HEADS, VOCABULARY = 32, 2, 258
 
@@ -34,9 +35,9 @@ NOISY: dict[str, object] = {
 class NoisyArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    n_layers: int = 2
-    dropout: float = 0.2
-    momentum: float = 0.3
+    n_layers: Layers = Field(default=2, gt=0)
+    dropout: Share = 0.2
+    momentum: Share = 0.3
     """Of the running statistic; 0 keeps it as it begins. It is of what a rank sees, so the ranks of FSDP disagree on it."""
     flips: bool = True
     """Whether it draws from Python's ``random`` too."""

@@ -15,10 +15,9 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.third_party import TINY_LLAMA, install, train_with
-from titan_core.api.auxiliary_loss import AuxiliaryLosses
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
-from titan_core.api.microbatch import Microbatch, entered
+from titan_core.api.microbatch import AuxiliaryLosses, Microbatch, entered
 
 
 @pytest.fixture(scope="module")

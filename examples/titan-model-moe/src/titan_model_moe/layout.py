@@ -7,6 +7,7 @@ from titan_core.api.errors import Problem
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Replicate, Row, causal_attention
+from titan_core.api.sections import ModelSection
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 
@@ -54,6 +55,6 @@ def layout(args: MoEArgs) -> ModelLayout:
 
 def check_balance(context: JobContext[ExpertBalanceSection]) -> Iterator[Problem]:
     """The balance loss is that of this model."""
-    name = context.config.value("model.name")
+    name = context.config.section(ModelSection).name
     if name != "moe":
         yield context.config.problem("expert_balance.weight", f"model {name!r} is not 'moe'", "set it to 0")

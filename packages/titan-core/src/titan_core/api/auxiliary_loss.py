@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from titan_core.api.microbatch import current_microbatch
-
-
-@dataclass
-class AuxiliaryLosses:
-    """Those of a step, on this rank."""
-
-    scale: float
-    """One over the positions of the global batch."""
-    values: dict[str, Tensor] = field(default_factory=dict)
-    """By name, what was added so far; scalars, scaled."""
-    divided: set[str] = field(default_factory=set)
-    """Names whose values each rank that divides weights has for positions of its own."""
-
-    def add(self, name: str, value: Tensor, divided: bool) -> None:
-        """Add ``value``, which is not scaled yet."""
-        value = value.detach() * self.scale
-        self.values[name] = self.values[name] + value if name in self.values else value
-        if divided:
-            self.divided.add(name)
+from titan_core.api.microbatch import AuxiliaryLosses, current_microbatch
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

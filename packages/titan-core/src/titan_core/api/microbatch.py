@@ -7,15 +7,30 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
 
-if TYPE_CHECKING:
-    from titan_core.api.auxiliary_loss import AuxiliaryLosses
+
+@dataclass
+class AuxiliaryLosses:
+    """Those of a step, on this rank (:mod:`titan_core.api.auxiliary_loss`)."""
+
+    scale: float
+    """One over the positions of the global batch."""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """By name, what was added so far; scalars, scaled."""
+    divided: set[str] = field(default_factory=set)
+    """Names whose values each rank that divides weights has for positions of its own."""
+
+    def add(self, name: str, value: Tensor, divided: bool) -> None:
+        """Add ``value``, which is not scaled yet."""
+        value = value.detach() * self.scale
+        self.values[name] = self.values[name] + value if name in self.values else value
+        if divided:
+            self.divided.add(name)
 
 
 @dataclass(frozen=True)

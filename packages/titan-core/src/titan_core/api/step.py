@@ -11,9 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from titan_core.api.auxiliary_loss import AuxiliaryLosses
 from titan_core.api.batch import Batch
-from titan_core.api.microbatch import Microbatch
+from titan_core.api.microbatch import AuxiliaryLosses, Microbatch
 from titan_core.api.model_part import ModelPart
 
 _shape_inference: ContextVar[bool] = ContextVar("shape_inference", default=False)

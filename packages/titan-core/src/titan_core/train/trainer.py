@@ -14,13 +14,13 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from titan_core.api.auxiliary_loss import AuxiliaryLosses
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
 from titan_core.api.components import Component, Transform
 from titan_core.api.errors import UserError
 from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
+from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
 from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
