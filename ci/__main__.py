@@ -30,14 +30,15 @@ def main() -> int:
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter or version of the environment (default: this one)"
     )
-    parser.add_argument("pytest", nargs="*", metavar="-- ARGUMENT", help="arguments for pytest")
-    options = parser.parse_args()
+    # What follows `--` is pytest's: argparse would mix it with the options before it.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:end])
     if options.list:
         print(json.dumps(list(packages())))
         return 0
     if options.package is None:
         parser.error(f"name a package: {', '.join(packages())}")
-    return run_suite(packages()[options.package], options.torch, options.python, options.pytest)
+    return run_suite(packages()[options.package], options.torch, options.python, sys.argv[end + 1 :])
 
 
 sys.exit(main())
