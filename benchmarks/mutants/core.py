@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant("gradient-of-every-rank's-column", VOCABULARY, "torch.where(mine, of_likelihood, 0.0)", "of_likelihood", (DIVIDED,)),
     Mutant("gradient-of-low-precision", VOCABULARY, "return gradient.to(logits.dtype)", "return gradient.float()", (DIVIDED,), equivalent="autograd casts the gradient of a custom function to its input's dtype"),
     Mutant("chunks-of-one-batch", "core/model/loss_head.py", "tensor[:, first : first + length]", "tensor[:, :length]", (HEAD,)),
-    Mutant("chunks-kept", "core/model/loss_head.py", "checkpoint(self._loss, forward, chunk, those, use_reentrant=False, preserve_rng_state=False)", "self._loss(forward, chunk, those)", (HEAD,)),
+    Mutant("chunks-kept", "core/model/loss_head.py", "checkpoint(self._loss, forward, chunk, part, use_reentrant=False, preserve_rng_state=False)", "self._loss(forward, chunk, part)", (HEAD,)),
     Mutant("auxiliary-losses-of-each-microbatch", "core/api/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
     # -- seeds
     Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),

@@ -16,7 +16,7 @@ EVERY_KIND = """
 from typing import ClassVar
 from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.components import (
-    Dataset, Debugger, LRSchedule, Optimizer, Phase, Tokenizer, Transform)
+    Dataset, Debugger, LRSchedule, Objective, Optimizer, Phase, Tokenizer, Transform)
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -30,7 +30,7 @@ def section_of(kind):
     return Mine
 
 SECTIONS = {kind: section_of(kind) for kind in
-    ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")}
+    ("transform", "objective", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")}
 CALLS = {}
 
 def called(kind, function, context):
@@ -52,6 +52,9 @@ def named(kind):
 def titan_parallelisms():
     return [Transform(**named("transform"), phase=Phase.DATA, active=active("transform"), check=ref("check_transform"),
         check_model=ref("check_model"), hardware=ref("hardware"), apply=ref("apply"), observe=ref("observe"))]
+@hookimpl
+def titan_objectives():
+    return [Objective(**named("objective"), check=ref("check_objective"), build=ref("objective"))]
 @hookimpl
 def titan_debuggers():
     return [Debugger(**named("debugger"), active=active("debugger"), check=ref("check_debugger"), build=ref("debugger"))]
@@ -80,6 +83,7 @@ import torch
 from every_kind import called
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
+from titan_core.model.next_token import NextToken
 
 class Quiet:
     def restore(self): pass
@@ -93,6 +97,8 @@ def check_model(model, trial, context): called("transform", "check_model", conte
 def hardware(context): called("transform", "hardware", context); return []
 def apply(part, context): called("transform", "apply", context); return part
 def observe(parts, context): called("transform", "observe", context); return object()
+def check_objective(context): called("objective", "check", context); return []
+def objective(context): called("objective", "build", context); return NextToken()
 def check_debugger(context): called("debugger", "check", context); return []
 def debugger(context): called("debugger", "build", context); return object()
 def check_dataset(context): called("dataset", "check", context); return []
@@ -116,8 +122,8 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
     monkeypatch.syspath_prepend(str(in_tmp / "site"))
     for module in ("every_kind", "every_kind_code"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    kinds = ("transform", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
-    chosen = ("training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
+    kinds = ("transform", "objective", "debugger", "dataset", "tokenizer", "optimizer", "schedule", "checkpoint", "logger")
+    chosen = ("objective.name", "training.dataset", "model.tokenizer", "optimizer.name", "lr_scheduler.name")
     own = {**{f"my_{kind}.value": kind for kind in kinds}, **dict.fromkeys(chosen, "mine")}
     run_recipe("tiny", {**TINY, "training.steps": 1, **own})
     assert sys.modules["every_kind"].CALLS == {
@@ -127,6 +133,8 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("transform", "hardware"): "JobContext",
         ("transform", "apply"): "TrainingContext",
         ("transform", "observe"): "TrainingContext",
+        ("objective", "check"): "JobContext",
+        ("objective", "build"): "TrainingContext",
         ("debugger", "active"): "JobContext",
         ("debugger", "check"): "JobContext",
         ("debugger", "build"): "JobContext",

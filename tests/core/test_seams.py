@@ -36,6 +36,7 @@ def apply_all(*names: str) -> ModelPart:
         (("casts", "casts"), "entries of tests.casts"),
         (("casts", "bare"), "entries of tests.casts"),
         (("evaluation", "bare"), "after_evaluation"),
+        (("saves_silu", "bare"), "saved_operators"),
         (("batches", "bare"), "batch_transforms"),
         (("offloaded", "bare"), "parameters_on"),
         (("accounts", "bare"), "entries of tests.notes"),

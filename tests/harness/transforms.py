@@ -85,6 +85,11 @@ def casts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     return part
 
 
+def saves_silu(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.saved_operators += (torch.ops.aten.silu.default,)
+    return part
+
+
 def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
     """A part of its own, with the module and the layout alone."""
     return [ModelPart(part.module, part.layout, part.objective)]

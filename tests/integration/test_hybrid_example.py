@@ -1,4 +1,4 @@
-"""A third party's model that is neither all ``nn.Linear`` nor all attention: divided by its rules, held against plain torch."""
+"""A third party's model that is neither all ``nn.Linear`` nor all attention, divided by its rules, against plain torch."""
 
 from __future__ import annotations
 

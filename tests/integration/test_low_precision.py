@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import low_precision
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
+from harness.jobs import RunRecord, make_job
 from harness.low_precision import FAST, RECIPES, WHOLE
+from harness.objectives import first_step
+from titan_core.api.batch import Batch
 from titan_core.cli.main import main
+from titan_core.model.build import build_parts
+from titan_core.train.world import join_world
 
 
 def run_in(folder: str, overrides: dict[str, object]) -> RunRecord:
@@ -160,3 +165,32 @@ def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_pa
     records = gloo.run(ranks, run_in, str(tmp_path), {**FAST, **RECIPES[recipe], **overrides})
     for record in records:
         assert record.losses == pytest.approx(alone(recipe).losses, rel=5e-3)
+
+
+class CountLargest(TorchDispatchMode):
+    """Counts the searches for the largest element of a tensor, or of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+        self.calls += function in (torch.ops.aten.max.default, torch.ops.aten.amax.default)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_selective_recomputation_keeps_what_scales_are_computed_from(in_tmp: Path, recipe: str) -> None:
+    def searches(mode: str) -> int:
+        small = "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}"
+        settings = {"model.args": small, "training.seq_len": 32, "training.local_batch_size": 1, "job.device": "cpu"}
+        float8 = {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": recipe}
+        job = make_job("llama3_debug", {**settings, **float8, "activation_checkpoint.mode": mode})
+        with join_world(job) as world:
+            (part,) = build_parts(job, world.mesh, world.device)
+            tokens = torch.zeros(1, 32, dtype=torch.int64)
+            with CountLargest() as count:
+                part.forward_loss(first_step(Batch(tokens, tokens))).backward()
+            return count.calls
+
+    assert searches("selective") == searches("none") < searches("full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.jobs import make_job
 from harness.objectives import first_step
+from harness.transforms import transform
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
+from titan_core.api.model_part import ModelPart
 from titan_core.model.build import build_parts
+from titan_core.model.next_token import NextToken
 from titan_core.train.world import join_world
+from titan_parallel.activation_checkpoint import _selection
+from titan_parallel.split_backward_contexts import contexts
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 64, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
@@ -74,6 +80,62 @@ def test_selective_keeps_attention_and_half_of_the_products(in_tmp: Path) -> Non
     _, products, attention = costs({"activation_checkpoint.mode": "selective"})
     assert attention == attention_none
     assert products_none < products < products_full
+
+
+class CountSilu(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+        self.calls += function is torch.ops.aten.silu.default
+        return function(*arguments, **(keywords or {}))
+
+
+def silu_calls(mode: str, by_transform: bool = False, by_layout: str = "") -> int:
+    """How often a forward and a backward pass of four blocks compute the activation."""
+    job = make_job("tiny", {**TINY, "activation_checkpoint.mode": mode})
+    if by_transform:
+        job = replace(job, transforms=(transform("saves_silu"), *job.transforms))
+    if by_layout:
+        layout = replace(job.facts.model.layout, saved_operators=(by_layout,))
+        job = replace(job, facts=replace(job.facts, model=replace(job.facts.model, layout=layout)))
+    with join_world(job) as world:
+        (part,) = build_parts(job, world.mesh, world.device)
+        tokens = torch.zeros(2, 64, dtype=torch.int64)
+        with CountSilu() as count:
+            part.forward_loss(first_step(Batch(tokens, tokens))).backward()
+        return count.calls
+
+
+def test_plugins_add_operators_that_selective_recomputation_keeps(in_tmp: Path) -> None:
+    assert silu_calls("none") == 4
+    assert silu_calls("selective") == 8
+    assert silu_calls("selective", by_transform=True) == 4
+    assert silu_calls("selective", by_layout="aten::silu") == 4
+
+
+def test_the_list_is_kept_for_schedules_that_go_backward_twice(in_tmp: Path) -> None:
+    job = make_job("tiny", TINY)
+    part = ModelPart(
+        torch.nn.Linear(1, 1), job.facts.model.layout, NextToken(), saved_operators=(torch.ops.aten.silu.default,)
+    )
+    selection = _selection(part)
+    forward, again = contexts(selection.group_of, selection.keeps)
+    value = torch.randn(3)
+    with CountSilu() as count:
+        with forward:
+            first = torch.nn.functional.silu(value)
+        for _ in range(2):
+            with again:
+                assert torch.equal(torch.nn.functional.silu(value), first)
+    assert count.calls == 1
+
+
+@pytest.mark.parametrize("name", ["aten::no_such_operator", "nowhere::scan", "silu"])
+def test_an_operator_that_torch_does_not_know_is_refused(in_tmp: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"saved_operators names '{name}', and torch knows no such operator"):
+        silu_calls("selective", by_layout=name)
 
 
 def test_an_option_that_is_neither_op_nor_a_number_is_refused() -> None:

@@ -11,7 +11,6 @@ import torch
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job_facts import JobFacts
 from titan_core.api.metric_log import Record
 from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.sections import TrainingSection
@@ -24,8 +23,8 @@ log = logging.getLogger(__name__)
 class Mfu:
     """Adds ``mfu`` and ``mfu_estimated`` to the figures of each logged step."""
 
-    def __init__(self, facts: JobFacts) -> None:
-        self._facts = facts
+    def __init__(self, context: JobContext[None]) -> None:
+        self._facts = context.facts
         self._ideal = IdealTime(0.0, estimated=True)
         self._devices = 1
         self._warned = False
@@ -60,11 +59,6 @@ class Mfu:
 FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
 """The type that a layer's products are made in, where it is not the job's, and their floating-point operations for a token,
 forward and backward: of the whole layer, however ranks divide it later."""
-
-
-def build(context: JobContext[None]) -> Mfu:
-    """The observer of a job."""
-    return Mfu(context.facts)
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:

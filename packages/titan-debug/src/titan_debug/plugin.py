@@ -31,8 +31,8 @@ def titan_debuggers() -> list[Debugger]:
         Debugger(
             name="mfu",
             summary="the share of the device's peak that training gets out of it, beside the other metrics",
-            active=lambda facts: True,
-            build=Ref("titan_debug.mfu:build"),
+            active=lambda context: True,
+            build=Ref("titan_debug.mfu:Mfu"),
         ),
         Debugger(
             name="statistics",

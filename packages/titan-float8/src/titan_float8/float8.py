@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torchao.float8 import (
     Float8LinearConfig,
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 _MULTIPLE = 16
 """What both sides of a product must be a multiple of (``torch._scaled_mm``)."""
+_LARGEST = (torch.ops.aten.max.default, torch.ops.aten.amax.default)
+"""What scales are computed from: a pass over a whole tensor, and under tensor parallelism a collective, for one number a
+tensor or a row."""
 _HIGH_PRECISION_SHARE = {"tensorwise": 0.0, "rowwise": 0.0, "rowwise_with_gw_hp": 1 / 3}
 """Of the three products of a layer, what part stays in high precision."""
 
@@ -46,6 +50,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own, about what it calls itself
         convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
+    part.saved_operators += _LARGEST
     if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
         cast_gathered_inputs(part, layers, config)
         if context.device.type != "cuda":

@@ -30,9 +30,9 @@ def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
         yield config.problem("mx.enable", "float8.enable is true too, and a layer has one format", "switch one of them off")
 
 
-def check_mx(context: JobContext[Float8Section]) -> Iterator[Problem]:
+def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:
     """Options of MXFP8 that make no sense."""
-    if AUTO_FILTER in context.facts.section(MXSection).filter_fqns:
+    if AUTO_FILTER in context.section.filter_fqns:
         yield context.config.problem(
             "mx.filter_fqns", f"{AUTO_FILTER} is known for float8 alone", "name the layers to leave out"
         )

@@ -4,6 +4,7 @@ checked on a laptop."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -23,13 +24,13 @@ def float8(context: JobContext[Float8Section]) -> Iterator[Problem]:
         yield from _missing(context, "float8", FLOAT8)
 
 
-def mxfp8(context: JobContext[Float8Section]) -> Iterator[Problem]:
+def mxfp8(context: JobContext[MXSection]) -> Iterator[Problem]:
     """Blackwell."""
-    if not context.facts.section(MXSection).emulate:
+    if not context.section.emulate:
         yield from _missing(context, "mx", MXFP8)
 
 
-def _missing(context: JobContext[Float8Section], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
+def _missing(context: JobContext[Any], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
     device = choose_device(context.facts.section(JobSection).device)
     has = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if has is not None and has >= needed:

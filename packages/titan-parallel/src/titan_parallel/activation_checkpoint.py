@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.errors import UserError
 from titan_core.api.microbatch import current_microbatch, entered
 from titan_core.api.model_part import ModelPart
 from titan_core.api.step import is_shape_inference, shape_inference
@@ -22,7 +24,7 @@ from titan_parallel.split_backward_contexts import contexts
 
 _aten = torch.ops.aten
 
-# What the selective mode keeps: attention, and what was communicated. Matrix products are kept every second time.
+# What the selective mode keeps in any model: attention, and what was communicated. Every second matrix product is kept too.
 _SAVED = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention.default,
@@ -38,15 +40,15 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
     section = context.section
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
-    twice = splits_backward(context.facts)
+    twice, selection = splits_backward(context.facts), _selection(part)
     for number, block in enumerate(part.blocks().values()):
         if section.mode == "full":
             _recompute(block)
         elif section.selective_ac_option == "op" and twice:
-            _recompute(block, context_fn=lambda: contexts(_group_of, _is_kept))
+            _recompute(block, context_fn=lambda: contexts(selection.group_of, selection.keeps))
         elif section.selective_ac_option == "op":
             # A new policy for each call: it counts, and must count the recomputation as it counted the forward pass.
-            _recompute(block, context_fn=lambda: create_selective_checkpoint_contexts(_policy_of_a_call()))
+            _recompute(block, context_fn=lambda: create_selective_checkpoint_contexts(selection.policy_of_a_call()))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)
     return part
@@ -77,25 +79,56 @@ def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def _policy_of_a_call() -> Callable[..., CheckpointPolicy]:
-    """A policy that counts matrix products, forward and recomputation apart."""
-    seen: dict[bool, int] = defaultdict(int)
+@dataclass(frozen=True)
+class _Selection:
+    """Which results are kept."""
 
-    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-        keep = operator in _SAVED
-        if operator in _MATMULS:
-            keep = _is_kept(operator, seen[context.is_recompute])
-            seen[context.is_recompute] += 1
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+    saved: frozenset[Any]
+    """Operators whose results are all kept; of matrix products, every second one."""
 
-    return policy
+    def group_of(self, operator: Any) -> Any:
+        """What an operator is counted with: all products together. ``None`` where it is never kept."""
+        if operator in self.saved:
+            return operator
+        return "products" if operator in _MATMULS else None
+
+    def keeps(self, operator: Any, number: int) -> bool:
+        """Whether the result of the ``number``-th operator of its group is kept."""
+        return operator in self.saved or number % 2 == 0
+
+    def policy_of_a_call(self) -> Callable[..., CheckpointPolicy]:
+        """A policy that counts, forward and recomputation apart."""
+        seen: dict[Any, int] = defaultdict(int)
+
+        def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+            group = self.group_of(operator)
+            if group is None:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+            place = context.is_recompute, group
+            seen[place] += 1
+            keep = self.keeps(operator, seen[place] - 1)
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return policy
 
 
-def _group_of(operator: Any) -> Any:
-    """What an operator is counted with: all products together."""
-    return "products" if operator in _MATMULS else operator if operator in _SAVED else None
+def _selection(part: ModelPart) -> _Selection:
+    """What is always kept, and what transforms and the model add to it."""
+    named = (operator_named(name) for name in part.layout.saved_operators)
+    return _Selection(frozenset((*_SAVED, *part.saved_operators, *named)))
 
 
-def _is_kept(operator: Any, number: int) -> bool:
-    """Whether the result of the ``number``-th operator of its group is kept."""
-    return operator in _SAVED or number % 2 == 0
+def operator_named(name: str) -> Any:
+    """The operator that torch's dispatcher calls ``name``, such as ``"aten::topk"`` or ``"my_kernels::scan.out"``.
+
+    Raises:
+        UserError: no such operator is registered.
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        why = f"saved_operators names {name!r}, and torch knows no such operator"
+        fix = 'name it as "namespace::operator", and have the model register it when it is built'
+        raise UserError.one("the model's layout", why, fix) from None

@@ -80,6 +80,10 @@ class ModelLayout:
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes, as keywords of their names."""
 
+    saved_operators: tuple[str, ...] = ()
+    """Operators of the blocks whose results selective recomputation keeps, as torch's dispatcher names them
+    (``"my_kernels::scan"``): what is expensive to compute again for its size."""
+
     # -- first values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)
     """Pattern of parameter names -> first value; the first pattern that matches decides."""

@@ -52,6 +52,9 @@ class ModelPart:
     """Where parameters live while they are not computed with; ``None``: on the device that computes."""
     slots: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What plugins say to each other about single modules: see :meth:`entries`."""
+    saved_operators: tuple[Callable[..., object], ...] = ()
+    """Operators (``torch.ops.aten.max.default``) whose results selective recomputation keeps: what is expensive to compute
+    again for its size, or was communicated. A model names those that it calls in its layout."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """What must be done after forward passes that no backward pass follows."""
     wrapped_objectives: tuple[ObjectiveFunction, ...] = ()

@@ -68,6 +68,7 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "auxiliary_losses": part.auxiliary_losses,
         "batch_transforms": part.batch_transforms,
         "parameters_on": part.parameters_on,
+        "saved_operators": part.saved_operators,
         "after_evaluation": part.after_evaluation,
         **{f"entries of {name}": dict(entries) for name, entries in part.slots.items()},
     }

@@ -1,0 +1,134 @@
+"""Muon: the momentum of a hidden matrix is orthogonalised before it is applied; all other parameters are AdamW's (Keller
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., arXiv 2502.16982)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import AdamW, Optimizer
+
+from titan_core.api.optimizer import OptimizerContext, ParameterRole
+from titan_core.api.sections import OptimizerSection
+from titan_optim_muon.config import MuonSection
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic a x + b x^3 + c x^5 that moves singular values in (0, 1] to about 1 in a few iterations (Jordan, 2024)."""
+EPS = 1e-7
+MATRIX = ParameterRole.HIDDEN_MATRIX
+OTHERS = [role for role in ParameterRole if role is not MATRIX]
+
+
+def build(context: OptimizerContext[MuonSection]) -> Muon:
+    """Muon for hidden matrices, by their role in the model's layout."""
+    shared = context.facts.section(OptimizerSection)
+    matrices, others = [], []
+    for group in context.groups:
+        # optimizer.param_groups scales rates relative to optimizer.lr.
+        rate = context.section.lr * group.lr / shared.lr
+        matrices.append({**group.as_dict(MATRIX), "lr": rate})
+        others.append(group.as_dict(*OTHERS))
+    return Muon(filled(matrices), filled(others), context.section, shared)
+
+
+def filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups that have parameters: on a stage of a pipeline some have none."""
+    return [group for group in groups if group["params"]]
+
+
+class Muon(Optimizer):
+    """One optimizer for both kinds of parameters, so that schedules and checkpoints see a single one.
+
+    A matrix that ranks divide is gathered, and each rank computes the whole update and applies its own part: the update
+    depends on all of the matrix, and is then the same on every mesh. The momentum stays divided as the parameter is.
+    """
+
+    def __init__(
+        self, matrices: list[dict[str, Any]], others: list[dict[str, Any]], section: MuonSection, shared: OptimizerSection
+    ) -> None:
+        """
+        Args:
+            matrices: parameter groups of hidden matrices.
+            others: those of all other parameters.
+            shared: settings of AdamW.
+        """
+        self._section = section
+        self._adamw: AdamW | None = None
+        # The others come first: the first group's learning rate is the one that is logged.
+        groups = [{**group, "muon": False} for group in others] + [{**group, "muon": True} for group in matrices]
+        super().__init__(groups, {})
+        if others:
+            # On the very same groups and state: it adds to each group its own settings.
+            self._adamw = AdamW(
+                self._groups(muon=False),
+                betas=(shared.beta1, shared.beta2),
+                eps=shared.eps,
+                fused=shared.implementation in ("auto", "fused"),
+                foreach=shared.implementation == "foreach",
+            )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._adamw is not None:
+            # Assigned each time, since loading a state replaces both.
+            self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
+            self._adamw.step()
+        for group in self._groups(muon=True):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
+        return loss
+
+    def _groups(self, *, muon: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["muon"] is muon]
+
+    def _update(self, parameter: nn.Parameter, gradient: Tensor, lr: float, weight_decay: float) -> None:
+        state, section = self.state[parameter], self._section
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum = state["momentum"].lerp_(gradient, 1 - section.momentum)
+        direction = gradient.lerp(momentum, section.momentum) if section.nesterov else momentum
+        update = divided_like(parameter, orthogonalized(gathered(direction), section.steps, getattr(torch, section.dtype)))
+        parameter.mul_(1 - lr * weight_decay)
+        parameter.add_(update.to(parameter.dtype), alpha=-lr * scale_of(parameter.shape, section.scale))
+
+
+def orthogonalized(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """About ``U V^T`` for ``matrix = U S V^T`` of shape ``[rows, columns]``, by Newton-Schulz iterations in ``dtype``."""
+    a, b, c = COEFFICIENTS
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = (matrix if wide else matrix.T).to(dtype)  # the products are those of the shorter side
+    x = x / x.norm().clamp(min=EPS)  # no singular value above 1
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.T
+
+
+def scale_of(shape: torch.Size, rule: str) -> float:
+    """The factor of ``muon.scale`` for a matrix ``[rows, columns]``."""
+    rows, columns = shape
+    return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of ``tensor``, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def divided_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """``whole``, which every rank has, divided as ``parameter`` is. Nothing is communicated."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=parameter.placements)

@@ -1,0 +1,152 @@
+"""A third party's optimizer with a section of its own: Muon for hidden matrices, AdamW for the rest, as on one device on any
+mesh and after a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_recipe
+from titan_core.api.hookspecs import hookimpl
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "titan-optim-muon"
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 48}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 4,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+    "optimizer.lr": 8e-4,
+    "optimizer.name": "Muon",
+    "muon.dtype": "float32",
+    "job.device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The example, as discovery finds an installed distribution."""
+    folder = tmp_path_factory.mktemp("muon")
+    info = folder / "titan_optim_muon-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: titan-optim-muon\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[titan.plugins]\nmuon = titan_optim_muon.plugin\n")
+    (folder / "titan_optim_muon").symlink_to(EXAMPLE / "src" / "titan_optim_muon")
+    return str(folder)
+
+
+def train(site: str, folder: Path, overrides: dict[str, object], weights: bool = True) -> RunRecord:
+    """Train Llama with the example in this process."""
+    os.chdir(folder)
+    sys.path.insert(0, site)
+    try:
+        return run_recipe("llama3_debug", {**TINY, **overrides}, weights=weights)
+    finally:
+        sys.path.remove(site)
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    (record,) = gloo.run(1, train, site, tmp_path_factory.mktemp("one"), {})
+    return record
+
+
+TP = {"parallelism.tensor_parallel_degree": 2}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [(2, {}), (2, TP), (4, TP), (2, {"parallelism.pipeline_parallel_degree": 2})],
+    ids=["fsdp2", "tp2", "fsdp2-tp2", "pp2"],
+)
+def test_it_trains_as_on_one_device(
+    gloo: GlooPool, site: str, one_device: RunRecord, tmp_path: Path, ranks: int, mesh: dict[str, object]
+) -> None:
+    records = gloo.run(ranks, train, site, tmp_path, mesh)
+    for record in records:
+        assert record.losses == pytest.approx(one_device.losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(one_device.grad_norms, rel=1e-5)
+    final = {name: tensor for record in records for name, tensor in record.final.items()}
+    assert final.keys() == one_device.final.keys()
+    for name, tensor in one_device.final.items():
+        torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [{}, TP], ids=["fsdp2", "tp2"])
+def test_it_resumes_bit_for_bit_and_on_another_mesh(
+    gloo: GlooPool, site: str, tmp_path: Path, mesh: dict[str, object]
+) -> None:
+    saved = {"checkpoint.enable": "true", "job.dump_folder": "run"}
+    whole = gloo.run(2, train, site, tmp_path, {**mesh, "job.dump_folder": "whole"})
+    gloo.run(2, train, site, tmp_path, {**saved, **mesh, "training.stop_at_step": 2})
+    resumed = gloo.run(2, train, site, tmp_path, {**saved, **mesh})
+    for one, other in zip(whole, resumed, strict=True):
+        assert other.losses == one.losses[2:]
+        assert all(torch.equal(one.final[name], tensor) for name, tensor in other.final.items())
+    (elsewhere,) = gloo.run(1, train, site, tmp_path, {**saved, "checkpoint.load_step": 2})
+    assert elsewhere.losses == pytest.approx(whole[0].losses[2:], rel=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+def test_a_step_is_torchs_muon_and_adamw(
+    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nesterov: bool, scale: Any
+) -> None:
+    """Rates of parameter groups, the schedule and weight decay included: the whole of a run, in plain torch."""
+    monkeypatch.syspath_prepend(site)
+    settings = {"muon.nesterov": json.dumps(nesterov), "muon.scale": scale, "muon.dtype": "bfloat16", "muon.momentum": 0.9}
+    monkeypatch.chdir(tmp_path)
+    plain = Recomputed(nesterov, scale)
+    run_recipe("llama3_debug", {**TINY, **settings, "training.max_norm": 0.0}, observers=[plain])
+    assert plain.compared == 4
+
+
+class Recomputed:
+    """Applies torch's own optimizers to copies of the parameters, with the gradients of the run."""
+
+    def __init__(self, nesterov: bool, scale: str) -> None:
+        self.nesterov, self.scale, self.compared = nesterov, scale, 0
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.parameters = dict(run.parts[0].module.named_parameters())
+        self.copies = {name: nn.Parameter(one.detach().clone()) for name, one in self.parameters.items()}
+        hidden = [one for name, one in self.copies.items() if name.startswith("layers.") and one.dim() == 2]
+        ends = [self.copies["tok_embeddings.weight"], self.copies["output.weight"]]
+        vectors = [one for one in self.copies.values() if one.dim() == 1]
+        assert len(hidden) + len(ends) + len(vectors) == len(self.copies)
+        self.muon = torch.optim.Muon(
+            hidden, lr=0.02, weight_decay=0.1, momentum=0.9, nesterov=self.nesterov, adjust_lr_fn=self.scale
+        )
+        self.adamw = torch.optim.AdamW(
+            [{"params": ends, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+            lr=8e-4, betas=(0.9, 0.95), eps=1e-8, fused=True,
+        )  # fmt: skip
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> None:
+        for name, parameter in self.parameters.items():
+            assert parameter.grad is not None
+            self.copies[name].grad = parameter.grad.detach().clone()
+
+    @hookimpl
+    def titan_step_end(self, report: Any) -> None:
+        factor = report.lr / 8e-4  # the logged rate is that of what is not a hidden matrix
+        assert factor == pytest.approx([0.5, 1.0, 1.0, 0.55][report.step - 1])
+        for optimizer, rate in ((self.muon, 0.02), (self.adamw, 8e-4)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+        for name, parameter in self.parameters.items():
+            torch.testing.assert_close(parameter.detach(), self.copies[name].detach(), rtol=1e-5, atol=1e-6)
+        self.compared += 1
