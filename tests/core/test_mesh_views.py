@@ -28,7 +28,7 @@ EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "
 def plan(world: int | None, **degrees: int) -> MeshPlan:
     keys = {"shard": "data_parallel_shard", "cp": "context_parallel", "ep": "tensor_parallel"}
     given = [Override(f"parallelism.{keys[name]}_degree", str(degree)) for name, degree in degrees.items()]
-    config, _ = load_config("llama3_debug", given, Registry.from_installed())
+    config, _ = load_config("tiny", given, Registry.from_installed())
     found = plan_mesh(config, (), None if world is None else world * degrees.get("ep", 1), (EP,))
     # Without the dimension whose key the view has taken.
     return replace(found, degrees={**found.degrees, "tp": 1})
@@ -94,7 +94,7 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
     of_dims = {dim.name: degrees.get(dim.name, 1) for dim in dims}
     view = MeshView("ep", "a.b", borrows)
     mesh_plan = MeshPlan(dims, of_dims, (view,), {"ep": 2})
-    job = make_job("llama3_debug", {"job.device": "cpu", "parallelism.data_parallel_shard_degree": mesh_plan.world_size})
+    job = make_job("tiny", {"job.device": "cpu"}, world_size=1)
     with join_world(replace(job, facts=replace(job.facts, mesh=mesh_plan))) as world:
         mesh = world.mesh
         whole = torch.arange(16.0).view(8, 2)
