@@ -94,7 +94,7 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
     of_dims = {dim.name: degrees.get(dim.name, 1) for dim in dims}
     view = MeshView("ep", "a.b", borrows)
     mesh_plan = MeshPlan(dims, of_dims, (view,), {"ep": 2})
-    job = make_job("tiny", {"job.device": "cpu", "parallelism.data_parallel_shard_degree": mesh_plan.world_size})
+    job = make_job("tiny", {"job.device": "cpu"}, world_size=1)
     with join_world(replace(job, facts=replace(job.facts, mesh=mesh_plan))) as world:
         mesh = world.mesh
         whole = torch.arange(16.0).view(8, 2)

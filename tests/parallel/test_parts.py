@@ -178,6 +178,7 @@ SETTINGS: dict[str, Any] = {
     "auxiliary_losses": ("balance",),
     "batch_transforms": (lambda batch: batch,),
     "parameters_on": torch.device("cpu"),
+    "saved_operators": (torch.ops.aten.max.default,),
     "slots": {"tests.notes": {"embed": "first", "head": "last"}},
     "after_evaluation": (lambda: None,),
     "wrapped_objectives": (NextToken(),),
