@@ -115,7 +115,7 @@ class GlooPool:
         """End all processes."""
         for process, pipe in self._workers:
             pipe.close()
-            process.terminate()
+            process.kill()  # a rank that trains would finish its step first on SIGTERM, and may wait for another one
             process.join()
         self._workers.clear()
 

@@ -42,7 +42,8 @@ class LossHead:
         """``hidden`` is ``[batch, seq, dim]``."""
         forward = partial(self._forward, *arguments, **keywords) if arguments or keywords else self._forward
         if is_shape_inference():
-            return hidden.float().sum() * 0.0
+            local = hidden.to_local() if isinstance(hidden, DTensor) else hidden
+            return local.float().sum() * 0.0
         batch = self._part.batch
         if batch is None:
             return forward(hidden)
