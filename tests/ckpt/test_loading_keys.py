@@ -82,14 +82,14 @@ def test_what_to_exclude_needs_something_to_load(in_tmp: Path) -> None:
 
 
 def test_weights_of_a_model_that_computes_otherwise_are_refused(saved: None, caplog: pytest.LogCaptureFixture) -> None:
-    other = {**TINY, **WEIGHTS, "model.args": ARGS % ", rope_theta = 20000.0"}
-    with pytest.raises(UserError, match=r"model.args.rope_theta = .*holds the weights of a model with 10000.*allow_changed"):
+    other = {**TINY, **WEIGHTS, "model.args": ARGS % ", norm_eps = 0.001"}
+    with pytest.raises(UserError, match=r"model.args.norm_eps = .*holds the weights of a model with 1e-05.*allow_changed"):
         run_recipe("tiny", other)
     longer = {**TINY, **WEIGHTS, "model.args": ARGS % ", max_seq_len = 4096"}
     assert run_recipe("tiny", longer).losses
     with caplog.at_level(logging.WARNING, logger="titan_ckpt"):
-        run_recipe("tiny", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.rope_theta"]'})
-    assert "another model than that of the weights: model.args.rope_theta: 10000.0 -> 20000.0" in caplog.text
+        run_recipe("tiny", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.norm_eps"]'})
+    assert "another model than that of the weights: model.args.norm_eps: 1e-05 -> 0.001" in caplog.text
 
 
 def test_a_conversion_that_would_make_weights_infinite_is_refused() -> None:

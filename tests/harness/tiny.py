@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
-from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api.numbers import Epsilon, Heads, Layers, Tokens, Vocabulary, Width
 
 
 class TinyArgs(BaseModel):
@@ -33,6 +33,8 @@ class TinyArgs(BaseModel):
     """Tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=2048, gt=0)
     """Longest context in tokens."""
+    norm_eps: Epsilon = 1e-5
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether the output layer shares the embedding's weight."""
 

@@ -62,8 +62,8 @@ class Block(nn.Module):
 
     def __init__(self, args: TinyArgs) -> None:
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=1e-5), Attention(args)
-        self.ffn_norm, self.feed_forward = nn.RMSNorm(args.dim, eps=1e-5), FeedForward(args)
+        self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args)
+        self.ffn_norm, self.feed_forward = nn.RMSNorm(args.dim, eps=args.norm_eps), FeedForward(args)
 
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
@@ -80,7 +80,7 @@ class TinyModel(nn.Module):
         super().__init__()
         self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
         self.layers = nn.ModuleDict({str(index): Block(args) for index in range(args.n_layers)})
-        self.norm = nn.RMSNorm(args.dim, eps=1e-5)
+        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
             self.output.weight = self.tok_embeddings.weight
