@@ -58,9 +58,7 @@ def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tm
     assert ends == ["all steps are done"] * 2
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
     assert "rank 1 is behind in step 3: it is in time.sleep(1), at" in found.verdict
-    assert re.search(
-        r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce", found.verdict
-    )
+    assert re.search(r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce", found.verdict)
     assert "of all ranks (dp_shard)" in found.verdict
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
     finding = next(event for event in events if event["event"] == "finding")  # a later step may be slow in earnest

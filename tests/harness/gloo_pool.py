@@ -115,7 +115,11 @@ class GlooPool:
         """End all processes."""
         for process, pipe in self._workers:
             pipe.close()
-            process.kill()  # a rank that trains would finish its step first on SIGTERM, and may wait for another one
+            process.terminate()
+        deadline = time.monotonic() + GRACE
+        for process, _ in self._workers:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()  # a rank that trains finishes its step first on SIGTERM, and may wait for another one
             process.join()
         self._workers.clear()
 
