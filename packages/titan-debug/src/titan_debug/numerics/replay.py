@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from titan_core.api.batch import Batch
 from titan_core.api.events import PendingUpdate
 from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import ModelPart
+from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
+from titan_core.api.vocabulary import Vocabulary
 
 Look = Callable[[str, nn.Module, list[Tensor]], None]
 """(fully qualified name, module, the floating-point tensors of its output, as this rank has them)."""
@@ -35,12 +38,30 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Ten
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for part in parts:
+            head = part.layout.head[-1] if part.loss_in_head else ""
+            if head:  # it returns the loss; its logits, a chunk at a time, are what the objective is given
+                module = part.module.get_submodule(head)
+                stack.callback(setattr, part, "objective", part.objective)
+                part.objective = _Observed(part.objective, partial(look, head, module))
             for name, module in part.named_modules():
-                if not name:
-                    continue  # its output is that of its last module, which in a pipeline may be any
+                if name in ("", head):
+                    continue  # the output of the whole is that of its last module, which in a pipeline may be any
                 hook = module.register_forward_hook(partial(_looked_at, look, name))
                 stack.callback(hook.remove)
         return update.repeat_forward()
+
+
+class _Observed(ObjectiveFunction):
+    """An objective whose logits are looked at."""
+
+    def __init__(self, objective: ObjectiveFunction, look: Callable[[list[Tensor]], None]) -> None:
+        self.vocabulary_sharded, self.per_position = objective.vocabulary_sharded, objective.per_position
+        self._objective, self._look = objective, look
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        self._look([logits.detach()])
+        return self._objective(logits, batch, vocabulary)
 
 
 def _looked_at(look: Look, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
