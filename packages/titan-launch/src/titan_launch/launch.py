@@ -126,7 +126,7 @@ def _diagnose(job: Job, since: float) -> str | None:
         plugins.register(module)
     try:
         found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
-    except Exception:
+    except Exception:  # a plugin's code may raise anything, and the cause of the end is still to be printed
         log.exception("a plugin failed in titan_diagnose")
         return None
     return found
