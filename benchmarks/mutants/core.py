@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant("norm-of-one-rank", NORM, "return world.sum_over_copy(total).sqrt()", "return total.sqrt()", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
     Mutant("norm-of-the-last-kind", NORM, "total += norm", "total = norm", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
     Mutant("norm-counts-replicas", NORM, " * (pieces / holders)", "", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-forgets-stages", NORM, "// world.plan.copies // stages", "// world.plan.copies", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
-    Mutant("norm-forgets-copies", NORM, "// world.plan.copies // stages", "// stages", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
+    Mutant("norm-forgets-stages", NORM, "// world.plan.diverging_replicas // stages", "// world.plan.diverging_replicas", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
+    Mutant("norm-forgets-copies", NORM, "// world.plan.diverging_replicas // stages", "// stages", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
     Mutant("partial-gradients-stay-partial", NORM, "if any(placement.is_partial() for", "if all(placement.is_partial() for", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     Mutant("strided-shards-count-as-whole", NORM, "if not placement.is_replicate())", "if placement.is_shard())", (MESH + "[DDP x TP]",),
            equivalent="torch 2.15 has no mesh here whose strided shards are not counted by is_shard alike; see the comment there"),
@@ -164,6 +164,6 @@ MUTANTS = (
     Mutant("batch-degree-with-the-sequence", "core/api/mesh.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
     Mutant("experts-summed-over-their-own-view", "core/api/job_mesh.py", "= view.remainder", "= view.name", (VIEWS + "::test_which_ranks_see_different_data",)),
     Mutant("a-view-multiplies-the-world", "core/api/mesh.py", "return math.prod(self.degrees.values())", "return math.prod([*self.degrees.values(), *self.view_degrees.values()])", (VIEWS + "::test_a_view_multiplies_nothing",)),
-    Mutant("copies-are-summed-over", "core/api/mesh.py", 'return self.divides in ("batch", "sequence") and not self.copies', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_a_view_that_cannot_be_is_refused",)),
+    Mutant("copies-are-summed-over", "core/api/mesh.py", 'return self.divides in ("batch", "sequence") and not self.diverges', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_a_view_that_cannot_be_is_refused",)),
     Mutant("batch-of-the-wrong-dimension", "core/api/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
 )  # fmt: skip

@@ -125,11 +125,11 @@ def test_an_export_that_would_make_weights_infinite_keeps_them(in_tmp: Path, cap
 def test_tensors_that_are_not_a_runs_are_refused() -> None:
     tensor = StoredTensor("float32", (1,), (Chunk((0,), (1,), "data-00000.bin", 0, 4, ""),))
     whole = {"model.w": tensor, "optimizer.w.exp_avg": tensor, "observers.mine": tensor}
-    copied = {f"copy-1.{name}": tensor for name in whole}
+    copied = {f"replica-1.{name}": tensor for name in whole}
     _require_known_names(whole, 1)
     _require_known_names(whole | copied, 2)
     _require_known_names({}, 2**31 - 1)  # at once
-    mixed = {**copied, "copy-1.model.w": replace(tensor, dtype="bfloat16")}
+    mixed = {**copied, "replica-1.model.w": replace(tensor, dtype="bfloat16")}
     damages = [(whole | {"more.w": tensor}, 1), (whole | copied, 1), (whole, 2**31 - 1), (whole | mixed, 2)]
     for tensors, copies in damages:
         with pytest.raises(BrokenCheckpoint):

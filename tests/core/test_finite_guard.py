@@ -39,8 +39,8 @@ class Looks(LateReports):
 def test_a_cpus_steps_are_looked_at_at_once() -> None:
     looks = Looks()
     looks.titan_step_end(report(1, 1.0))
-    looks.titan_settle(1)
-    looks.titan_settle(1)
+    looks.titan_flush(1)
+    looks.titan_flush(1)
     assert looks.looked == [1]
 
 
@@ -61,15 +61,15 @@ def test_a_gpus_steps_are_looked_at_when_the_next_one_is_under_way(monkeypatch: 
     for step in (1, 2, 3):
         looks.titan_step_end(replace(report(step), loss=cast(Any, SimpleNamespace(is_cuda=True, step=step))))
         assert looks.looked == waited == list(range(1, step))
-    looks.titan_settle(3)
-    looks.titan_settle(3)
+    looks.titan_flush(3)
+    looks.titan_flush(3)
     assert looks.looked == [1, 2, 3]
 
 
 def guard(action: Any) -> tuple[FiniteGuard, list[Finding]]:
     found: list[Finding] = []
     one = FiniteGuard(job_context(TrainingSection(on_nan=action)))
-    one.titan_train_start(cast(Any, SimpleNamespace(tell=found.append, world=OneOfMany({}))))
+    one.titan_train_start(cast(Any, SimpleNamespace(report=found.append, world=OneOfMany({}))))
     return one, found
 
 

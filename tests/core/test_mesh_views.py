@@ -77,7 +77,7 @@ def test_a_view_must_divide_what_it_borrows() -> None:
     ids=str,
 )
 def test_a_view_that_cannot_be_is_refused(views: list[MeshView], message: str) -> None:
-    island = MeshDim("island", "a.b", "batch", copies=True)
+    island = MeshDim("island", "a.b", "batch", diverges=True)
     own = MeshDim("own", "a.b", "batch", data_parallel="own")
     with pytest.raises(UserError, match=message):
         sound_views(views, (*STANDARD_DIMS, island, own))

@@ -19,7 +19,7 @@ from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.errors import UserError
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import Absent, ModelPart, arguments_of
+from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
 from titan_core.model.philox import philox
 from titan_core.model.random_values import fill
 
@@ -86,7 +86,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(4, 2)
-        self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2), "1": Absent()})
+        self.blocks = nn.ModuleDict({"0": nn.Linear(2, 2), "1": PrunedModule()})
         self.head = nn.Linear(2, 4, bias=False)
         self.head.weight = self.embed.weight
 
@@ -120,7 +120,7 @@ def test_a_part_knows_what_it_has() -> None:
     assert list(part.present(["blocks.1", "head"])) == ["head"]
     assert "blocks.1" not in dict(part.named_modules())
     hidden = torch.ones(2)
-    assert Absent()(hidden, 1, documents=None) is hidden
+    assert PrunedModule()(hidden, 1, documents=None) is hidden
     part.module.head.weight = nn.Parameter(torch.zeros(4, 2))  # type: ignore[union-attr]
     part.retie()
     assert part.module.get_parameter("head.weight") is part.module.get_parameter("embed.weight")

@@ -72,7 +72,7 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
         ring_job(divides)
     assert "reduces = ('ring',)" in str(caught.value)
     assert ring_job(divides, reduces=("ring",)).facts.mesh.degree("ring") == 2
-    assert ring_job(divides, copies=True).facts.mesh.copies == 2
+    assert ring_job(divides, diverges=True).facts.mesh.diverging_replicas == 2
 
 
 @pytest.mark.parametrize("divides", ["layers", "weights"])

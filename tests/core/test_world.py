@@ -68,7 +68,7 @@ def test_one_rank_has_the_same_job_as_itself() -> None:
 def collectives(folder: str) -> list[Any]:
     """What the four ranks of two islands, with two ranks each, agree on."""
     os.chdir(folder)
-    islands = MeshDim("islands", "parallelism.data_parallel_replicate_degree", "batch", copies=True)
+    islands = MeshDim("islands", "parallelism.data_parallel_replicate_degree", "batch", diverges=True)
     dims = (islands, *(dim for dim in STANDARD_DIMS if dim.name != "dp_replicate"))
     job = make_job("tiny", {"job.device": "cpu", "parallelism.data_parallel_replicate_degree": 2})
     plan = MeshPlan(dims, {dim.name: 2 if dim.name in ("islands", "dp_shard") else 1 for dim in dims})

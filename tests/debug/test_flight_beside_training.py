@@ -48,5 +48,5 @@ def test_a_collective_of_which_the_recorder_has_let_go_may_have_been_joined() ->
         dump(0, [entry(1, done=False, group="rare"), entry(9)], groups={"rare": (0, 1)}),
         dump(1, [entry(8), entry(9)], groups={"rare": (0, 1)}),
     )
-    assert (found.kind, found.culprits) == ("untold", [])
+    assert (found.kind, found.culprits) == ("not recorded", [])
     assert "rank 0 waits for rank 1 in all_reduce, number 1 of rare" in found.verdict

@@ -28,7 +28,7 @@ def test_a_pipeline_stage_that_waits_for_another_is_not_behind() -> None:
 
 def test_where_all_wait_and_not_all_of_it_is_recorded_nobody_is_blamed() -> None:
     found = verdict(dump(0, [entry(4, done=False)]), dump(1, [entry(3)], stack=IN_RECV))
-    assert (found.kind, found.culprits) == ("untold", [])
+    assert (found.kind, found.culprits) == ("not recorded", [])
     assert "rank 0 waits for rank 1 in all_reduce, number 4" in found.verdict
 
 

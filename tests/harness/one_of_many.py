@@ -11,7 +11,7 @@ from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.api.world import World
 
 CPU = torch.device("cpu")
-ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", copies=True)
+ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", diverges=True)
 
 
 class OneOfMany(World):

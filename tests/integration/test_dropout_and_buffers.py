@@ -136,7 +136,7 @@ class Draws:
     titan_before_update = hookimpl(lambda self: self.draw(), specname="titan_before_update")
     titan_step_end = hookimpl(lambda self: self.draw(), specname="titan_step_end")
     titan_validation_end = hookimpl(lambda self: self.draw(), specname="titan_validation_end")
-    titan_settle = hookimpl(lambda self: self.draw(), specname="titan_settle")
+    titan_flush = hookimpl(lambda self: self.draw(), specname="titan_flush")
     titan_checkpoint_saved = hookimpl(lambda self: self.draw(), specname="titan_checkpoint_saved")
     titan_save_state = hookimpl(lambda self: self.draw(), specname="titan_save_state")
 

@@ -15,7 +15,7 @@ def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool,
     axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
     ends, found = analysed(gloo, tmp_path, asks, axes)
     assert ends == ["all steps are done"] * 2
-    assert found.kind in ("nothing", "behind", "elsewhere", "untold"), (
+    assert found.kind in ("nothing", "behind", "elsewhere", "not recorded"), (
         found.verdict
     )  # a slow poll may catch one in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}

@@ -8,7 +8,7 @@ from titan_local_sgd.config import LocalSGDSection
 
 api = (1, 0)
 
-ISLAND = MeshDim("island", "local_sgd.islands", divides="batch", copies=True, before="pp")
+ISLAND = MeshDim("island", "local_sgd.islands", divides="batch", diverges=True, before="pp")
 
 
 @hookimpl

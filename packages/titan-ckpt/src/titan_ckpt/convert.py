@@ -17,7 +17,7 @@ from torch import Tensor
 from titan_ckpt.catalogue import Entry
 from titan_ckpt.chunks import bytes_of, read_whole
 from titan_ckpt.cli import pick, progress
-from titan_ckpt.copies import require_equal_weights
+from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import FLOATS, dtype_name, overflows
 from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights

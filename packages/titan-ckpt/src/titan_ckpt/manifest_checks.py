@@ -22,7 +22,7 @@ from titan_ckpt.stored import (
     Chunk,
     Manifest,
     StoredTensor,
-    of_copy,
+    of_replica,
     tensors_in,
 )
 
@@ -67,7 +67,7 @@ class About(BaseModel):
     model_args: dict[str, Any] = Field(default_factory=dict)
     mesh: dict[str, int] = Field(default_factory=dict)
     world_size: int = 1
-    copies: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    diverging_replicas: Annotated[int, Field(ge=1, lt=2**31)] = 1
     torch: str = ""
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
     decisive: list[str] = Field(default_factory=list)
@@ -156,7 +156,7 @@ def checked_manifest(contents: Any) -> Manifest:
         place = ".".join(map(str, first["loc"]))
         raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
     _require_whole_files(checked.files, tensors)
-    _require_known_names(tensors, checked.about.copies)
+    _require_known_names(tensors, checked.about.diverging_replicas)
     if checked.state:
         there = {name for name in tensors if name.startswith("optimizer.")}
         different = there ^ set(tensors_in(checked.state["optimizer"]))
@@ -188,17 +188,17 @@ def _stored(name: str, tensor: _Tensor) -> StoredTensor:
     return StoredTensor(tensor.dtype, shape, chunks)
 
 
-def _require_known_names(tensors: Mapping[str, StoredTensor], copies: int) -> None:
-    """Every tensor must be of a known kind, and each copy of the weights must have what the first has."""
+def _require_known_names(tensors: Mapping[str, StoredTensor], replicas: int) -> None:
+    """Every tensor must be of a known kind, and each diverging replica must have the tensors of the first."""
     of_first = {name: stored for name, stored in tensors.items() if name.startswith(_KINDS)}
-    if len(tensors) != len(of_first) * copies:
-        what = f"{copies} time(s) the {len(of_first)} that this titan-ckpt knows of a run"
+    if len(tensors) != len(of_first) * replicas:
+        what = f"{replicas} x {len(of_first)}, the number that this version of titan-ckpt knows"
         raise BrokenCheckpoint(f"it has {len(tensors)} tensors, which is not {what}")
-    for copy in range(1, copies if tensors else 1):
+    for replica in range(1, replicas if tensors else 1):
         for name, stored in of_first.items():
-            other = tensors.get(of_copy(copy) + name)
+            other = tensors.get(of_replica(replica) + name)
             if other is None or (other.shape, other.dtype) != (stored.shape, stored.dtype):
-                why = f"is not in all of the {copies} copies of the weights, or not as it is in the first"
+                why = f"is missing from replica {replica} of {replicas}, or has another shape or type there"
                 raise BrokenCheckpoint(f"{name} {why}")
 
 

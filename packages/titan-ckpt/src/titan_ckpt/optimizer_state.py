@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from titan_ckpt.plain_values import Unsaveable, encode
 from titan_ckpt.replicas import digests_of
 from titan_ckpt.stored import OPTIMIZER
-from titan_ckpt.tensors import copy_prefix, require_saveable
+from titan_ckpt.tensors import replica_prefix, require_saveable
 from titan_core.api.model_part import ModelPart
 from titan_core.api.world import World
 
@@ -110,7 +110,7 @@ def state_of_all(mine: OptimizerState, world: World) -> dict[str, Any]:
     together: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": mine.own}
     values: dict[str, Any] = {}
     # Copies of the weights that train apart have tensors of their own, which are saved by copy.
-    for other, of_other in world.gather((plain, {copy_prefix(world) + name: one for name, one in replicas.items()})):
+    for other, of_other in world.gather((plain, {replica_prefix(world) + name: one for name, one in replicas.items()})):
         _join(values, of_other, "")
         _join(together["parameters"], other["parameters"], f"{OPTIMIZER}.")
         _join({"": together["own"]}, {"": other["own"]}, OWN)

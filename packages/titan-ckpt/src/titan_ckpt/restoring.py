@@ -18,7 +18,7 @@ from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
 from titan_ckpt.comparing import Changes, require_same_model, require_same_training
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.copies import require_equal_weights
+from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
@@ -171,14 +171,14 @@ def _load(
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
         return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
-    _require_same_copies(context, found.folder, manifest, weights_only)
+    _require_same_replicas(context, found.folder, manifest, weights_only)
     tensors = model_tensors(state.parts)
     if not weights_only:
         tensors |= observers_tensors(context.lifecycle)
     _require_patterns_match(context, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
     _require_same_tensors(context, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
-    if manifest.copies == world.plan.copies:
+    if manifest.diverging_replicas == world.plan.diverging_replicas:
         tensors = by_copy(tensors, world)
     optimizer = None
     if not weights_only:
@@ -303,21 +303,21 @@ def _shown(problems: list[str]) -> str:
     return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
 
 
-def _require_same_copies(
+def _require_same_replicas(
     context: CheckpointContext[CheckpointSection], folder: Folder, manifest: Manifest, weights_only: bool
 ) -> None:
-    """Where copies of the weights train apart, each continues as it was. Weights alone may begin any number of copies, if
-    those in the checkpoint are the same.
+    """Require the checkpoint to have as many diverging replicas as the job: each resumes from its own weights. Weights alone
+    may start any number of replicas, if the checkpoint's replicas are equal.
 
     Raises:
-        UserError: the checkpoint's copies are not the job's; on every rank.
+        UserError: the numbers differ, or the weights of the replicas do; on every rank.
     """
-    here, there = context.world.plan.copies, manifest.copies
+    here, there = context.world.plan.diverging_replicas, manifest.diverging_replicas
     if here == there:
         return
     if not weights_only:
-        why = f"it holds {there} copies of the weights, which train apart, and this job trains {here}"
-        fix = "resume with as many; or start over with the weights: checkpoint.initial_load_path and another folder"
+        why = f"it holds {there} diverging replicas of the model, and this job trains {here}"
+        fix = f"resume with {there}, or start a new run from the weights with checkpoint.initial_load_path"
         raise UserError.one(str(folder), why, fix)
     context.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 

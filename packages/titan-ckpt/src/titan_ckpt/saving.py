@@ -264,7 +264,7 @@ class Saving:
             "tokenizer": token_ids(self._job.text_tokenizer),
             "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
             "world_size": self._world.size,
-            "copies": self._world.plan.copies,
+            "diverging_replicas": self._world.plan.diverging_replicas,
             "torch": torch.__version__,
             **self._job.identity(),
         }

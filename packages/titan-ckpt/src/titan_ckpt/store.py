@@ -43,7 +43,7 @@ class Store:
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or asked or first or step % self._section.interval == 0):
             return
-        self._context.lifecycle.settle(step)
+        self._context.lifecycle.flush(step)
         self._saving.finish_pending()
         if last and self._saving.newest == step:
             return  # it was saved before the data turned out to have ended

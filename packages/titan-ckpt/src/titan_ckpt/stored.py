@@ -17,9 +17,9 @@ MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
 """What the names of tensors begin with."""
 
 
-def of_copy(copy: int) -> str:
-    """What stands in front of the names of a copy's tensors, where copies of the weights train apart."""
-    return f"copy-{copy}." if copy else ""
+def of_replica(replica: int) -> str:
+    """The prefix of the tensor names of a diverging replica; the first has none."""
+    return f"replica-{replica}." if replica else ""
 
 
 class BrokenCheckpoint(Exception):
@@ -76,9 +76,9 @@ class Manifest:
         return sum(self.files.values())
 
     @property
-    def copies(self) -> int:
-        """How many copies of the weights there are, each trained apart from the others."""
-        return int(self.about.get("copies", 1))
+    def diverging_replicas(self) -> int:
+        """Number of replicas of the model, each with weights of its own (local SGD); 1 for other jobs."""
+        return int(self.about.get("diverging_replicas", 1))
 
     @property
     def model_only(self) -> bool:

@@ -1,6 +1,6 @@
 """A run's tensors by name, as a checkpoint calls them, on any mesh: ``model.<parameter>``, ``observers.<name>`` and, of the
 optimizer (:mod:`titan_ckpt.optimizer_state`), ``optimizer.<parameter>.<key>``. Where copies of the weights train apart, the
-names of all copies but the first begin with ``copy-N.``."""
+names of all copies but the first begin with ``replica-N.``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable
-from titan_ckpt.stored import MODEL, OBSERVERS, of_copy
+from titan_ckpt.stored import MODEL, OBSERVERS, of_replica
 from titan_core.api.checkpoint import CheckpointEvents
 from titan_core.api.model_part import ModelPart
 from titan_core.api.world import World
@@ -48,12 +48,12 @@ def observers_tensors(lifecycle: CheckpointEvents) -> dict[str, Tensor]:
 
 def by_copy(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
     """``tensors`` by the names of this rank's copy of the weights."""
-    return {copy_prefix(world) + name: tensor for name, tensor in tensors.items()}
+    return {replica_prefix(world) + name: tensor for name, tensor in tensors.items()}
 
 
-def copy_prefix(world: World) -> str:
+def replica_prefix(world: World) -> str:
     """What the names of this rank's tensors begin with."""
-    return of_copy(world.copy)
+    return of_replica(world.replica)
 
 
 def require_saveable(tensor: Tensor, name: str) -> None:

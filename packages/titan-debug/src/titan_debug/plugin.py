@@ -75,9 +75,9 @@ def titan_debuggers() -> list[Debugger]:
 
 @hookimpl
 def titan_diagnose(run: str, since: float) -> str | None:
-    from titan_debug.flight.diagnose import diagnose
+    from titan_debug.flight.analysis import verdict_on
 
-    return diagnose(run, since)
+    return verdict_on(run, since)
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from titan_core.api.errors import UserError
-from titan_core.api.model_part import Absent, ModelPart
+from titan_core.api.model_part import ModelPart, PrunedModule
 from titan_core.api.tools.patterns import matches
 
 
@@ -40,7 +40,7 @@ def require_matches(part: ModelPart, filters: Sequence[str], section: str) -> No
     Raises:
         UserError: saying so.
     """
-    if any(isinstance(module, Absent) for module in part.module.modules()):
+    if any(isinstance(module, PrunedModule) for module in part.module.modules()):
         return
     names = [name for name, module in part.named_modules() if isinstance(module, nn.Linear)]
     for one in filters:

@@ -24,7 +24,7 @@ from torch.distributed.pipelining.schedules import (
 from titan_core.api.batch import join, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
-from titan_core.api.model_part import Absent, ModelPart, arguments_of
+from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
 from titan_core.api.step import StepInput, StepRunner, shape_inference
 from titan_core.api.tools.random_state import same_generators
 from titan_parallel.config import PipelineKeys
@@ -183,7 +183,7 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     module = copy.deepcopy(part.module)
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
-        module.set_submodule(name, Absent())
+        module.set_submodule(name, PrunedModule())
     stage = replace(part, module=module, after_evaluation=())
     own = {slot: stage.present(entries) for slot, entries in part.slots.items()}
     slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in own.items()}

@@ -19,7 +19,7 @@ from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
 from titan_report.thinning import finite
 from titan_report.timeline import Moment, moments_of
-from titan_runs.attempts import State, tell
+from titan_runs.attempts import State, describe_end
 
 _COLOURS: dict[State, str] = {
     "running": "green",
@@ -59,7 +59,7 @@ def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
 def _head(run: FollowedRun, state: State | None) -> RenderableType:
     name = Text(run.path.resolve().name, style="bold", overflow="ellipsis", no_wrap=True)
     name.append(f"  {model_of(run.config)}", style="not bold dim")
-    told = Text(UNKNOWN if state is None else tell(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
+    told = Text(UNKNOWN if state is None else describe_end(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
     if state is not None:
         told.stylize(_COLOURS[state])
     if state == "stalled":

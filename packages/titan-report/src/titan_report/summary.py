@@ -10,7 +10,7 @@ from titan_core.api.metric_log import format_mfu, is_estimated
 from titan_report.numbers import UNKNOWN, duration, figure
 from titan_report.table import Table
 from titan_report.thinning import finite
-from titan_runs.attempts import attempts_of, state_now, tell
+from titan_runs.attempts import attempts_of, describe_end, state_now
 from titan_runs.run_log import RunLog
 
 _HEADERS = (
@@ -35,7 +35,7 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
     best = min(_known(run.validations, "validation_loss"), default=None)
     peak = max(_known(run.steps, "memory_peak_gib"), default=None)
     mfu = _median(run, "mfu")
-    how = tell(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
+    how = describe_end(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
     if len(attempts) > 1:
         how += f" ({len(attempts)} attempts)"
     return (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_runs.attempts import Attempt, State, attempts_of, state_now, state_of, tell
+from titan_runs.attempts import Attempt, State, attempts_of, describe_end, state_now, state_of
 from titan_runs.run_log import RunLog
 
 Kind = Literal["start", "restart", "checkpoint", "finding", "end", "kill", "now"]
@@ -83,7 +83,7 @@ def _edges(attempt: Attempt, index: int, state: State) -> list[Moment]:
     begun = f"started again, after step {attempt.start['step']:,}" if index else "started"
     start = Moment("restart" if index else "start", attempt.began, attempt.start["step"], f"{begun}: {where}")
     if attempt.end is not None:
-        return [start, Moment("end", attempt.last, attempt.end["step"], tell(attempt, state))]
+        return [start, Moment("end", attempt.last, attempt.end["step"], describe_end(attempt, state))]
     if state == "running":
         return [start, Moment("now", attempt.last, None, "running; this is its last line so far")]
     text = "killed" if state == "killed" else "killed, or stalled"

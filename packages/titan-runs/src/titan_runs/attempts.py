@@ -105,10 +105,10 @@ def state_now(attempt: Attempt, times: Iterable[float]) -> State:
     return state_of(attempt, pace_of(own), time.time() - attempt.last)
 
 
-def tell(attempt: Attempt, state: State) -> str:
+def describe_end(attempt: Attempt, state: State) -> str:
     """How it ended, in a few words."""
     end = attempt.end or {}
-    told = {
+    words = {
         "finished": "finished",
         "failed": f"failed: {end.get('error') or end.get('reason', '')}",
         "ended": f"ended: {end.get('reason', '')}",
@@ -118,7 +118,7 @@ def tell(attempt: Attempt, state: State) -> str:
         "stalled": "no end: killed, or stalled",
         "running": "running",
     }
-    return told[state]
+    return words[state]
 
 
 def processes_are_gone(start: Mapping[str, Any]) -> bool:

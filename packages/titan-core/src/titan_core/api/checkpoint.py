@@ -78,7 +78,7 @@ class DataPosition(Protocol):
 class CheckpointEvents(Protocol):
     """What a checkpoint plugin reports to the observers of a run."""
 
-    def settle(self, step: int) -> None:
+    def flush(self, step: int) -> None:
         """Before a checkpoint of ``step`` is taken; raises where the step's numbers are bad."""
         ...
 

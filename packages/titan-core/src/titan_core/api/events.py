@@ -32,7 +32,7 @@ class RunStart:
     attempt: float
     """When it began, on rank 0's clock, in seconds since the epoch: the same on all ranks, and another than that of earlier
     attempts at the run."""
-    tell: Callable[[Finding], None]
+    report: Callable[[Finding], None]
     """For an observer that finds something out: fires the hook ``titan_finding``, on this rank."""
     shared_request: Callable[[], SharedRequest]
     """For an observer that serves requests on all ranks together: a new request. To be called by

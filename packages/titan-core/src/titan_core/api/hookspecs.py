@@ -183,12 +183,12 @@ def titan_validation_end(report: ValidationReport) -> None:
 
 @hookspec
 def titan_finding(finding: Finding) -> None:
-    """An observer reports a finding (:attr:`~titan_core.api.events.RunStart.tell`); on its rank alone, at any
+    """An observer reports a finding (:attr:`~titan_core.api.events.RunStart.report`); on its rank alone, at any
     time, and perhaps in another thread than training's."""
 
 
 @hookspec
-def titan_settle(step: int) -> None:
+def titan_flush(step: int) -> None:
     """The state after ``step`` is about to be relied on: a checkpoint is taken, or the run is done. Who reads a step's
     report late must do so now, and raise if it is bad."""
 

@@ -20,9 +20,9 @@ class MeshDim:
     divides: Literal["layers", "batch", "sequence", "weights"]
     """What its ranks divide among them: the batch's sequences, the positions of each, the layers, or each layer's weights
     (all of whose ranks then see the same tokens)."""
-    copies: bool = False
-    """Whether each of its ranks trains a copy of the weights of its own, apart from the others' (local SGD): gradients, and
-    what they are divided and clipped by, are then the copy's. What brings the copies together is the transform's to do."""
+    diverges: bool = False
+    """Whether each rank trains a replica of its own, whose weights may diverge from the others' (local SGD). Gradients are
+    summed, normalised and clipped within a replica; the transform that declares the dimension synchronises replicas."""
     before: str | None = None
     """For a third party's dimension: the standard dimension that it stands in front of (outside of). Default: innermost."""
     data_parallel: Literal["shard", "replicate", "own"] = "shard"
@@ -34,7 +34,7 @@ class MeshDim:
     @property
     def sees_other_data(self) -> bool:
         """Whether its ranks hold the same weights and see different tokens, so that gradients must be summed over them."""
-        return self.divides in ("batch", "sequence") and not self.copies
+        return self.divides in ("batch", "sequence") and not self.diverges
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class MeshPlan:
         return math.prod(self.degrees[dim.name] for dim in self.dims if dim.divides in ("batch", "sequence"))
 
     @property
-    def copies(self) -> int:
-        """How many copies of the weights are trained apart from each other."""
-        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.copies)
+    def diverging_replicas(self) -> int:
+        """Number of replicas of the model whose weights may diverge; 1 where all ranks train the same weights."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.diverges)
 
     def degree(self, name: str) -> int:
         """Size of the dimension or view ``name``; 1 where the job has none of that name."""

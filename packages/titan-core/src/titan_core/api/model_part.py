@@ -19,7 +19,7 @@ from titan_core.api.vocabulary import Vocabulary
 T = TypeVar("T")
 
 
-class Absent(nn.Module):
+class PrunedModule(nn.Module):
     """Stands where a module was that other ranks have: gives back its first argument. What is left keeps its names."""
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
@@ -123,11 +123,11 @@ class ModelPart:
     def present(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Those of the modules called ``names`` that this part has, in order."""
         found = {name: self.module.get_submodule(name) for name in names}
-        return {name: module for name, module in found.items() if not isinstance(module, Absent)}
+        return {name: module for name, module in found.items() if not isinstance(module, PrunedModule)}
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module that this part has, by fully qualified name."""
-        return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, Absent))
+        return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, PrunedModule))
 
 
 def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:

@@ -47,9 +47,9 @@ class World:
         return self._index_along(dim for dim in self.plan.dims if dim.divides == "batch")
 
     @property
-    def copy(self) -> int:
-        """Index of the copy of the weights that this rank trains; 0 unless copies train apart."""
-        return self._index_along(dim for dim in self.plan.dims if dim.copies)
+    def replica(self) -> int:
+        """Index of the diverging replica that this rank trains; 0 where all ranks train the same weights."""
+        return self._index_along(dim for dim in self.plan.dims if dim.diverges)
 
     def _index_along(self, dims: Iterable[MeshDim]) -> int:
         """Index of this rank among those that differ along ``dims``."""

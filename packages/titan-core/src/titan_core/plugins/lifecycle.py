@@ -187,9 +187,9 @@ class Lifecycle:
         caller: in the midst of another thread's step there is no state of them to return to."""
         self._manager.hook.titan_finding(finding=finding)
 
-    def settle(self, step: int) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_settle`."""
-        self._call(self._manager.hook.titan_settle, step=step)
+    def flush(self, step: int) -> None:
+        """See :func:`titan_core.api.hookspecs.titan_flush`."""
+        self._call(self._manager.hook.titan_flush, step=step)
 
     def failed(self, error: BaseException, end: TrainEnd) -> None:
         """The run ends by ``error``: call both hooks of every observer. One that fails itself is logged, and neither hides

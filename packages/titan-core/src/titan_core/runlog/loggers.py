@@ -84,4 +84,4 @@ class Loggers:
         log.warning("%s; training continues without it", message)
         log.debug("where it failed", exc_info=error)
         if self._run is not None:
-            self._run.tell(Finding("logger", message, self._step))
+            self._run.report(Finding("logger", message, self._step))

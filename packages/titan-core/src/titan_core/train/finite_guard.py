@@ -92,7 +92,7 @@ class FiniteGuard(LateReports):
     def _tell(self, step: int, message: str) -> None:
         log.warning("%s", message)
         if self._run is not None:
-            self._run.tell(Finding("not finite", message, step))
+            self._run.report(Finding("not finite", message, step))
 
     def _world(self) -> World:
         assert self._run is not None

@@ -44,7 +44,7 @@ def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
     """The 2-norm over all gradients; an fp32 scalar, the same on all ranks that train the same copy of the weights."""
     # Ranks that hold the same pipeline stage: each element is on as many of them as its pieces leave.
     stages = math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.divides == "layers")
-    holders = world.size // world.plan.copies // stages
+    holders = world.size // world.plan.diverging_replicas // stages
     total = torch.zeros((), dtype=torch.float32, device=world.device)
     for pieces, tensors in gradients.items():
         norm = torch.nn.utils.get_total_norm(tensors)

@@ -80,13 +80,13 @@ class Lookahead:
         corrupt, empty, *by_dataset = totals[len(flags) :]
         for request, told, some in zip(requests, asked, anywhere, strict=True):
             request.agree(told, some > 0)
-        if world.plan.copies == 1 and skips not in (0, world.size):
+        if world.plan.diverging_replicas == 1 and skips not in (0, world.size):
             raise RuntimeError(
                 f"{skips} of {world.size} ranks left out the update of the last step, so that their weights differ from the "
                 "others': an observer's titan_before_update must return the same on all ranks"
             )
         copy_weight = total_weight
-        if world.plan.copies > 1:
+        if world.plan.diverging_replicas > 1:
             copy_weight = float(world.sum_over_copy(torch.tensor(weight, dtype=torch.float64)))
         if mistakes:
             world.raise_together(mistake)

@@ -155,7 +155,7 @@ class Trainer:
         if before < state.step < self.last_step or self.last_step == 0:
             self.save(last=True)
         self.validate(last=state.step > before)
-        self.lifecycle.settle(state.step)
+        self.lifecycle.flush(state.step)
         return self._end()
 
     def run_start(self) -> RunStart:
@@ -168,7 +168,7 @@ class Trainer:
             steps=self.last_step,
             dump_folder=self.job.dump_folder,
             attempt=self.world.on_first_rank(time.time),
-            tell=self.lifecycle.finding,
+            report=self.lifecycle.finding,
             shared_request=self.requests.new,
         )
 
@@ -250,7 +250,7 @@ class Trainer:
             seed=training.seed,
             # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
             target_weight=totals.copy_weight or 1.0,
-            auxiliary=AuxiliaryLosses(self.world.plan.copies / self.job.facts.batch.tokens_per_step),
+            auxiliary=AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step),
         )
         with self.stopwatch.phase("forward_backward"):
             loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
@@ -312,7 +312,7 @@ class Trainer:
             if name not in names:
                 raise RuntimeError(f"a module adds the auxiliary loss {name!r}, which no part of the model declares")
             if first or name in inputs.auxiliary.divided:
-                losses[1 + ranks + names.index(name)] = value / world.plan.copies
+                losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
         return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
 

@@ -52,11 +52,11 @@ def join_world(job: Job) -> Iterator[World]:
 
 def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
     """A group for each combination of places along the dimensions that make copies; this rank's is returned."""
-    if plan.copies == 1:
+    if plan.diverging_replicas == 1:
         return None
     ranks = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
-    apart = [place for place, dim in enumerate(plan.dims) if dim.copies]
-    by_copy = ranks.movedim(apart, list(range(len(apart)))).reshape(plan.copies, -1)
+    apart = [place for place, dim in enumerate(plan.dims) if dim.diverges]
+    by_copy = ranks.movedim(apart, list(range(len(apart)))).reshape(plan.diverging_replicas, -1)
     group, _ = dist.new_subgroups_by_enumeration(by_copy.tolist())
     assert isinstance(group, dist.ProcessGroup)  # every rank is in one
     return group

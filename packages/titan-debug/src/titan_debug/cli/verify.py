@@ -75,7 +75,7 @@ def run(context: CommandContext) -> int:
     curves = [read_curve(child.folder) for child in runs]
     tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
     verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
-    tell(meshes, curves, verdicts, tolerance, arguments.json)
+    print_verdicts(meshes, curves, verdicts, tolerance, arguments.json)
     return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
 
 
@@ -119,7 +119,9 @@ def read_curve(folder: Path) -> Curve:
     return Curve(losses, norms, statistics)
 
 
-def tell(meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], tolerance: float, as_json: bool) -> None:
+def print_verdicts(
+    meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], tolerance: float, as_json: bool
+) -> None:
     """The verdict on each mesh."""
     last = max(curves[0].losses)
     if as_json:

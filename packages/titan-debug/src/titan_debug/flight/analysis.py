@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from titan_core.api.errors import UserError
+from titan_debug.flight.diagnose import Kind, diagnose
 from titan_debug.flight.evidence import Evidence, waiting
-from titan_debug.flight.looks import Kind, look
-from titan_debug.flight.read import Dumps
+from titan_debug.flight.read import Dumps, dump_folder, read_dumps
 from titan_debug.flight.stacks import place
 
 MOST_ANALYSED = 256
@@ -52,10 +53,23 @@ class Analysis:
 def analyse(dumps: Dumps) -> Analysis:
     """The verdict: of several findings the one that explains the others."""
     evidence = Evidence.of(dumps)
-    first, *rest = look(evidence)
+    first, *rest = diagnose(evidence)
     also = [f"also: {one.verdict}" for one in rest if not one.culprits or not set(one.culprits) <= set(first.culprits)]
     states = [_state(evidence, rank) for rank in range(dumps.world_size)]
     return Analysis(first.kind, first.verdict, first.culprits, evidence.step, [*first.details, *also], states, dumps.notes)
+
+
+def verdict_on(run: str, since: float) -> str | None:
+    """The verdict on the attempt at ``run`` that began at ``since`` (seconds since the epoch), in one line, with the command
+    that prints the whole analysis. ``None`` if that attempt left no dumps."""
+    command = f"see `titan flight analyse {run}`"
+    try:
+        dumps = read_dumps(dump_folder(run))
+    except UserError:  # no dumps
+        return None
+    if dumps.dumps[0].attempt < since:
+        return None
+    return command if dumps.world_size > MOST_ANALYSED else f"{analyse(dumps).verdict}; {command}"
 
 
 def _state(evidence: Evidence, rank: int) -> RankState:

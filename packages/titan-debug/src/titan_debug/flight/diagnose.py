@@ -1,20 +1,229 @@
-"""What dumps say of ranks that lost another, in a line. Free of torch."""
+"""Diagnoses of what the dumps show, one function for each kind of problem. Free of torch."""
 
 from __future__ import annotations
 
-from titan_core.api.errors import UserError
-from titan_debug.flight.analysis import MOST_ANALYSED, analyse
-from titan_debug.flight.read import dump_folder, read_dumps
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from titan_debug.flight import words
+from titan_debug.flight.dump import Dump
+from titan_debug.flight.evidence import Evidence, called, in_step, places, victims, waited, waiting
+from titan_debug.flight.matching import Mismatch, joined_by_all, mismatches
+from titan_debug.flight.p2p import undone
+from titan_debug.flight.stacks import location, place, waits_in_torch
+
+Kind = Literal[
+    "mismatch",
+    "raised",
+    "died",
+    "behind",
+    "circle",
+    "missing",
+    "all joined",
+    "elsewhere",
+    "not recorded",
+    "background",
+    "nothing",
+]
 
 
-def diagnose(run: str, since: float) -> str | None:
-    """The verdict over the dumps of the attempt that began ``since``, and the command that says more; ``None`` without
-    dumps."""
-    command = f"see `titan flight analyse {run}`"
-    try:
-        dumps = read_dumps(dump_folder(run))
-    except UserError:  # there are none
+class Diagnosis(NamedTuple):
+    """One problem that the dumps show."""
+
+    kind: Kind
+    culprits: list[int]
+    """The ranks that it comes from; none where that is unknown."""
+    verdict: str
+    """One line."""
+    details: list[str]
+
+
+def diagnose(evidence: Evidence) -> Iterator[Diagnosis]:
+    """Yield every diagnosis that applies, the cause before its consequences: ranks that disagree on a collective, then a
+    rank that failed by itself, then a rank that is late or left no dump. A process that is gone closes its connections, so
+    if any rank lost a peer, a missing dump explains more than a late rank. Work beside training counts only where nothing
+    else applies."""
+    lost = any(dump.lost for dump in evidence.dumps.values())
+    gone_or_late = (_missing, _behind) if lost else (_behind, _missing)
+    checks = (_mismatch, _raised, _died, *gone_or_late, _circle, _all_joined, _elsewhere)
+    found = [diagnosis for check in checks if (diagnosis := check(evidence)) is not None]
+    yield from found or [_not_recorded(evidence) or _background(evidence) or _nothing(evidence)]
+
+
+def _mismatch(evidence: Evidence) -> Diagnosis | None:
+    found = mismatches(evidence.training) or mismatches(evidence.background)
+    if not found:
         return None
-    if dumps.dumps[0].attempt < since:
+    first = found[0]
+    calls = "; ".join(_calls(evidence, first, kind) for kind in first.kinds)
+    name = words.group_name(first.channel.group)
+    verdict = f"ranks disagree on the {first.what} of collective number {first.seq} of {name}{in_step(evidence)}: {calls}"
+    details = []
+    for kind in first.kinds:
+        dump, entry = evidence.dumps[kind[0]], first.channel.by_rank[kind[0]][first.seq]
+        details += [f"{words.ranks(kind)} called it in", *words.stack_lines(dump, entry.stack)]
+    return Diagnosis("mismatch", first.culprits, verdict, details)
+
+
+def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
+    called = words.call(mismatch.channel.by_rank[kind[0]][mismatch.seq], evidence.dumps[kind[0]])
+    return f"{words.ranks(kind)} {words.verb(kind, 'calls', 'call')} {called}"
+
+
+def _raised(evidence: Evidence) -> Diagnosis | None:
+    failed = [dump for dump in evidence.dumps.values() if dump.failure is not None and not dump.failure.follows]
+    if not failed:
         return None
-    return command if dumps.world_size > MOST_ANALYSED else f"{analyse(dumps).verdict}; {command}"
+    failed.sort(key=lambda dump: dump.failure.time if dump.failure is not None else 0.0)
+    first = failed[0]
+    assert first.failure is not None
+    alike = [dump.rank for dump in failed if dump.failure is not None and dump.failure.type == first.failure.type]
+    where = location(first.stacks[first.failure.stack])
+    raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)}, at {where}: {first.failure.message}"
+    verdict = f"{raised}{victims(evidence, alike)}"
+    return Diagnosis("raised", alike, verdict, words.stack_lines(first, first.failure.stack))
+
+
+def _died(evidence: Evidence) -> Diagnosis | None:
+    """Ranks that a signal ended, but not those that NCCL ends when a collective times out, whichever rank is to blame."""
+    died = [dump for dump in evidence.dumps.values() if dump.died and not _ended_by_nccl(evidence, dump)]
+    if not died:
+        return None
+    first, culprits = died[0], [dump.rank for dump in died]
+    deaths = [f"rank {dump.rank} died ({dump.died}) {place(dump.main_stack)}" for dump in died]
+    verdict = f"{'; '.join(deaths)}{in_step(evidence)}"
+    details = [f"rank {dump.rank}'s main thread was in {words.main_calls(dump)}" for dump in died if dump.main_stack]
+    peers = [wait for wait in evidence.waits if first.rank in wait.unknown and wait.rank not in culprits]
+    if peers and waits_in_torch(first.main_stack):
+        wait = peers[0]
+        verdict += f", while rank {wait.rank} was in {words.collective(wait.entry, wait.channel.group)}"
+        details.append(called(evidence, wait))
+        details.append("gloo ends a process that is sent more than it expects: compare what the two send")
+    else:
+        verdict += victims(evidence, culprits)
+    return Diagnosis("died", culprits, verdict, details)
+
+
+def _ended_by_nccl(evidence: Evidence, dump: Dump) -> bool:
+    """Whether NCCL's watchdog may have ended the rank: by its own records, or by those of others if it has left none."""
+    witnesses = [dump] if dump.recorded else list(evidence.dumps.values())
+    return dump.died == "Aborted" and any(entry.backend == "nccl" for one in witnesses for entry in undone(one))
+
+
+def _behind(evidence: Evidence) -> Diagnosis | None:
+    late = evidence.late
+    if not late:
+        return None
+    blocked = [wait for wait in evidence.waits if set(wait.behind) & set(late)]
+    wait = blocked[0]
+    alike = sorted({one.rank for one in blocked if one.channel is wait.channel and one.entry.seq == wait.entry.seq})
+    awaited = sorted(set(wait.behind) & set(late))
+    for_whom = words.verb(late, "it", "them") if awaited == late else words.ranks(awaited)
+    verdict = (
+        f"{words.ranks(late)} {words.verb(late, 'is', 'are')} behind{in_step(evidence)}: "
+        f"{places(evidence, late)}; {words.ranks(alike)} {words.verb(alike, 'has', 'have')} waited "
+        f"{waited(evidence, wait)} for {for_whom} in {words.collective(wait.entry, wait.channel.group)}"
+    )
+    details = [called(evidence, wait)]
+    for rank in late:
+        last = wait.channel.by_rank[rank].get(wait.channel.last(rank)) if rank in wait.channel.by_rank else None
+        if last is not None:
+            before = words.collective(last, wait.channel.group)
+            now = words.main_calls(evidence.dumps[rank])
+            details.append(f"rank {rank} joined {before} last; its main thread is in {now}")
+    if evidence.missing:
+        verdict += f"; {_gone(evidence.missing)}"
+    return Diagnosis("behind", sorted([*late, *evidence.missing]), verdict, details)
+
+
+def _missing(evidence: Evidence) -> Diagnosis | None:
+    gone, late = evidence.missing, evidence.late
+    if not gone:
+        return None
+    verdict = f"{_gone(gone, in_step(evidence))}{victims(evidence, gone)}"
+    if late:  # it may be but slow, or what the others have lost
+        verdict += f"; {words.ranks(late)} {words.verb(late, 'is', 'are')} behind: {places(evidence, late)}"
+    details = [called(evidence, wait) for wait in evidence.waits if set(wait.unknown) & set(gone)]
+    return Diagnosis("missing", sorted([*gone, *late]), verdict, details)
+
+
+def _gone(gone: list[int], when: str = "") -> str:
+    return (
+        f"{words.ranks(gone)} left no dump{when}: {words.verb(gone, 'it was', 'they were')} killed, or "
+        f"{words.verb(gone, 'its files are', 'their files are')} not here"
+    )
+
+
+def _circle(evidence: Evidence) -> Diagnosis | None:
+    circle = evidence.circle
+    if not circle or evidence.late or evidence.missing:  # which may be the end of the chain
+        return None
+    waits = [wait for wait in evidence.waits if wait.rank in circle and set(wait.behind) & set(circle)]
+    calls = "; ".join(waiting(wait) for wait in waits)
+    verdict = f"{words.ranks(circle)} wait for each other in a circle{in_step(evidence)}: {calls}"
+    return Diagnosis("circle", circle, verdict, [called(evidence, wait) for wait in waits])
+
+
+def _all_joined(evidence: Evidence) -> Diagnosis | None:
+    if evidence.late or evidence.circle or evidence.missing or mismatches(evidence.training):
+        return None
+    together = joined_by_all(list(evidence.dumps.values()), evidence.training)
+    if together:
+        channel, entry, inside = together[0]
+    elif evidence.met:
+        channel, entry = evidence.met[0].channel, evidence.met[0].entry
+        inside = sorted({one.rank for one in evidence.met if one.channel is channel})
+    else:
+        return None
+    named = words.collective(entry, channel.group)
+    verdict = (
+        f"no rank is behind{in_step(evidence)}: all have joined {named}, and {words.ranks(inside)} "
+        f"{words.verb(inside, 'is', 'are')} not through it; if that lasts, look at the network and the devices"
+    )
+    return Diagnosis("all joined", [], verdict, [f"rank {inside[0]} called {words.call(entry, evidence.dumps[inside[0]])}"])
+
+
+def _elsewhere(evidence: Evidence) -> Diagnosis | None:
+    """By the stacks, where the records lead nowhere: gloo records neither sends nor receives, which pipelines wait in."""
+    inside = [rank for rank in evidence.dumps if evidence.held(rank)]
+    outside = [rank for rank in evidence.dumps if rank not in inside]
+    if not inside or not outside or evidence.late:
+        return None
+    verdict = (
+        f"{words.ranks(outside)} {words.verb(outside, 'is', 'are')} elsewhere{in_step(evidence)}: "
+        f"{places(evidence, outside)}; {words.ranks(inside)} {words.verb(inside, 'waits', 'wait')} for others"
+    )
+    details = [waiting(wait) for wait in evidence.waits]
+    details += [f"rank {rank}: {words.main_calls(evidence.dumps[rank])}" for rank in inside]
+    return Diagnosis("elsewhere", outside, verdict, details)
+
+
+def _not_recorded(evidence: Evidence) -> Diagnosis | None:
+    """All wait, and not all of them in what is recorded."""
+    if not evidence.waits:
+        return None
+    waits = "; ".join(waiting(wait) for wait in evidence.waits)
+    verdict = f"which rank holds the others up is not recorded{in_step(evidence)}: {waits}"
+    details = [f"rank {rank}: {words.main_calls(dump)}" for rank, dump in evidence.dumps.items() if dump.main_stack]
+    return Diagnosis("not recorded", [], verdict, details)
+
+
+def _background(evidence: Evidence) -> Diagnosis | None:
+    """Work beside training may just be slow, such as writing a checkpoint."""
+    waits = evidence.background_waits
+    if not waits:
+        return None
+    verdict = (
+        f"no rank waits for another in training{in_step(evidence)}; beside it {waiting(waits[0])}, "
+        f"for {waited(evidence, waits[0])} so far"
+    )
+    awaited = sorted({rank for wait in waits for rank in wait.behind})
+    details = [called(evidence, waits[0])]
+    for dump in (evidence.dumps[rank] for rank in awaited):
+        beside = [thread for thread in dump.threads if not thread.main]
+        details += [f"rank {dump.rank}'s thread {thread.name} is {place(dump.stacks[thread.stack])}" for thread in beside]
+    return Diagnosis("background", [], verdict, details)
+
+
+def _nothing(evidence: Evidence) -> Diagnosis:
+    return Diagnosis("nothing", [], f"no rank waits for another{in_step(evidence)}", [])

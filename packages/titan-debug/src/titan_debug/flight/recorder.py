@@ -185,4 +185,4 @@ class FlightRecorder:
             log.warning("%s", dumped)
         if verdict:
             log.warning("%s", verdict)
-        run.tell(Finding("hang", f"{why}: {verdict}" if verdict else why, step))
+        run.report(Finding("hang", f"{why}: {verdict}" if verdict else why, step))

@@ -56,7 +56,7 @@ class NanLocator:
         message = f"step {update.step}: {self._locate(run, update)}"
         if run.world.rank == 0:
             log.warning("%s", message)
-            run.tell(Finding("not finite", message, update.step))
+            run.report(Finding("not finite", message, update.step))
 
     def _locate(self, run: RunStart, update: PendingUpdate) -> str:
         calls: list[str] = []

@@ -111,4 +111,4 @@ class LossSpikes(LateReports):
         run = self._run
         if run is not None and run.world.rank == 0:
             log.warning("step %d: %s", step, message)
-            run.tell(Finding("loss spike", message, step))
+            run.report(Finding("loss spike", message, step))

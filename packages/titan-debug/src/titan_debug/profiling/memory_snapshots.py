@@ -95,7 +95,7 @@ class MemorySnapshots:
             return
         log.info("wrote memory snapshot %s", path)
         if run.world.rank == 0:
-            run.tell(Finding("memory snapshot", f"{path}", self._step))
+            run.report(Finding("memory snapshot", f"{path}", self._step))
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -158,7 +158,7 @@ class Profiler:
         self._written = True
         log.info("wrote trace %s", path)
         if run.world.rank == 0:
-            run.tell(Finding("trace", f"{path}", step))
+            run.report(Finding("trace", f"{path}", step))
 
 
 def _export(profiler: profile, target: Path) -> None:

@@ -82,7 +82,7 @@ class StatisticsRecorder:
         if self._file is None:
             self._file = LineFile(Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank))
         if self._file.append(record) and asked and run.world.rank == 0:
-            run.tell(Finding("statistics", f"of modules and gradients, as requested, in {self._folder}", update.step))
+            run.report(Finding("statistics", f"of modules and gradients, as requested, in {self._folder}", update.step))
 
     @hookimpl
     def titan_train_end(self) -> None:

@@ -38,7 +38,7 @@ class LateReports(ABC):
             self._look(*before)
 
     @hookimpl
-    def titan_settle(self, step: int) -> None:
+    def titan_flush(self, step: int) -> None:
         """Look at the step that was not looked at yet."""
         before, self._waiting = self._waiting, None
         if before is not None:
@@ -52,6 +52,6 @@ class LateReports(ABC):
 def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
     """Whether loss and gradient norm are numbers, on all ranks; to be called by all of them."""
     finite = math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
-    if world.plan.copies > 1:  # each copy of the weights has a gradient norm of its own
+    if world.plan.diverging_replicas > 1:  # each copy of the weights has a gradient norm of its own
         return not world.max(torch.tensor(int(not finite))).item()
     return finite
