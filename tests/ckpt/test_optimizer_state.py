@@ -115,7 +115,7 @@ def test_a_tensor_of_a_kind_that_is_not_known_is_refused_by_name() -> None:
 class _World:
     """Another rank that has what this one has, but for one value."""
 
-    size, copy = 2, 0
+    size, replica = 2, 0
 
     def __init__(self, change: Any) -> None:
         self.change = change

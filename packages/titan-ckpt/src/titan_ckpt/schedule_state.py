@@ -8,10 +8,9 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from titan_ckpt.plain_values import Unsaveable, decode, encode, require_alike
+from titan_ckpt.torch_private import GROUP_KEYS, INNER_SCHEDULES, read_rates_from_groups
 from titan_core.api.world import World
 
-_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
-"""Made from the groups' own values, which are restored with them."""
 NAME = "lr_scheduler"
 
 
@@ -47,7 +46,7 @@ def restore_schedule(scheduler: LRScheduler, saved: Mapping[str, Any], recompute
         scheduler.last_epoch -= 1
         scheduler.step()
     else:
-        scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+        read_rates_from_groups(scheduler)
 
 
 def _without_groups(state: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -55,9 +54,9 @@ def _without_groups(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     for key, value in state.items():
         if key == "lr_lambdas" and any(value):
             raise Unsaveable(f"{name}.{key}", "has state of its own: keep it in the scheduler, or in the groups")
-        if key in _BY_GROUP:
+        if key in GROUP_KEYS:
             continue
-        if key == "_schedulers":
+        if key == INNER_SCHEDULES:
             value = [_without_groups(one, f"{name}.{key}.{number}") for number, one in enumerate(value)]
         kept[key] = value
     return kept
@@ -66,9 +65,9 @@ def _without_groups(state: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _merged(present: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """``saved``, with what :func:`_without_groups` left out as it is at present."""
     merged = {**present, **saved}
-    inner, kept = present.get("_schedulers"), saved.get("_schedulers")
+    inner, kept = present.get(INNER_SCHEDULES), saved.get(INNER_SCHEDULES)
     if inner and kept:
         if len(inner) != len(kept):
             raise ValueError(f"it has {len(inner)} schedules here, and {len(kept)} there")
-        merged["_schedulers"] = [_merged(one, other) for one, other in zip(inner, kept, strict=True)]
+        merged[INNER_SCHEDULES] = [_merged(one, other) for one, other in zip(inner, kept, strict=True)]
     return merged

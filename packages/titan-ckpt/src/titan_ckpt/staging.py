@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from titan_ckpt.torch_private import with_local_tensor
+
 
 class Staging:
     """Keeps its memory from one checkpoint to the next. (torch's ``DefaultStager`` cannot copy a DTensor in 2.11.)"""
@@ -32,5 +34,4 @@ class Staging:
             copy = torch.empty_like(local, device="cpu", memory_format=torch.contiguous_format, pin_memory=self._pinned)
             self._copies[name] = copy
         copy.copy_(local, non_blocking=self._pinned)
-        # Its place in the whole is the original's; the constructor is private, the same in torch 2.11 to 2.15.
-        return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+        return with_local_tensor(tensor, copy) if isinstance(tensor, DTensor) else copy
