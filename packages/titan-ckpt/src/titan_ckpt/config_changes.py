@@ -25,7 +25,7 @@ class ConfigChange:
     before: Any
     now: Any
     decisive: bool
-    """Whether the key affects what is trained, and so is not in :attr:`~titan_core.api.section.Section.may_change`."""
+    """Whether the change may affect what is trained (see :attr:`~titan_core.api.section.Section.may_change`)."""
 
     def __str__(self) -> str:
         return f"{self.key}: {show(self.before)} -> {show(self.now)}"

@@ -67,7 +67,7 @@ def run(context: CommandContext) -> int:
             partial.rename(target)
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
-            raise UserError.one(str(target), why, "free space, or choose another location") from error
+            raise UserError.one(str(target), why, "make space, or choose another location") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {target}")

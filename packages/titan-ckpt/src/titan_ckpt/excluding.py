@@ -20,10 +20,10 @@ def require_patterns_match(job: Job, patterns: Sequence[str], names: Iterable[st
     known = list(names)
     unmatched = [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in known)]
     if unmatched:
-        example = f"an example of a name is {known[0]!r}" if known else "remove the pattern: there are no tensors"
+        fix = f"use names such as {known[0]!r}" if known else "remove the pattern: there are no tensors"
         raise UserError(
             *(
-                Problem(job.config.where(KEY, pattern), f"matches nothing in {place} or in this job", example)
+                Problem(job.config.where(KEY, pattern), f"matches nothing in {place} or in this job", fix)
                 for pattern in unmatched
             )
         )

@@ -98,9 +98,9 @@ def _open(
         ) from None
     # max_seq_len does not affect weights.
     differences = [
-        f"{key} is {value!r} in its {CONFIG_OF[kind]} and {mine!r} in this job"
-        for (key, value), (_, mine) in zip(theirs, args, strict=True)
-        if value != mine and key != "max_seq_len"
+        f"{key} is {value!r} in its {CONFIG_OF[kind]} and {wanted_value!r} in this job"
+        for (key, value), (_, wanted_value) in zip(theirs, args, strict=True)
+        if value != wanted_value and key != "max_seq_len"
     ]
     if differences:
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")

@@ -28,13 +28,13 @@ def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any],
     """Return the contents of ``config.json``. If the run started from Hugging Face weights, the entries of their
     ``config.json`` are kept as far as they still describe the model."""
     assert form.from_args is not None
-    mine = form.from_args.load()(args)
-    theirs = about.get("hf", {}).get("config", {})
-    plain = {key: value for key, value in theirs.items() if not isinstance(value, dict)}
-    candidates = (theirs, {**theirs, **mine}, {**plain, **mine})
-    config = next((candidate for candidate in candidates if _describes(form, candidate, args)), mine)
+    current = form.from_args.load()(args)
+    original = about.get("hf", {}).get("config", {})
+    plain = {key: value for key, value in original.items() if not isinstance(value, dict)}
+    candidates = (original, {**original, **current}, {**plain, **current})
+    config = next((candidate for candidate in candidates if _describes(form, candidate, args)), current)
     config = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")}
-    return with_token_ids({**config, "dtype" if "dtype" in theirs else "torch_dtype": dtype}, about)
+    return with_token_ids({**config, "dtype" if "dtype" in original else "torch_dtype": dtype}, about)
 
 
 def export_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:

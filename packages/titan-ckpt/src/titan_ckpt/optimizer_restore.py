@@ -30,6 +30,7 @@ class OptimizerPlan:
     states: dict[nn.Parameter, dict[str, Any]] = field(default_factory=dict)
     """State of each parameter, which refers to the tensors above."""
     own: dict[str, Any] = field(default_factory=dict)
+    """State that belongs to no parameter (:attr:`~titan_ckpt.optimizer_state.OptimizerState.own`)."""
     excluded: set[str] = field(default_factory=set)
     """Names of parameters whose state is not restored."""
     problems: list[str] = field(default_factory=list)
@@ -128,7 +129,7 @@ def restore_groups(
         Differences that are not accepted. If there are any, the groups are restored only in part.
     """
     problems: list[str] = []
-    for group, mine in zip(optimizer.param_groups, built, strict=True):
+    for group, current in zip(optimizer.param_groups, built, strict=True):
         wanted = [names[parameter] for parameter in group["params"] if names[parameter] not in excluded]
         sources = _unique(saved["groups"][saved["group_of"][name]] for name in wanted)
         for key in dict.fromkeys(key for source in sources for key in source["now"]):
@@ -136,12 +137,12 @@ def restore_groups(
                 continue
             before = _unique(source["built"].get(key) for source in sources)
             now = _unique(source["now"].get(key) for source in sources)
-            if before == [mine.get(key)] and len(now) == 1:
+            if before == [current.get(key)] and len(now) == 1:
                 _set(group, key, decode(now[0]))
             elif not accepts(key):
-                values = " and ".join(map(repr, before if before != [mine.get(key)] else now))
+                values = " and ".join(map(repr, before if before != [current.get(key)] else now))
                 where = f"{OPTIMIZER}.groups.{key} of {wanted[0]}"
-                problems.append(f"{where} is {values} in the checkpoint and {mine.get(key)!r} in this job")
+                problems.append(f"{where} is {values} in the checkpoint and {current.get(key)!r} in this job")
     return problems
 
 

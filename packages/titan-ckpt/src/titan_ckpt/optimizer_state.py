@@ -90,39 +90,39 @@ def group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def state_of_all(mine: OptimizerState, world: World) -> dict[str, Any]:
+def state_of_all(own_state: OptimizerState, world: World) -> dict[str, Any]:
     """Merge the state of the optimizers of all ranks, without the tensors, for the manifest. Collective.
 
     Raises:
         Unsaveable: ranks that share a parameter have different values for it.
     """
     plain: dict[str, Any] = {
-        "parameters": mine.parameters,
-        "groups": mine.groups,
-        "group_of": mine.group_of,
-        "own": mine.own,
+        "parameters": own_state.parameters,
+        "groups": own_state.groups,
+        "group_of": own_state.group_of,
+        "own": own_state.own,
     }
     if world.size == 1:
         return plain
-    replicas = digests_of(mine.replicas)
+    replicas = digests_of(own_state.replicas)
     text = json.dumps([plain, replicas], sort_keys=True)
     if len(set(world.gather(hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return plain  # the usual case, unless pipeline stages hold different parameters; avoids gathering the state
-    together: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": mine.own}
+    merged: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": own_state.own}
     digests: dict[str, Any] = {}
     # Each diverging replica saves its own tensors, so only digests of the same replica must be equal.
     named = {replica_prefix(world) + name: digest for name, digest in replicas.items()}
     for other, other_digests in world.gather((plain, named)):
         _join(digests, other_digests, "")
-        _join(together["parameters"], other["parameters"], f"{OPTIMIZER}.")
-        _join({"": together["own"]}, {"": other["own"]}, OWN)
+        _join(merged["parameters"], other["parameters"], f"{OPTIMIZER}.")
+        _join({"": merged["own"]}, {"": other["own"]}, OWN)
         numbers = []
         for group in other["groups"]:
-            if group not in together["groups"]:
-                together["groups"].append(group)
-            numbers.append(together["groups"].index(group))
-        _join(together["group_of"], {name: numbers[old] for name, old in other["group_of"].items()}, "the group of ")
-    return together
+            if group not in merged["groups"]:
+                merged["groups"].append(group)
+            numbers.append(merged["groups"].index(group))
+        _join(merged["group_of"], {name: numbers[old] for name, old in other["group_of"].items()}, "the group of ")
+    return merged
 
 
 def _join(merged: dict[str, Any], more: dict[str, Any], prefix: str) -> None:

@@ -32,9 +32,8 @@ def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
     groups: list[ParamGroup] = []
     copies: dict[nn.Parameter, str] = {}
     for group in param_groups(trained_parameters(context.state.parts), section):
-        smallest: dict[
-            tuple[ParameterRole, int], TrainedParameter
-        ] = {}  # the optimizer may keep different state for each kind
+        # The optimizer may keep different state for each role and number of dimensions.
+        smallest: dict[tuple[ParameterRole, int], TrainedParameter] = {}
         for parameter in group.parameters:
             kind = parameter.role, parameter.tensor.dim()
             known = smallest.get(kind)

@@ -143,7 +143,7 @@ def _start_from(
     problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)
     if problem:
         where = context.job.config.where("checkpoint.initial_load_path", path)
-        raise UserError.one(where, problem, "name the folder of a checkpoint, such as .../checkpoint/step-1000")
+        raise UserError.one(where, problem, "set it to the folder of a checkpoint, such as .../checkpoint/step-1000")
     return _inherited(found)
 
 
@@ -316,12 +316,12 @@ def _require_same_replicas(
     Raises:
         UserError: the numbers differ, or the weights of the replicas do; on every rank.
     """
-    here, there = context.world.plan.diverging_replicas, manifest.diverging_replicas
-    if here == there:
+    wanted, saved = context.world.plan.diverging_replicas, manifest.diverging_replicas
+    if wanted == saved:
         return
     if not weights_only:
-        why = f"it contains {there} diverging replicas of the model, but this job trains {here}"
-        fix = f"resume with {there}, or start a new run from the weights with checkpoint.initial_load_path"
+        why = f"it contains {saved} diverging replicas of the model, but this job trains {wanted}"
+        fix = f"resume with {saved}, or start a new run from the weights with checkpoint.initial_load_path"
         raise UserError.one(str(folder), why, fix)
     context.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 
@@ -363,27 +363,29 @@ def _require_same_tensors(
     Raises:
         UserError: tensors differ; on every rank. The message names the first few.
     """
-    ours: dict[str, tuple[tuple[int, ...], str]] = {}
+    in_job: dict[str, tuple[tuple[int, ...], str]] = {}
     described = {name: (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
-    for of_rank in context.world.gather(described):
-        ours |= of_rank
+    for on_rank in context.world.gather(described):
+        in_job |= on_rank
     differences = []
-    for name, (shape, dtype) in ours.items():
-        there = manifest.tensors.get(name)
-        if there is None:
+    for name, (shape, dtype) in in_job.items():
+        stored = manifest.tensors.get(name)
+        if stored is None:
             differences.append(f"{name} is not in the checkpoint")
-        elif there.shape != shape:
-            differences.append(f"{name} has shape {list(there.shape)} in the checkpoint and {list(shape)} in this job")
-        elif there.dtype != dtype and (exact or not converts_exactly(there.dtype, dtype)):
-            differences.append(f"{name} is {there.dtype} in the checkpoint and {dtype} in this job")
+        elif stored.shape != shape:
+            differences.append(f"{name} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in this job")
+        elif stored.dtype != dtype and (exact or not converts_exactly(stored.dtype, dtype)):
+            differences.append(f"{name} is {stored.dtype} in the checkpoint and {dtype} in this job")
     prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
-    theirs = (name for name in manifest.tensors if name.startswith(prefixes))
-    differences += [f"{name} is not in this job" for name in theirs if name not in ours and not matches(name, excluded)]
+    saved_names = (name for name in manifest.tensors if name.startswith(prefixes))
+    differences += [
+        f"{name} is not in this job" for name in saved_names if name not in in_job and not matches(name, excluded)
+    ]
     if differences:
         model = manifest.about.get("model", "another model")
         raise UserError.one(
             str(folder),
-            f"it is a checkpoint of {model}, but this job trains {context.job.name}: {_shown(differences)}",
-            "train that model, set checkpoint.folder to another location, or exclude these tensors with "
+            f"it is a checkpoint of {model}, and does not match this job ({context.job.name}): {_shown(differences)}",
+            "train the saved model, set checkpoint.folder to another location, or exclude these tensors with "
             "checkpoint.exclude_from_loading",
         )

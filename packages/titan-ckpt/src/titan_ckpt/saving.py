@@ -246,7 +246,7 @@ class Saving:
         newest = "there is no checkpoint yet" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
         if last:
-            raise UserError.one(str(step_folder(self._folder, step)), why, f"{newest}: free space and start the job again")
+            raise UserError.one(str(step_folder(self._folder, step)), why, f"make space and start the job again ({newest})")
         log.error("checkpoint of step %d %s; training continues; %s", step, why, newest)
 
     def close(self) -> None:
