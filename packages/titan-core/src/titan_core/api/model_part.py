@@ -112,8 +112,9 @@ class ModelPart:
         for name, source in self.layout.tied.items():
             owner, _, leaf = name.rpartition(".")
             from_module, _, parameter = source.rpartition(".")
-            # Not by attribute: modules may compute with their own share of a parameter (titan_parallel.local_parameters).
-            setattr(self.module.get_submodule(owner), leaf, self.module.get_submodule(from_module)._parameters[parameter])
+            # Not getattr(): within a module's forward, its attributes may be this rank's shares of its parameters.
+            parameters = self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False)
+            setattr(self.module.get_submodule(owner), leaf, dict(parameters)[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
         """The repeated blocks that this part has, by fully qualified name, in order."""
