@@ -15,7 +15,7 @@ CHILD = """
 import sys, time
 from titan_core.api import processes as parent_process
 if sys.argv[1] == "watched":
-    parent_process._ask_kernel, parent_process._POLL_SECONDS = (lambda: False), 0.01
+    parent_process._request_death_signal, parent_process._POLL_SECONDS = (lambda: False), 0.01
 parent_process.end_with_parent()
 print(parent_process.PARENT in parent_process.os.environ, flush=True)
 time.sleep(600)
@@ -50,7 +50,7 @@ def test_ranks_of_torchrun_end_with_it_and_a_process_of_a_person_does_not(launch
     script = """
 from titan_core.api import processes as parent_process
 asked = []
-parent_process._ask_kernel = lambda: asked.append(1) or True
+parent_process._request_death_signal = lambda: asked.append(1) or True
 parent_process.end_with_parent()
 print(bool(asked))
 """

@@ -125,7 +125,7 @@ def test_a_share_of_the_global_batch_gets_its_share_of_the_mask() -> None:
         assert torch.equal(module(ones[:, :, :6]) != 0, whole[[5, 2], :, 6:])
         assert torch.equal(module(ones[:, :, :6].view(2, 8, 2, 3)).flatten(2) != 0, whole[[5, 2], :, 6:])
         assert torch.equal(module(ones) != 0, whole[[5, 2]])
-    with pytest.raises(ValueError, match=r"'blocks\.0\.dropout' of the model is divided already"):
+    with pytest.raises(ValueError, match=r"'blocks\.0\.dropout' of the model is already sharded"):
         module.divide(0, 2)
 
 
@@ -240,28 +240,28 @@ def divided() -> nn.Module:
             lambda: named(Dropout(0.5)),
             None,
             (2, 4, 6),
-            r"module 'blocks\.0\.dropout' of the model: .* no microbatch is entered",
+            r"module 'blocks\.0\.dropout' of the model: draws outside a microbatch",
         ),
         (lambda: Dropout(0.5), microbatch(torch.arange(2), 4), (2, 4, 6), "after the core had named its modules"),
-        (lambda: named(Dropout(0.5)), anonymous_batch(), (2, 4, 6), "does not say which sequences .*set Batch.rows"),
+        (lambda: named(Dropout(0.5)), anonymous_batch(), (2, 4, 6), "a batch that has no row indices; set Batch.rows"),
         (
             lambda: named(Dropout(0.5)),
             microbatch(torch.arange(2), 4),
             (2, 4),
-            r"\[2, 4, features\.\.\.\].* called with \[2, 4\]",
+            r"expects a tensor of shape \[2, 4, features\.\.\.\], not \[2, 4\]",
         ),
-        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (2, 3, 6), r"called with \[2, 3, 6\]"),
-        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (8, 6), r"called with \[8, 6\]"),
+        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (2, 3, 6), r"not \[2, 3, 6\]"),
+        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (8, 6), r"not \[8, 6\]"),
         (divided, microbatch(torch.arange(2), 4), (2, 3, 12), r"\[2, 4, features\.\.\.\] or \[2, 2, features\.\.\.\]"),
         (
             divided,
             microbatch(torch.arange(2), 4),
             (2, 4, 7),
-            "12 features of a token or 6 of them, and it was called with 7",
+            "expects 12 features per token, or this rank's share of 6, not 7",
         ),
     ],
 )
-def test_what_has_no_place_is_refused(
+def test_a_tensor_without_a_place_in_the_global_batch_is_refused(
     make: Callable[[], nn.Module], where: Microbatch | None, shape: tuple[int, ...], message: str
 ) -> None:
     with entered(where), pytest.raises(UserError, match=message):
