@@ -19,11 +19,11 @@ def test_an_object_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "not JSON: "),
-        (b'{"a": ', "not JSON: "),
-        (b"\xff\xfe{}", "not JSON: "),
-        (b"[" * 100_000, "not JSON: "),
-        (b"[1]", "a JSON list, not an object"),
+        (b"", "is not JSON: "),
+        (b'{"a": ', "is not JSON: "),
+        (b"\xff\xfe{}", "is not JSON: "),
+        (b"[" * 100_000, "is not JSON: "),
+        (b"[1]", "contains a JSON list, not an object"),
         (b"null", "a JSON NoneType, not an object"),
     ],
 )

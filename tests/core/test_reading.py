@@ -52,7 +52,7 @@ def test_transient_errors_are_tried_again(caplog: pytest.LogCaptureFixture) -> N
     shard = Failing({2: ConnectionResetError("peer"), 3: TimeoutError(), 6: OSError(5, "Input/output error")})
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
     assert list(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
-    assert "ConnectionResetError: peer; trying again" in caplog.text
+    assert "ConnectionResetError: peer; retrying" in caplog.text
 
 
 def test_transient_errors_within_a_shuffled_buffer_are_tried_again() -> None:
@@ -87,7 +87,7 @@ def test_other_errors_are_not(error: Exception) -> None:
 
 def test_a_source_that_stays_unreadable_is_one_clear_error() -> None:
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
-    with pytest.raises(UserError, match="dataset 'letters': cannot be read, after 2 retries: TimeoutError: slow"):
+    with pytest.raises(UserError, match="dataset 'letters': cannot be read after 2 retries: TimeoutError: slow"):
         reader.next(Failing({number: TimeoutError("slow") for number in (1, 2, 3)}))
 
 
@@ -100,7 +100,7 @@ def test_corrupt_records_are_counted_and_skipped_or_end_the_job(workers: int) ->
     assert step is not None
     assert step.corrupt == 2
     (strict,) = loaders_of(stream(letters("3,!,5,!,2,9,4,4,7,7"), plan=plan(1, global_size=2, shards=2)), workers=workers)
-    with pytest.raises(UserError, match=r"letters:[13]: no letters; .*leave such records out with data.on_corrupt"):
+    with pytest.raises(UserError, match=r"letters:[13]: no letters; .*skip such records: set data.on_corrupt"):
         list(iter(strict.next_step, None))
     close([loader], [strict])
 
@@ -136,7 +136,7 @@ def test_empty_documents_are_left_out_and_counted(workers: int, caplog: pytest.L
     assert (256, 257) not in set(itertools.pairwise(seen))
     assert 2 <= step.empty <= 4
     if not workers:  # whose log is theirs
-        assert "dataset 'letters': documents without text are left out; so far 1" in caplog.text
+        assert "dataset 'letters': skipping documents without text; 1 so far" in caplog.text
 
 
 @pytest.mark.parametrize("on_end", ["repeat", "stop"])
@@ -180,7 +180,7 @@ def test_each_retry_waits_twice_as_long_and_there_are_so_many(times: int, waits:
 
     reader.stopped = Stopped()
     if waits is None:
-        with pytest.raises(UserError, match="cannot be read, after 3 retries: OSError: the network is away"):
+        with pytest.raises(UserError, match="cannot be read after 3 retries: OSError: the network is away"):
             reader.next(Broken(times))  # type: ignore[arg-type]
         assert waited == [3.0, 6.0, 12.0]
     else:
