@@ -1,4 +1,4 @@
-"""Every use that titan-core makes of private torch API, so that a torch upgrade changes one file. Checked with torch 2.11 to 2.15.
+"""All uses of private torch API in titan-core, checked with torch 2.11 to 2.15. A torch upgrade changes only this file.
 
 * ``DeviceMesh._concatenate``, ``DeviceMesh._flatten``, ``DeviceMesh._unflatten``: torch can reshape and join meshes that
   share their process groups only through these methods.

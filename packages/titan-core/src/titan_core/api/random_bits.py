@@ -64,7 +64,7 @@ def element_bits(words: Words) -> Tensor:
     """Return 31 random bits for each element, int32 ``[tokens, features]``."""
     one, other, features = words
     bits = (one ^ features) * _MULTIPLIERS[0]
-        # An arithmetic shift merges each word with its complement; the addition separates them again.
+    # An arithmetic shift merges each word with its complement; the addition separates them again.
     bits = ((bits ^ (bits >> 15)) + other) * _MULTIPLIERS[1]
     bits = (bits ^ ((bits >> 14) & 0x3FFFF)) * _MULTIPLIERS[2]
     return bits & 0x7FFFFFFF
