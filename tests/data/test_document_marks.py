@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[object, str]] = {
     "empty": ("", "is not JSON: "),
     "nested": ("[" * 100_000, "is not JSON: "),
     "list": ([1], "contains a JSON list, not an object"),
-    "null": ("null", "a JSON NoneType, not an object"),
+    "null": ("null", "contains a JSON NoneType, not an object"),
     "number": ({"bos_token": 5}, "bos_token is 5, not a token"),
     "flag": ({"eos_token": True}, "eos_token is true, not a token"),
     "tokens": ({"eos_token": ["</s>"]}, r'eos_token is \["</s>"\], not a token'),

@@ -81,12 +81,12 @@ class TrainingSection(Section):
     """File, folder or glob of the dataset's files, or a hub name (optionally "name:config")."""
     dataset_split: str | None = None
     """Split to train on, if the dataset has several; "all" reads every file, whatever its split. Default: "train"; a folder
-    with several splits is refused if it is unclear which one that is."""
+    with several splits is refused if none of them is clearly that one."""
     steps: Steps = Field(default=1000, gt=0)
     """Number of optimizer steps."""
     stop_at_step: Steps | None = Field(default=None, ge=0)
-    """End the job after this step, as if to resume it later: save a checkpoint if checkpoints are enabled, and keep the
-    learning-rate schedule of all steps. 0 trains nothing: the checkpoint holds the initial weights."""
+    """End the job after this step like an interrupted run: save a checkpoint if checkpoints are enabled, and follow the
+    learning-rate schedule of all steps until then. 0 trains nothing: the checkpoint holds the initial weights."""
     seq_len: Tokens = Field(default=2048, gt=0)
     """Sequence length, in tokens."""
     local_batch_size: LocalSequences = Field(default=8, gt=0)
