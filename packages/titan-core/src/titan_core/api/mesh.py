@@ -159,7 +159,7 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
             if name not in known:
                 raise UserError.one(where, f"borrows {name!r}, which is not a mesh dimension", fix)
             if not known[name].sees_other_data:
-                why = f"borrows {name!r}, whose ranks do not hold the same weights and see different tokens"
+                why = f"borrows {name!r}, whose ranks see the same tokens or train diverging replicas"
                 raise UserError.one(where, why, fix)
         if len({known[name].data_parallel for name in view.borrows}) != 1 or known[view.borrows[0]].data_parallel == "own":
             why = f"borrows {' and '.join(view.borrows)}, which data parallelism does not handle in the same way"
