@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.mesh import MeshPlan, MeshView
+from titan_core.api.torch_private import concatenate_meshes, flatten_mesh, unflatten_mesh
 
 
 class JobMesh:
@@ -42,7 +43,7 @@ class JobMesh:
         """One dimension or view, or several as a mesh of as many dimensions (``mesh["ep", "tp"]``)."""
         if isinstance(names, str):
             return self._dims[names]
-        return DeviceMesh._concatenate([self._dims[name] for name in names])
+        return concatenate_meshes([self._dims[name] for name in names])
 
     def __contains__(self, name: object) -> bool:
         return name in self._dims
@@ -65,8 +66,7 @@ class JobMesh:
         borrowed = self._joined(view.borrows)
         degree = self._plan.view_degrees[view.name]
         sizes, names = (borrowed.size() // degree, degree), (view.remainder, view.name)
-        # Flattening, unflattening and joining meshes is private still; the same in torch 2.11 to 2.15.
-        folded = borrowed._unflatten(0, sizes, names)
+        folded = unflatten_mesh(borrowed, sizes, names)
         self._dims |= {name: folded[name] for name in names}
 
     def _data_mesh(self, view: MeshView | None) -> DeviceMesh:
@@ -80,7 +80,7 @@ class JobMesh:
         shard = self._joined(groups["shard"])
         if not any(name in self._dims for name in groups["replicate"]):
             return shard
-        return DeviceMesh._concatenate([self._joined(groups["replicate"]), shard])
+        return concatenate_meshes([self._joined(groups["replicate"]), shard])
 
     def _joined(self, names: Sequence[str]) -> DeviceMesh:
         """A mesh of one dimension of the ranks of several, leaving out what is not there."""
@@ -89,5 +89,5 @@ class JobMesh:
             return self._dims[present[0]]
         joint = "_".join(present)
         if joint not in self._joints:
-            self._joints[joint] = DeviceMesh._concatenate([self._dims[name] for name in present])._flatten(joint)
+            self._joints[joint] = flatten_mesh(concatenate_meshes([self._dims[name] for name in present]), joint)
         return self._joints[joint]

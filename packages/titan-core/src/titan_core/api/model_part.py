@@ -113,7 +113,8 @@ class ModelPart:
             owner, _, leaf = name.rpartition(".")
             from_module, _, parameter = source.rpartition(".")
             # Not by attribute: modules may compute with their own share of a parameter (titan_parallel.local_parameters).
-            setattr(self.module.get_submodule(owner), leaf, self.module.get_submodule(from_module)._parameters[parameter])
+            sources = dict(self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False))
+            setattr(self.module.get_submodule(owner), leaf, sources[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
         """The repeated blocks that this part has, by fully qualified name, in order."""
