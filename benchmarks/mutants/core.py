@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant("words-of-the-next-counter", "core/model/random_values.py", "counters = (starts // 4)[:, None]", "counters = (starts // 4 + 1)[:, None]", (MODEL + "::test_each_element_has_the_random_word_of_its_index",)),
     Mutant("nine-rounds", "core/model/philox.py", "_ROUNDS = 10", "_ROUNDS = 9", (VALUES,)),
     Mutant("buffers-not-computed", "core/model/materialise.py", "            buffer.copy_(compute())\n", "            buffer.zero_()\n", (ORACLE,)),
-    Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), tuple(offset)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
+    Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), global_offset(tensor)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
     Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),
     # -- observation
     Mutant("observers-draw", "core/api/tools/random_state.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),

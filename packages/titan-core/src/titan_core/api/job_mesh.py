@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.mesh import MeshPlan, MeshView
-from titan_core.torch_private import concatenated, flattened, unflattened
+from titan_core.api.torch_private import concatenate_meshes, flatten_mesh, unflatten_mesh
 
 
 class JobMesh:
@@ -43,7 +43,7 @@ class JobMesh:
         """Return one dimension or view, or several of them as a multi-dimensional mesh (``mesh["ep", "tp"]``)."""
         if isinstance(names, str):
             return self._dims[names]
-        return concatenated([self._dims[name] for name in names])
+        return concatenate_meshes([self._dims[name] for name in names])
 
     def __contains__(self, name: object) -> bool:
         return name in self._dims
@@ -66,7 +66,7 @@ class JobMesh:
         borrowed = self._joined(view.borrows)
         degree = self._plan.view_degrees[view.name]
         sizes, names = (borrowed.size() // degree, degree), (view.remainder, view.name)
-        folded = unflattened(borrowed, sizes, names)
+        folded = unflatten_mesh(borrowed, sizes, names)
         self._dims |= {name: folded[name] for name in names}
 
     def _data_mesh(self, view: MeshView | None) -> DeviceMesh:
@@ -80,7 +80,7 @@ class JobMesh:
         shard = self._joined(groups["shard"])
         if not any(name in self._dims for name in groups["replicate"]):
             return shard
-        return concatenated([self._joined(groups["replicate"]), shard])
+        return concatenate_meshes([self._joined(groups["replicate"]), shard])
 
     def _joined(self, names: Sequence[str]) -> DeviceMesh:
         """Return a one-dimensional mesh of several dimensions, without those that the job does not have."""
@@ -89,5 +89,5 @@ class JobMesh:
             return self._dims[present[0]]
         joint = "_".join(present)
         if joint not in self._joints:
-            self._joints[joint] = flattened(concatenated([self._dims[name] for name in present]), joint)
+            self._joints[joint] = flatten_mesh(concatenate_meshes([self._dims[name] for name in present]), joint)
         return self._joints[joint]

@@ -114,8 +114,8 @@ class ModelPart:
             owner, _, leaf = name.rpartition(".")
             from_module, _, parameter = source.rpartition(".")
             # Not getattr(): within a module's forward, its attributes may be this rank's shares of its parameters.
-            parameters = self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False)
-            setattr(self.module.get_submodule(owner), leaf, dict(parameters)[parameter])
+            sources = dict(self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False))
+            setattr(self.module.get_submodule(owner), leaf, sources[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
         """Return the repeated blocks that this part has, by fully qualified name, in order."""
