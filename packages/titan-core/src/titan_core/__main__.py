@@ -1,4 +1,4 @@
-"""The command ``titan``, also available as ``python -m titan_core`` for launchers that run a module."""
+"""The ``titan`` command, also ``python -m titan_core`` for launchers that start a module."""
 
 import contextlib
 import gc
@@ -8,8 +8,11 @@ import threading
 
 
 def main() -> int:
-    """Run the command line. Garbage collection is disabled during imports, where it would find nothing and take a tenth of
-    the start-up time; :func:`titan_core.cli.main.main` enables it before a command runs."""
+    """Run the command line.
+
+    Imports run without the garbage collector, which would find nothing and take a tenth of the start-up time;
+    :func:`titan_core.cli.main.main` enables it before a command runs.
+    """
     gc.disable()
     try:
         from titan_core.cli.main import main as run
@@ -23,10 +26,10 @@ def main() -> int:
 
 
 def _leave_at_interrupt() -> None:
-    """Let an interrupt end the process directly from now on, without the traceback of a finalising interpreter."""
+    """Let an interrupt end the process at once. The command is done, and Python would print a traceback while it exits."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
-    with contextlib.suppress(OSError):  # the interpreter itself reports unwritable output
+    with contextlib.suppress(OSError):  # the interpreter reports a failed write when it exits
         sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

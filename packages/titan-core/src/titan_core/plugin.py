@@ -1,4 +1,4 @@
-"""The components of titan-core itself, registered like those of a third party."""
+"""titan-core's own components, registered through the same hooks as a third party's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def titan_metric_loggers() -> list[MetricLogger]:
     return [
         MetricLogger(
             name="console",
-            summary="log lines and a progress bar",
+            summary="lines and a progress bar",
             build=Ref("titan_core.runlog.console:ConsoleLog"),
             active=lambda context: True,
         ),
@@ -94,7 +94,7 @@ def titan_debuggers() -> list[Debugger]:
     return [
         Debugger(
             name="finite_guard",
-            summary="stops the run or skips the update if the loss or the gradient norm is not finite",
+            summary="stops the run, or skips the update, when the loss or gradient norm is not finite",
             config=TrainingSection,
             build=Ref("titan_core.train.finite_guard:FiniteGuard"),
             active=lambda context: context.section.on_nan != "ignore",
@@ -116,7 +116,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="plugins",
-            summary="list installed plugins, including broken ones",
+            summary="list installed and broken plugins",
             arguments=Ref("titan_core.api.tools.arguments:json_argument"),
             run=Ref("titan_core.cli.plugins:run"),
         ),
@@ -135,7 +135,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="config check",
-            summary="check whether a config is valid",
+            summary="check whether a job is valid",
             arguments=Ref("titan_core.cli.config:check_arguments"),
             run=Ref("titan_core.cli.config:check"),
             overrides=True,
@@ -147,7 +147,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="job show",
-            summary="print the job that a recipe describes",
+            summary="print the job that a recipe assembles to",
             arguments=Ref("titan_core.cli.job:arguments"),
             run=Ref("titan_core.cli.job:show"),
             overrides=True,
