@@ -64,11 +64,11 @@ class Dropout(RandomStream):
 
 class _Dropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, elements: Tensor, one: Tensor, other: Tensor, features: Tensor, kept: int, scale: float) -> Tensor:
-        ctx.save_for_backward(one, other, features)
+    def forward(ctx: Any, elements: Tensor, first: Tensor, second: Tensor, features: Tensor, kept: int, scale: float) -> Tensor:
+        ctx.save_for_backward(first, second, features)
         ctx.kept, ctx.scale = kept, scale
         kernel = _KERNELS.get(elements.device.type, _masked)
-        return kernel(elements, (one, other, features), kept, scale)
+        return kernel(elements, (first, second, features), kept, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:

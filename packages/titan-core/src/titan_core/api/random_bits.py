@@ -47,8 +47,8 @@ def of_module(key: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor) -> W
     Args:
         key: key of the module, int64 scalar.
     """
-    one, other = tokens
-    return one, other + key.to(torch.int32), features
+    first, second = tokens
+    return first, second + key.to(torch.int32), features
 
 
 def feature_words(key: Tensor, first: int, count: int) -> Tensor:
@@ -62,10 +62,10 @@ def feature_words(key: Tensor, first: int, count: int) -> Tensor:
 
 def element_bits(words: Words) -> Tensor:
     """Return 31 random bits for each element, int32 ``[tokens, features]``."""
-    one, other, features = words
-    bits = (one ^ features) * _MULTIPLIERS[0]
+    first, second, features = words
+    bits = (first ^ features) * _MULTIPLIERS[0]
     # An arithmetic shift merges each word with its complement; the addition separates them again.
-    bits = ((bits ^ (bits >> 15)) + other) * _MULTIPLIERS[1]
+    bits = ((bits ^ (bits >> 15)) + second) * _MULTIPLIERS[1]
     bits = (bits ^ ((bits >> 14) & 0x3FFFF)) * _MULTIPLIERS[2]
     return bits & 0x7FFFFFFF
 
@@ -76,10 +76,10 @@ def element_bits_into(bits: Tensor, scratch: Tensor, words: Words) -> None:
     Args:
         scratch: a tensor like ``bits``, which is overwritten.
     """
-    one, other, features = words
-    torch.bitwise_xor(one, features, out=bits)
+    first, second, features = words
+    torch.bitwise_xor(first, features, out=bits)
     bits.mul_(_MULTIPLIERS[0])
     torch.bitwise_right_shift(bits, 15, out=scratch)
-    bits.bitwise_xor_(scratch).add_(other).mul_(_MULTIPLIERS[1])
+    bits.bitwise_xor_(scratch).add_(second).mul_(_MULTIPLIERS[1])
     torch.bitwise_right_shift(bits, 14, out=scratch)
     bits.bitwise_xor_(scratch.bitwise_and_(0x3FFFF)).mul_(_MULTIPLIERS[2]).bitwise_and_(0x7FFFFFFF)

@@ -77,7 +77,6 @@ class Memory:
     """Current use; on a GPU, by live tensors."""
     reserved_gib: float | None
     """Memory that torch's caching allocator holds on the GPU."""
-    """What torch has taken from the GPU, to hand it out itself."""
     peak_gib: float
     """Maximum active memory so far."""
     retries: int | None

@@ -24,7 +24,6 @@ _AFTER_TOKEN = frozenset(
     {"id", "ids", "type", "types", "count", "counts", "budget", "dim", "size", "embedding", "embeddings"}
 )
 """Words after a ``token`` of text."""
-"""After ``token``: one of text."""
 
 _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
