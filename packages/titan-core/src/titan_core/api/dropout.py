@@ -64,7 +64,9 @@ class Dropout(RandomStream):
 
 class _Dropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, elements: Tensor, first: Tensor, second: Tensor, features: Tensor, kept: int, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, elements: Tensor, first: Tensor, second: Tensor, features: Tensor, kept: int, scale: float
+    ) -> Tensor:
         ctx.save_for_backward(first, second, features)
         ctx.kept, ctx.scale = kept, scale
         kernel = _KERNELS.get(elements.device.type, _masked)
