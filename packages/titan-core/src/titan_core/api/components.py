@@ -47,8 +47,8 @@ class Phase(IntEnum):
 
     1. A pipeline split determines which modules a rank has.
     2. Precision replaces linear layers, so that all later phases wrap the replacements.
-    3. Tensor parallelism shards the layers, expert parallelism the experts that tensor parallelism left to it, and context
-       parallelism the sequences, with the remaining heads.
+    3. Tensor parallelism shards layers and experts. Expert parallelism then distributes the experts, or their shards, and
+       context parallelism works with the heads that tensor parallelism leaves on a rank.
     4. Activation checkpointing must see the final operators, and the compiler must see activation checkpointing.
     5. Data parallelism comes last, because it hooks the boundaries of whole compiled blocks.
     """

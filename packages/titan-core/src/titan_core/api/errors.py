@@ -46,7 +46,7 @@ class UserError(Exception):
 
 
 class RunStopped(RuntimeError):
-    """An observer ended the run because of its progress, not because of a mistake in the config. The command line prints the
+    """An observer ended the run because of its state, not because of a mistake in the config. The command line prints the
     message without a traceback and exits with status 1."""
 
 

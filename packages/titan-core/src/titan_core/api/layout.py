@@ -79,8 +79,7 @@ class ModelLayout:
     its last argument, so that no position depends on another document."""
 
     inputs: tuple[str, ...] = ()
-    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes as keyword arguments, by
-    name."""
+    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes as keyword arguments."""
 
     saved_operators: tuple[str, ...] = ()
     """Operators of the blocks whose results selective activation checkpointing saves because they are expensive to recompute

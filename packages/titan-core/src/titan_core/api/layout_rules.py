@@ -23,8 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """Weight or bias of an ``nn.Linear``, sharded over its input features, which are the outputs of sharded layers before
-    it."""
+    """Weight or bias of an ``nn.Linear``, sharded over its input features, the outputs of earlier sharded layers."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class Experts:
 
     dim: int = 0
     within: Shard | Replicate = Replicate()
-    """How tensor parallelism may shard each expert. A :class:`Shard` dimension counts in the full parameter, with
-    ``dim``."""
+    """How tensor parallelism may shard each expert. ``Shard.dim`` counts dimensions of the full parameter."""
 
 
 Rule = Column | Row | Shard | Replicate | Experts

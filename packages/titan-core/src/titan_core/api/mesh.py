@@ -42,9 +42,9 @@ class MeshView:
     """Another way to fold dimensions of the mesh. It does not multiply the number of ranks.
 
     The ranks of the dimensions in ``borrows`` are refolded into two dimensions. The inner one, called ``name``, has the
-    view's degree and connects neighbouring ranks; the outer one, the remainder, has the rest. A parameter that a transform
-    shards over the view (an expert, under expert parallelism) is complete over these two dimensions: data parallelism
-    handles it over the remainder and over the data dimensions that the view does not borrow.
+    view's degree and connects neighbouring ranks; the outer one, the remainder, has the rest. If a transform shards a
+    parameter over the view (experts, under expert parallelism), the ranks of the view together hold it once. Data
+    parallelism then handles it over the remainder, and over the data dimensions that the view does not borrow.
     """
 
     name: str

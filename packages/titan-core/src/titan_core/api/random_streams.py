@@ -95,7 +95,7 @@ class RandomStream(nn.Module):
         return ((element_bits(words) >> 7).float() * 2.0**-24).view(like.shape)
 
     def _own_columns(self, like: Tensor, microbatch: Microbatch) -> tuple[int, int]:
-        """Return the first of the batch's columns in ``like``, and their number."""
+        """Return the index of the first batch column in ``like``, and the number of its columns."""
         batch = microbatch.batch
         size, seq = batch.tokens.shape
         share = -(-seq // self._ranks)
@@ -107,7 +107,7 @@ class RandomStream(nn.Module):
         return (0 if like.shape[1] == seq else self._rank * share), like.shape[1]
 
     def _own_features(self, like: Tensor) -> tuple[int, int]:
-        """Return the first feature in ``like``, and their number."""
+        """Return the index of the first feature in ``like``, and the number of its features."""
         count = like.shape[2:].numel()
         if self._ranks == 1 or count == self._features:
             return 0, count

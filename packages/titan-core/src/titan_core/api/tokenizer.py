@@ -65,7 +65,7 @@ def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[
     would end a run without a hint at its origin, and break a GPU's context.
 
     Raises:
-        ValueError: they are not such ids; names the first that is not.
+        ValueError: they are not integers, or one is out of range; names the first.
     """
     import numpy  # not at module level: commands that do not tokenise import this module too
 
