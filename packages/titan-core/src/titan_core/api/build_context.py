@@ -45,7 +45,7 @@ class JobContext(BuildContext[S]):
 
     @property
     def config(self) -> Config:
-        """The resolved config, which also knows where each value came from: ``context.config.problem("my.key", why,
+        """The resolved config, which knows the origin of each value: ``context.config.problem("my.key", why,
         fix)``."""
         return self.facts.config
 
@@ -55,6 +55,5 @@ class TrainingContext(JobContext[S]):
     """The context that a component receives once training starts."""
 
     mesh: JobMesh
-    """Its dimensions are ``dp_shard`` and every dimension of the plan that is larger than 1; it also has the plan's
-    views."""
+    """Has the plan's views, ``dp_shard``, and every other dimension of the plan that is larger than 1."""
     device: torch.device

@@ -78,8 +78,7 @@ class StepReport:
     loss: Tensor
     """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
     rank_losses: Tensor
-    """Mean over the target tokens of each data-parallel rank's part of the global batch, ``[data ranks]``; the same on every
-    rank."""
+    """Mean over each data-parallel rank's target tokens, ``[data ranks]``; the same on every rank."""
     grad_norm: Tensor
     """Global gradient norm before clipping; a scalar, the same on every rank that trains the same replica."""
     lr: float

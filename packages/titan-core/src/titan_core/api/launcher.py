@@ -36,8 +36,7 @@ class Launcher(Component):
 
     kind = "launcher"
     arguments: Ref[Callable[[argparse.ArgumentParser], None]]
-    """Adds the launcher's options to those of ``titan train``. All must be optional. Called more than once; free of
-    torch."""
+    """Adds the launcher's options, all optional, to ``titan train``. Called more than once; must not import torch."""
     run: Ref[Callable[[CommandContext], int]]
     """Starts the ranks, waits for them and returns the exit status. Called if one of the launcher's options differs from its
     default; otherwise this process trains, or another launcher starts the ranks."""

@@ -118,8 +118,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
-    """What the core needs to know about a model of a given size. It is made without importing torch; ``build`` imports
-    it."""
+    """The core's view of a model of a given size. Made without importing torch, which only ``build`` imports."""
 
     layout: ModelLayout
     build: Callable[[], object]

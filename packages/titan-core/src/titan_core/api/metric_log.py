@@ -57,7 +57,6 @@ def is_estimated(records: Iterable[Mapping[str, object]]) -> bool:
 
 
 def format_mfu(mfu: float, estimated: bool) -> str:
-    """Return a percentage, with a tilde if it is an estimate. A value above 100 % is marked: the peak was estimated too
-    low."""
+    """Return a percentage, with a tilde if it is an estimate. Values above 100 % are marked as having too low a peak."""
     text = f"{'~' if estimated else ''}{mfu:.1%}"
     return f"{text} (peak too low)" if mfu > 1.0 else text

@@ -20,8 +20,7 @@ T = TypeVar("T")
 
 
 class PrunedModule(nn.Module):
-    """Replaces a module that another rank holds and returns its first argument, so that the remaining modules keep their
-    names."""
+    """Replaces a module that another rank holds, so that other modules keep their names. Returns its first argument."""
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
         """Return ``hidden`` unchanged."""

@@ -20,8 +20,7 @@ class CodeOrigin(Protocol):
         ...
 
     def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` guarded. Its result is checked according to ``purpose``, the component field that refers to
-        it."""
+        """Return ``function`` guarded. ``purpose``, the component field that refers to it, selects the check of its result."""
         ...
 
     def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:

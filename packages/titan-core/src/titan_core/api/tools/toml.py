@@ -43,8 +43,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _is_deep(document: dict[str, Any]) -> bool:
-    """Whether a value is nested more than :data:`DEEPEST` below a section's key. Iterative, because recursion has a
-    limit."""
+    """Whether a value is nested more than :data:`DEEPEST` below a section's key. Not recursive: recursion has a limit."""
     level: list[Any] = [document]
     for _ in range(DEEPEST + 2):  # plus the document and the section, which are above the key
         level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
