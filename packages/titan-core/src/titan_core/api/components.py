@@ -166,7 +166,7 @@ class Dataset(Component):
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
     """Opens the dataset. Must not import torch."""
     check: Ref[Callable[[DatasetContext[Any]], Iterable[Problem]]] | None = None
-    """Returns the reasons why the dataset cannot be opened (missing file or field, empty file). Cheap; must not import torch."""
+    """Returns the reasons why the dataset cannot be opened (missing file or field, empty file). Cheap; free of torch."""
     splits: bool = False
     """Whether the dataset honours the split in its context. A job that sets a split for any other dataset is refused."""
     holds_tokens: bool = False

@@ -20,7 +20,7 @@ class CodeOrigin(Protocol):
         ...
 
     def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` guarded. ``purpose``, the component field that refers to it, selects the check of its result."""
+        """Return ``function`` guarded. The component field in ``purpose`` selects the check of its result."""
         ...
 
     def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
