@@ -1,4 +1,4 @@
-"""Input that nobody would give: each mistake ends in one clear line and exit status 2, quickly, and never in a traceback."""
+"""Absurd input: each mistake quickly ends in one clear line and exit status 2, never in a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REGISTRY = Registry.from_installed()
 
 @pytest.fixture(autouse=True)
 def discovered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Discovery takes longer than most mistakes."""
+    """Discover plugins once, because discovery takes longer than most of these tests."""
     monkeypatch.setattr(Registry, "from_installed", lambda: REGISTRY)
 
 
@@ -48,19 +48,19 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_recipe(document: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_recipe_text(document: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_text(DOCUMENTS[document])
     refused(["config", "check", "bad.toml"], capsys, "bad.toml")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe[\0t\0", b"\x80", "[j\u00f6b]".encode("latin-1"), b"\0" * 100], ids=repr)
-def test_a_recipe_of_other_bytes(content: bytes, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_is_not_utf8_text(content: bytes, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_bytes(content)
     refused(["config", "check", "bad.toml"], capsys, "bad.toml")
 
 
 @pytest.mark.parametrize("recipe", ["a" * 300, "a" * 5000 + ".toml", "/dev/zero", "x\0.toml", ".", "file/below.toml", ""])
-def test_a_recipe_that_is_no_file(recipe: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_is_not_a_file(recipe: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     refused(["config", "check", recipe], capsys, "")
 
@@ -81,7 +81,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda one: ascii(one)[:60])
-def test_a_value_on_the_command_line(override: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_values_on_the_command_line(override: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", "tiny", f"--{override}"], capsys, override.partition("=")[0].partition(".")[2].split(".")[-1])
     assert list(in_tmp.iterdir()) == []
 
@@ -102,7 +102,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda one: " ".join(one)[:60])
-def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_arguments_of_commands(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(command, capsys, "")
 
 
@@ -131,11 +131,11 @@ def test_a_folder_whose_parent_is_a_file(in_tmp: Path, capsys: pytest.CaptureFix
     Path("file").touch()
     tiny = [text for key, value in TINY.items() for text in (f"--{key}", str(value))]
     assert main(["train", "tiny", *tiny, "--job.dump_folder", "file/run"]) == 2
-    told = capsys.readouterr().err
-    assert "job.dump_folder" in told and "Traceback" not in told
+    errors = capsys.readouterr().err
+    assert "job.dump_folder" in errors and "Traceback" not in errors
 
 
-def test_values_are_shown_in_a_readable_length() -> None:
+def test_errors_shorten_long_values() -> None:
     for value in ("x" * 10**6, [1] * 10**5, 2**20_000, {"a": "b" * 1000}, b"bytes", object):
         assert 0 < len(show(value)) <= LONGEST_SHOWN + 3
     deep: list[object] = []
@@ -144,7 +144,7 @@ def test_values_are_shown_in_a_readable_length() -> None:
     assert show(deep).endswith("]")
 
 
-def test_toml_within_its_bounds_is_read() -> None:
+def test_toml_within_the_limits_is_read() -> None:
     assert parse_toml("[a]\nb = [[[[1]]]]\n") == {"a": {"b": [[[[1]]]]}}
     with pytest.raises(BadToml) as caught:
         parse_toml("a = 1\nb =\n")
@@ -152,7 +152,7 @@ def test_toml_within_its_bounds_is_read() -> None:
 
 
 class Unreachable(Iterator[object]):
-    """A shard of documents behind a network that is down."""
+    """A document shard behind a network that is down."""
 
     def __next__(self) -> object:
         raise ConnectionError("down")
@@ -164,7 +164,7 @@ class Unreachable(Iterator[object]):
         pass
 
 
-def test_waits_for_a_network_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_delays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     reader = DocumentReader(ReadPolicy("stop", retries=20, first_wait=3600.0 * 24 * 30), "x")
     monkeypatch.setattr(reader.stopped, "wait", lambda seconds: waits.append(seconds))
@@ -173,7 +173,7 @@ def test_waits_for_a_network_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert waits == [reading.LONGEST_WAIT] * 20
 
 
-def test_what_a_rank_reads_ahead_fits_into_memory(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefetching_more_than_fits_into_memory_is_refused(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = ["--training.global_batch_size", "1048576", "--training.seq_len", "2048"]
     assert main(["config", "check", "tiny", *large, "--data.prefetch", "2"]) == 2
     assert "data.prefetch = 2: each rank would hold 4.29e+09 tokens in memory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Losses of modules inside a model count once, by the positions of the global batch, whatever recomputes or accumulates."""
+"""Auxiliary losses of modules count once per position of the global batch, with any recomputation and accumulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POSITIONS = TOKENS.numel()
 
 
 def penalised(module: nn.Module, recompute: bool) -> None:
-    """Let the squares of what ``module`` returns be a loss."""
+    """Add the squares of the output of ``module`` as an auxiliary loss."""
     forward = module.forward
 
     def with_loss(*arguments: Any) -> Tensor:
@@ -47,7 +47,7 @@ def step(local: int, recompute: bool) -> tuple[dict[str, Tensor], dict[str, Tens
 
 @pytest.mark.parametrize("local", [4, 2])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_its_gradient_is_that_of_a_sum(local: int, recompute: bool) -> None:
+def test_the_gradient_equals_that_of_a_summed_loss(local: int, recompute: bool) -> None:
     values, gradients, loss = step(local, recompute)
     torch.manual_seed(0)
     model = SmallGPT()
@@ -63,7 +63,7 @@ def test_its_gradient_is_that_of_a_sum(local: int, recompute: bool) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_nothing_is_added_outside_of_training() -> None:
+def test_nothing_is_added_outside_training() -> None:
     part = ModelPart(SmallGPT(), LAYOUT, NextToken())
     attach(part, 0)
     penalised(part.module.get_submodule("blocks.0"), recompute=False)

@@ -1,4 +1,4 @@
-"""What a component's code is called with: a context with the component's own section, whatever the kind."""
+"""The context with which a component's code is called has the component's own section, for every kind."""
 
 from __future__ import annotations
 

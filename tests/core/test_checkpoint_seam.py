@@ -1,4 +1,4 @@
-"""The checkpoint seam: a store of 30 lines resumes a run, and a job without one says so."""
+"""The checkpoint interface: a store of 30 lines can resume a run, and a job without a store reports it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ api = (1, 0)
 class ToySection(Section):
     section: ClassVar[str] = "toy_checkpoint"
     path: str = ""
-    """Where."""
+    """Folder of the checkpoints."""
     stop: int = 0
-    """Fail after this step."""
+    """Step after which the run fails."""
 
 class Store:
     def __init__(self, context):
@@ -79,10 +79,12 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     assert record.losses == whole.losses[3:]
     assert all(torch.equal(record.final[name], tensor) for name, tensor in whole.final.items())
     steps = [json.loads(line)["step"] for line in (in_tmp / "resumed/metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 4, 6]  # one file for the run, though it was started twice
+    assert steps == [1, 2, 4, 6]  # one file per run, although the run was started twice
 
 
-def test_a_requested_checkpoint_that_nothing_can_save_is_reported(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_request_without_a_checkpoint_plugin_is_reported(
+    in_tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Signals:
         @hookimpl
         def titan_step_start(self, step: int) -> None:

@@ -62,9 +62,9 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
         ),
         ("", ["--training.stepz=3"], r"command line: training\.stepz = 3: unknown key"),
         ("", ["--traning.steps", "3"], r"command line: --traning\.\*: no installed plugin owns this section"),
-        ("", ["--training.deterministic"], r"command line: --training\.deterministic: a value is needed"),
+        ("", ["--training.deterministic"], r"command line: --training\.deterministic: needs a value"),
         ("", ["--training.steps.more", "3"], r"command line: --training\.steps\.more|training\.steps = "),
-        ("", ["-x"], r"command line: -x: not an option"),
+        ("", ["-x"], r"command line: -x: neither an option"),
         ("[plugins]\ndisable = ['harnes']", [], r"no plugin is named 'harnes'; did you mean 'harness'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which errors only say that another rank is gone or late."""
+"""Which errors only report that another rank is lost or late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def lose_a_peer() -> None:
 
 
 def miss_and_lose() -> None:
-    """A miss in a cache, and in the place that fills it a collective."""
+    """Miss in a cache, and fail in the collective that fills it."""
     try:
         {}["key"]
     except KeyError:
@@ -42,16 +42,16 @@ def error_of(function: Callable[[], None]) -> BaseException:
     return caught.value
 
 
-def test_an_error_that_was_handled_already_does_not_hide_that_a_peer_is_gone() -> None:
+def test_a_handled_error_does_not_hide_a_lost_peer() -> None:
     error = error_of(miss_and_lose)
     assert follows_from_a_peer(error)
     assert chain(error) == [error]
     assert traceback.extract_tb(chain(error)[-1].__traceback__)[-1].name == "lose_a_peer"
 
 
-def test_what_fails_while_the_loss_of_a_peer_is_handled_follows_from_it() -> None:
+def test_an_error_while_handling_a_lost_peer_follows_from_it() -> None:
     assert follows_from_a_peer(error_of(lose_and_fail))
 
 
-def test_a_cause_that_is_named_counts() -> None:
+def test_an_explicit_cause_counts() -> None:
     assert not follows_from_a_peer(error_of(burn))

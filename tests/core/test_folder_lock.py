@@ -1,4 +1,4 @@
-"""One writer a folder, on one machine and between machines."""
+"""A folder has a single writer, on one machine and between machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lock(folder: Path) -> FolderLock:
     return FolderLock(folder, "job.dump_folder = 'x'")
 
 
-def test_a_second_writer_is_refused_by_host_and_process_and_the_file_is_removed(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_host_and_process_and_release_removes_the_file(tmp_path: Path) -> None:
     with lock(tmp_path / "run"), pytest.raises(UserError) as caught, lock(tmp_path / "run"):
         pass
     host, pid = os.uname().nodename, os.getpid()
@@ -67,13 +67,13 @@ def left_by(holder: Holder, folder: Path, seconds_ago: float) -> Path:
 ELSEWHERE = replace(Holder.this_process(), machine="another machine", host="node7", pid=4711)
 
 
-def test_what_another_machine_has_not_touched_for_long_is_taken_over(tmp_path: Path) -> None:
+def test_a_stale_lock_of_another_machine_is_taken_over(tmp_path: Path) -> None:
     left_by(ELSEWHERE, tmp_path, seconds_ago=folder_lock.STALE_SECONDS + 5)
     with lock(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
-def test_what_another_machine_still_touches_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_another_machine_still_touches_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = left_by(ELSEWHERE, tmp_path, seconds_ago=1)
     monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
     looked = threading.Event()
@@ -92,7 +92,7 @@ def test_what_another_machine_still_touches_is_refused(tmp_path: Path, monkeypat
     assert json.loads(file.read_text())["pid"] == 4711
 
 
-def test_what_another_machine_stops_touching_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_another_machine_stops_touching_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left_by(ELSEWHERE, tmp_path, seconds_ago=0.1)
     monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.2)
@@ -101,7 +101,7 @@ def test_what_another_machine_stops_touching_is_taken_over(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_without_flock_a_process_of_this_machine_is_looked_for(
+def test_without_flock_the_holder_on_this_machine_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
     monkeypatch.setattr(folder_lock, "_flock", lambda descriptor: None)
@@ -128,7 +128,7 @@ def test_the_heartbeat_touches_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         assert (tmp_path / ".lock").stat().st_mtime_ns >= before
 
 
-def test_a_damaged_file_of_a_process_that_is_gone_does_not_matter(tmp_path: Path) -> None:
+def test_a_damaged_lock_file_without_a_holder_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text('{"pid": 4')
     with lock(tmp_path):
         pass
@@ -147,9 +147,9 @@ def test_a_second_job_is_refused_before_torch_is_imported(in_tmp: Path) -> None:
     assert "job.dump_folder = 'run': process" in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_the_early_lock_is_the_runs(in_tmp: Path) -> None:
+def test_the_run_keeps_the_lock_taken_before_torch(in_tmp: Path) -> None:
     with early_lock("run"):
-        assert not Path("run").exists()  # nothing is left behind by a mistake in the data
+        assert not Path("run").exists()  # a mistake in the data leaves no files behind
     Path("run").mkdir()
     with early_lock("run"), pytest.raises(UserError), lock(in_tmp / "run"):
         pass

@@ -123,7 +123,7 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> N
     lines.close()
     assert read_lines(file) == [{"event": "start"}, {"event": "start", "step": 2}]
     file.write_text('{"event": "start"}\n{"eve\n{"event": "end"}\n')
-    with pytest.raises(UserError, match=r"events\.jsonl:2: this line is no JSON object"):
+    with pytest.raises(UserError, match=r"events\.jsonl:2: is not a JSON object"):
         read_lines(file)
 
 
@@ -176,8 +176,8 @@ def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
     file.close()
     assert read_lines(tmp_path / "lines.jsonl") == [{"step": step} for step in range(1, 7)]
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.endswith(f"cannot be written: {os.strerror(number)}; lines are kept and tried again")
-    assert second.endswith("is written again; no line is lost")
+    assert first.endswith(f"cannot be written: {os.strerror(number)}; lines are kept and retried")
+    assert second.endswith("can be written again; no line was lost")
     assert disk.writes == 9
 
 

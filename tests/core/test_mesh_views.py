@@ -1,4 +1,4 @@
-"""Views of the mesh, and which ranks see different data for a parameter."""
+"""Views of the mesh, and the ranks that see different data for a parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from titan_core.plugins.registry import Registry
 from titan_core.train.grad_norm import global_norm, local_gradients
 from titan_core.train.world import join_world
 
-# The keys of other dimensions stand for the views' own: these tests know no plugin.
+# The views use the keys of other dimensions: these tests know no plugin.
 EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "cp"))
 
 
@@ -30,7 +30,7 @@ def plan(world: int | None, **degrees: int) -> MeshPlan:
     given = [Override(f"parallelism.{keys[name]}_degree", str(degree)) for name, degree in degrees.items()]
     config, _ = load_config("tiny", given, Registry.from_installed())
     found = plan_mesh(config, (), None if world is None else world * degrees.get("ep", 1), (EP,))
-    # Without the dimension whose key the view has taken.
+    # Remove the dimension whose key the view uses.
     return replace(found, degrees={**found.degrees, "tp": 1})
 
 
@@ -39,14 +39,14 @@ def plan(world: int | None, **degrees: int) -> MeshPlan:
     [
         (4, {"ep": 2}, 4),
         (4, {"ep": 4, "cp": 2}, 2),
-        (None, {"ep": 4}, 4),  # the smallest world that has so many ranks to borrow
+        (None, {"ep": 4}, 4),  # the smallest world with enough ranks to borrow
         (None, {"ep": 4, "cp": 2}, 2),
         (None, {"ep": 3, "cp": 2}, 3),
         (None, {}, 1),
     ],
     ids=str,
 )
-def test_a_view_multiplies_nothing(world: int | None, degrees: dict[str, int], shard: int) -> None:
+def test_a_view_does_not_multiply_the_world(world: int | None, degrees: dict[str, int], shard: int) -> None:
     found = plan(world, **degrees)
     assert found.degrees["dp_shard"] == shard
     assert found.degree("ep") == degrees.get("ep", 1)
@@ -55,7 +55,7 @@ def test_a_view_multiplies_nothing(world: int | None, degrees: dict[str, int], s
     assert found.data_degree == found.world_size
 
 
-def test_a_view_must_divide_what_it_borrows() -> None:
+def test_a_view_must_divide_the_borrowed_ranks() -> None:
     message = r"must divide the 4 ranks that mesh view 'ep' borrows \(dp_shard 2 x cp 2\); set it to one of 1, 2, 4, or"
     with pytest.raises(UserError, match=message):
         plan(None, ep=3, shard=2, cp=2)
@@ -67,16 +67,22 @@ def test_a_view_must_divide_what_it_borrows() -> None:
         ([MeshView("tp", "a.b")], "two plugins define 'tp'"),
         ([EP, MeshView("ep", "a.b")], "two plugins define 'ep'"),
         ([EP, MeshView("ep_remainder", "a.b")], "two plugins define 'ep_remainder'"),
-        ([MeshView("ep", "a.b", borrows=("ring",))], "borrows 'ring', which is no mesh dimension"),
-        ([MeshView("ep", "a.b", borrows=("dp_shard", "tp"))], "borrows 'tp', whose ranks do not share weights and divide"),
-        ([MeshView("ep", "a.b", borrows=("island",))], "borrows 'island', whose ranks do not share weights"),
-        ([MeshView("ep", "a.b", borrows=("dp_replicate", "dp_shard"))], "which data parallelism does not treat alike"),
-        ([MeshView("ep", "a.b", borrows=("own",))], "which data parallelism does not treat alike"),
+        ([MeshView("ep", "a.b", borrows=("ring",))], "borrows 'ring', which is not a mesh dimension"),
+        ([MeshView("ep", "a.b", borrows=("dp_shard", "tp"))], "borrows 'tp', whose ranks see the same tokens"),
+        (
+            [MeshView("ep", "a.b", borrows=("island",))],
+            "borrows 'island', whose ranks see the same tokens or train diverging replicas",
+        ),
+        (
+            [MeshView("ep", "a.b", borrows=("dp_replicate", "dp_shard"))],
+            "which data parallelism does not handle in the same way",
+        ),
+        ([MeshView("ep", "a.b", borrows=("own",))], "which data parallelism does not handle in the same way"),
         ([MeshView("ep", "a.b", borrows=())], "borrows no dimension"),
     ],
     ids=str,
 )
-def test_a_view_that_cannot_be_is_refused(views: list[MeshView], message: str) -> None:
+def test_impossible_views_are_refused(views: list[MeshView], message: str) -> None:
     island = MeshDim("island", "a.b", "batch", diverges=True)
     own = MeshDim("own", "a.b", "batch", data_parallel="own")
     with pytest.raises(UserError, match=message):
@@ -85,7 +91,7 @@ def test_a_view_that_cannot_be_is_refused(views: list[MeshView], message: str) -
 
 
 def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> dict[str, Any]:
-    """By what a mesh is for, the ranks of this rank's row or table of it; and what this rank has of a gradient's norm."""
+    """Return this rank's row or table of ranks in each mesh, by purpose; and its share of a gradient norm."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     os.chdir(folder)
@@ -131,5 +137,5 @@ def test_which_ranks_see_different_data(
     found = gloo.run(4, meshes, str(tmp_path), degrees, borrows)
     assert {key: found[0][key] for key in expected} == expected
     for ranks in found:
-        assert ranks["norm"] == pytest.approx(3**0.5, rel=1e-6)  # of three gradients alike, however they are divided
+        assert ranks["norm"] == pytest.approx(3**0.5, rel=1e-6)  # of three equal gradients, however they are sharded
     assert sorted(ranks["coordinate"] for ranks in found) == [0, 0, 1, 1]

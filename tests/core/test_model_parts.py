@@ -1,4 +1,4 @@
-"""The small parts of models, batches and plans, each by itself."""
+"""Unit tests of models, batches and plans."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_a_global_batch_is_divided_over_ranks_and_microbatches() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensor", "pipeline", "context"])
-def test_ranks_that_share_sequences_are_one_of_the_batch(name: str) -> None:
+def test_ranks_that_share_sequences_count_once_in_the_batch(name: str) -> None:
     overrides = {name: 2, "local": 2, "size": 16}
     assert plan(4, **overrides).ranks == 2
     assert plan(2, **overrides).ranks == 1
 
 
-def test_logical_shards_are_whole_ones_of_a_rank() -> None:
+def test_each_rank_reads_whole_logical_shards() -> None:
     with pytest.raises(UserError, match=r"data\.logical_shards = 2: must be a multiple of the data-parallel degree 4"):
         plan(4, local=1, size=8, shards=2)
     with pytest.raises(UserError, match=r"data\.logical_shards = 3"):
@@ -68,7 +68,7 @@ def test_a_batch_is_split_in_order() -> None:
     assert BATCH.split(2)[0].positions is None
 
 
-def test_positions_are_written_out_where_there_are_none() -> None:
+def test_default_positions_become_explicit() -> None:
     assert with_positions(BATCH).positions is not None
     assert torch.equal(cast(Tensor, with_positions(BATCH).positions), torch.arange(4).expand(3, 4))
     layout = tied_part().layout
@@ -103,7 +103,7 @@ def tied_part(**more: Any) -> ModelPart:
     return ModelPart(Tied(), layout, OfTargets(lambda logits, targets: logits.sum()), **more)
 
 
-def test_transforms_of_batches_are_done_in_order() -> None:
+def test_batch_transforms_apply_in_order() -> None:
     def double(batch: Batch) -> Batch:
         return Batch(batch.tokens * 2, batch.targets)
 
@@ -114,7 +114,7 @@ def test_transforms_of_batches_are_done_in_order() -> None:
     assert part.transformed(Batch(torch.tensor([[3]]), torch.tensor([[0]]))).tokens.item() == 8
 
 
-def test_a_part_knows_what_it_has() -> None:
+def test_a_part_lists_its_present_modules() -> None:
     part = tied_part()
     assert list(part.blocks()) == ["blocks.0"]
     assert list(part.present(["blocks.1", "head"])) == ["head"]
@@ -126,14 +126,14 @@ def test_a_part_knows_what_it_has() -> None:
     assert part.module.get_parameter("head.weight") is part.module.get_parameter("embed.weight")
 
 
-def test_the_first_pattern_gives_the_first_value() -> None:
+def test_the_first_matching_pattern_sets_the_initial_value() -> None:
     layout = tied_part().layout
     assert layout.initial_value("embed.weight") == Constant(1.0)
     assert layout.initial_value("blocks.0.weight") == Normal(0.5)
     assert layout.initial_value("blocks.0.bias") == Constant(0.0)
 
 
-def test_what_is_seen_of_documents() -> None:
+def test_queries_see_earlier_keys_of_their_document() -> None:
     documents = torch.tensor([[0, 0, 1, 1]])
     expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]], dtype=torch.bool)
     assert torch.equal(seen(documents, documents), expected[None, None])
@@ -142,7 +142,7 @@ def test_what_is_seen_of_documents() -> None:
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1]])], ids=["whole", "documents"])
-def test_attention_is_the_softmax_of_what_is_seen(documents: Tensor | None) -> None:
+def test_attention_is_a_softmax_over_the_visible_keys(documents: Tensor | None) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 5, 8, generator=generator) for heads in (4, 2, 2))
     expected = torch.zeros_like(q)
@@ -154,8 +154,8 @@ def test_attention_is_the_softmax_of_what_is_seen(documents: Tensor | None) -> N
     torch.testing.assert_close(CausalAttention()(q, k, v, documents), expected)
 
 
-def test_each_element_has_the_word_of_its_index() -> None:
-    """Weights of a seed stay what they were, from one version of Titan to the next."""
+def test_each_element_has_the_random_word_of_its_index() -> None:
+    """The weights of a seed do not change between versions of Titan."""
     key = int.from_bytes(hashlib.sha256(b"7:layer.weight").digest()[:8], "little")
     words = philox(torch.arange(3), key).flatten()[:10]
     expected = torch.erfinv((2.0 * (words >> 9).float() + 1.0 - 2.0**23) / 2.0**23) * math.sqrt(2.0) * 0.5

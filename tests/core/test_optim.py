@@ -1,4 +1,4 @@
-"""Schedule, parameter groups, gradient norm."""
+"""Learning-rate schedule, parameter groups, optimizers and gradient norm."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_linear_decay_would_reach_the_floor_one_step_after_the_last() -> None:
     assert factors(10, warmup_steps=0, decay_ratio=0.5, min_lr_factor=0.5)[5:] == pytest.approx([1, 0.9, 0.8, 0.7, 0.6])
 
 
-def test_without_a_ratio_decay_begins_after_the_warmup() -> None:
+def test_without_a_ratio_decay_starts_after_warmup() -> None:
     assert factors(10, warmup_steps=5)[4:] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
 
 
-def test_shapes_of_decay() -> None:
+def test_decay_shapes() -> None:
     assert factors(5, warmup_steps=0, decay_ratio=0.8, decay_type="sqrt")[2:] == pytest.approx(
         [0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
     )
@@ -73,13 +73,13 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("decay_type", DECAYS)
 @pytest.mark.parametrize(("warmup", "decay", "floor"), [(0, 0, 0.0), (3, 4, 0.0), (1, 11, 0.25), (5, 7, 0.5), (12, 0, 0.0)])
-def test_every_step_has_the_rate_of_its_phase(decay_type: Any, warmup: int, decay: int, floor: float) -> None:
-    """The warmup's first step is a fraction of the peak and its last the peak; the decay's first step is at the peak too,
-    and one step after training the floor would be reached."""
+def test_every_step_has_the_learning_rate_of_its_phase(decay_type: Any, warmup: int, decay: int, floor: float) -> None:
+    """Warmup starts at a fraction of the peak and ends at the peak. Decay starts at the peak and would reach the floor one
+    step after training."""
     steps = 12
     section = LRSchedulerSection(warmup_steps=warmup, decay_ratio=decay / steps, decay_type=decay_type, min_lr_factor=floor)
     expected = [(step + 1) / warmup for step in range(warmup)] + [1.0] * (steps - warmup - decay)
-    for left in range(decay, 0, -1):  # steps that are left, this one included
+    for left in range(decay, 0, -1):  # remaining steps, including this one
         expected.append(floor + (1 - floor) * DECAYS[decay_type](left / decay))
     assert [wsd_factor(step, section, steps) for step in range(steps)] == pytest.approx(expected)
     if decay:
@@ -87,8 +87,8 @@ def test_every_step_has_the_rate_of_its_phase(decay_type: Any, warmup: int, deca
         assert wsd_factor(steps + 3, section, steps) == pytest.approx(floor)
 
 
-def test_an_optimizers_step_has_the_rate_of_its_number() -> None:
-    """Not of the one before or after; in each group, times the rate of the group."""
+def test_each_optimizer_step_uses_its_own_learning_rate() -> None:
+    """It is not the rate of the step before or after, and is scaled by the rate of each group."""
     section = LRSchedulerSection(warmup_steps=2, decay_ratio=0.5)
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in (0.4, 0.1)])
     schedule = build_wsd(schedule_context(optimizer, section, 6))
@@ -99,7 +99,7 @@ def test_an_optimizers_step_has_the_rate_of_its_number() -> None:
         before = [float(group["params"][0].detach()) for group in optimizer.param_groups]
         optimizer.step()
         after = [float(group["params"][0].detach()) for group in optimizer.param_groups]
-        taken.append([one - other for one, other in zip(before, after, strict=True)])
+        taken.append([old - new for old, new in zip(before, after, strict=True)])
         schedule.step()
     expected = [0.5, 1.0, 1.0, 1.0, 2 / 3, 1 / 3]
     assert taken == [pytest.approx([0.4 * factor, 0.1 * factor], abs=1e-6) for factor in expected]
@@ -110,7 +110,7 @@ def module() -> nn.Module:
 
 
 class Varied(nn.Module):
-    """Parameters of every number of dimensions, under names that say little."""
+    """Parameters with 0 to 3 dimensions, under uninformative names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ NOT_DECAYED = {"ln_1.weight", "ln_1.bias", "renormalise.bias", "temperature", "s
 
 
 def names(group: ParamGroup) -> list[str]:
-    return [one.name for one in group.parameters]
+    return [parameter.name for parameter in group.parameters]
 
 
 def decay_by_name(groups: Sequence[ParamGroup]) -> dict[str, float]:
@@ -144,28 +144,28 @@ def test_vectors_scalars_and_biases_do_not_decay_by_default() -> None:
     assert [group.lr for group in groups] == [0.1, 0.1]
 
 
-def divided_decay() -> tuple[dict[str, float], list[int]]:
-    """Of the same model, divided over ranks by FSDP; and the dimensions of what this rank holds of the stacked experts."""
+def decay_under_fsdp() -> tuple[dict[str, float], list[int]]:
+    """Return the decay by name for the same model under FSDP, and the shape of this rank's shard of the stacked experts."""
     dist.init_process_group("gloo")
     try:
         model = Varied()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # it divides no scalars
+        fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # FSDP does not shard scalars
         groups = grouped(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
         return decay_by_name(groups), list(model.experts.to_local().shape)  # type: ignore[operator]
     finally:
         dist.destroy_process_group()
 
 
-def test_decay_does_not_depend_on_how_a_parameter_is_divided(gloo: GlooPool) -> None:
-    for decay, local in gloo.run(2, divided_decay):
+def test_decay_does_not_depend_on_sharding(gloo: GlooPool) -> None:
+    for decay, local in gloo.run(2, decay_under_fsdp):
         assert decay == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
         assert local == [2, 3, 3]
 
 
 @pytest.mark.parametrize(("build", "cls"), [(build_adamw, torch.optim.AdamW), (build_adam, torch.optim.Adam)])
-def test_no_groups_decay_everything_as_torch_and_torchtitan_do(build: Any, cls: Any) -> None:
-    """``optimizer.param_groups = []``; and every other setting is the one that torch calls so."""
+def test_an_empty_param_groups_decays_everything_like_torch_and_torchtitan(build: Any, cls: Any) -> None:
+    """With ``optimizer.param_groups = []``. All other settings match torch's of the same names."""
     section = OptimizerSection(lr=0.05, beta1=0.7, beta2=0.99, eps=1e-3, weight_decay=0.3, param_groups=[])
     results = []
     for ours in (True, False):
@@ -186,8 +186,8 @@ def test_no_groups_decay_everything_as_torch_and_torchtitan_do(build: Any, cls: 
 
 
 @pytest.mark.parametrize("build", [build_adamw, build_adam])
-def test_a_step_is_that_of_the_papers(build: Any) -> None:
-    """Written out in double precision: each setting does what its name says, group by group."""
+def test_a_step_follows_the_papers(build: Any) -> None:
+    """Compare with the formulas in double precision, for each setting and group."""
     section = OptimizerSection(lr=0.05, beta1=0.6, beta2=0.95, eps=1e-2, weight_decay=0.3)
     matrix, gain = nn.Parameter(torch.tensor([[0.5, -2.0]])), nn.Parameter(torch.tensor([1.5]))
     optimizer = build(optimizer_context([("w", matrix), ("g", gain)], section))
@@ -212,11 +212,11 @@ def test_a_step_is_that_of_the_papers(build: Any) -> None:
     torch.testing.assert_close(gain.detach().double(), expected["g"], rtol=1e-5, atol=1e-6)
 
 
-def test_an_optimizers_name_is_torchs() -> None:
+def test_optimizers_have_torchs_names() -> None:
     section = OptimizerSection()
     made = {
-        one.name: type(one.build.load()(optimizer_context(module().named_parameters(), section)))
-        for one in titan_optimizers()
+        optimizer.name: type(optimizer.build.load()(optimizer_context(module().named_parameters(), section)))
+        for optimizer in titan_optimizers()
     }
     assert made == {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
 
@@ -225,13 +225,13 @@ def test_an_optimizers_name_is_torchs() -> None:
     ("implementation", "fused", "foreach"),
     [("auto", True, False), ("fused", True, False), ("foreach", False, True), ("for-loop", False, False)],
 )
-def test_the_implementation_is_the_one_that_was_set(implementation: Any, fused: bool, foreach: bool) -> None:
+def test_the_requested_implementation_is_used(implementation: Any, fused: bool, foreach: bool) -> None:
     section = OptimizerSection(implementation=implementation)
     optimizer = build_adamw(optimizer_context(module().named_parameters(), section))
     assert (optimizer.defaults["fused"], optimizer.defaults["foreach"]) == (fused, foreach)
 
 
-def test_patterns_set_decay_and_rate_of_their_parameters_alone() -> None:
+def test_patterns_affect_only_matching_parameters() -> None:
     section = OptimizerSection(lr=0.1, weight_decay=0.2, param_groups=[ParamGroupSpec(pattern="norm*", weight_decay=0.0)])
     model = module()
     optimizer = build_adamw(optimizer_context(model.named_parameters(), section))
@@ -243,7 +243,7 @@ def test_patterns_set_decay_and_rate_of_their_parameters_alone() -> None:
         torch.testing.assert_close(parameter.detach(), before[name] * (1.0 if "norm" in name else 1 - 0.1 * 0.2))
 
 
-def test_the_first_pattern_that_matches_decides() -> None:
+def test_the_first_matching_pattern_applies() -> None:
     section = OptimizerSection(
         lr=0.1,
         weight_decay=0.2,
@@ -266,10 +266,10 @@ def test_a_model_without_parameters_to_train_is_refused() -> None:
         param_groups(trained_parameters([part_of(frozen)]), OptimizerSection())
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_omitted() -> None:
     model = SmallGPT()
     model.embedding.requires_grad_(False)
-    assert not any(one.name.startswith("embedding.") for one in trained_parameters([part_of(model)]))
+    assert not any(parameter.name.startswith("embedding.") for parameter in trained_parameters([part_of(model)]))
 
 
 class WithExperts(SmallGPT):
@@ -281,7 +281,8 @@ class WithExperts(SmallGPT):
 
 
 def roles() -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {one.name: (one.role.value, tuple(one.shape)) for one in trained_parameters([part_of(WithExperts())])}
+    parameters = trained_parameters([part_of(WithExperts())])
+    return {parameter.name: (parameter.role.value, tuple(parameter.shape)) for parameter in parameters}
 
 
 def test_each_parameter_has_a_role_by_layout_and_shape() -> None:
@@ -297,8 +298,8 @@ def test_each_parameter_has_a_role_by_layout_and_shape() -> None:
     assert found.keys() == dict(WithExperts().named_parameters()).keys()
 
 
-def divided_roles() -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Of the same model, divided by FSDP: on no rank is a parameter as large as it is."""
+def roles_under_fsdp() -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the roles for the same model under FSDP, in which every rank holds only a shard of each parameter."""
     dist.init_process_group("gloo")
     try:
         model = WithExperts()
@@ -306,13 +307,14 @@ def divided_roles() -> dict[str, tuple[str, tuple[int, ...]]]:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        return {one.name: (one.role.value, tuple(one.shape)) for one in trained_parameters([part_of(model)])}
+        parameters = trained_parameters([part_of(model)])
+        return {parameter.name: (parameter.role.value, tuple(parameter.shape)) for parameter in parameters}
     finally:
         dist.destroy_process_group()
 
 
 def test_roles_and_shapes_do_not_depend_on_the_mesh(gloo: GlooPool) -> None:
-    assert gloo.run(2, divided_roles) == [roles()] * 2
+    assert gloo.run(2, roles_under_fsdp) == [roles()] * 2
 
 
 @pytest.mark.parametrize("implementation", ["auto", "for-loop", "foreach", "fused"])
@@ -333,7 +335,7 @@ def test_implementations_agree(implementation: str, build: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "limit"), [(0.3, 1.0), (1.0, 1.0), (3.0, 1.0), (3.0, 0.5), (3.0, 10.0)])
-def test_clipping_shortens_what_is_too_long_and_lengthens_nothing(size: float, limit: float) -> None:
+def test_clipping_scales_down_only_gradients_above_the_limit(size: float, limit: float) -> None:
     gradient = torch.tensor([0.6, 0.8]) * size
     clipped = gradient.clone()
     clip_gradients({1: [clipped]}, torch.tensor(size), limit)
@@ -342,7 +344,7 @@ def test_clipping_shortens_what_is_too_long_and_lengthens_nothing(size: float, l
         assert torch.equal(clipped, gradient)
 
 
-def test_norm_and_clipping_are_torchs_on_one_device() -> None:
+def test_norm_and_clipping_equal_torchs_on_one_device() -> None:
     world: Any = World(rank=0, device=torch.device("cpu"), plan=MeshPlan(dims=(), degrees={}), mesh=None)  # type: ignore[arg-type]
     parameters = [nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(2))]
     for parameter in parameters[:2]:

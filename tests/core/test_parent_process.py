@@ -1,4 +1,4 @@
-"""A process ends with the one that started it, however that ends."""
+"""A process ends with its parent, however the parent ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHILD = """
 import sys, time
 from titan_core.api import processes as parent_process
 if sys.argv[1] == "watched":
-    parent_process._ask_kernel, parent_process._POLL_SECONDS = (lambda: False), 0.01
+    parent_process._request_death_signal, parent_process._POLL_SECONDS = (lambda: False), 0.01
 parent_process.end_with_parent()
 print(parent_process.PARENT in parent_process.os.environ, flush=True)
 time.sleep(600)
@@ -33,24 +33,24 @@ def test_a_child_of_a_killed_process_ends(how: str) -> None:
     command = [sys.executable, "-c", PARENT_OF_IT, CHILD, how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        # It passes nothing on to its own children, which are none of the launcher's.
+        # The child does not pass the variable to its own children, which do not belong to the launcher.
         assert parent.stdout.readline() == "False\n"
         parent.kill()
-        assert parent.stdout.read() == ""  # its end closes the pipe, which the child has too
+        assert parent.stdout.read() == ""  # the pipe closes only when the child has ended too
 
 
-def test_a_child_whose_parent_ended_before_it_could_ask_ends_at_once() -> None:
+def test_a_child_whose_parent_ended_before_the_request_ends_immediately() -> None:
     environment = {**os.environ, PARENT: str(os.getppid())}
     done = subprocess.run([sys.executable, "-c", CHILD, ""], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, "")
 
 
 @pytest.mark.parametrize(("launcher", "ends"), [({}, "False"), ({"TORCHELASTIC_RUN_ID": "job"}, "True")])
-def test_ranks_of_torchrun_end_with_it_and_a_process_of_a_person_does_not(launcher: dict[str, str], ends: str) -> None:
+def test_torchruns_ranks_end_with_it_and_a_persons_process_does_not(launcher: dict[str, str], ends: str) -> None:
     script = """
 from titan_core.api import processes as parent_process
 asked = []
-parent_process._ask_kernel = lambda: asked.append(1) or True
+parent_process._request_death_signal = lambda: asked.append(1) or True
 parent_process.end_with_parent()
 print(bool(asked))
 """

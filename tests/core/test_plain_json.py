@@ -1,4 +1,4 @@
-"""A JSON file that must hold an object is read, or refused in one line; and which values JSON keeps."""
+"""A JSON file that must hold an object is read, or refused in one line; and which values survive JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_an_object_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "not JSON: "),
-        (b'{"a": ', "not JSON: "),
-        (b"\xff\xfe{}", "not JSON: "),
-        (b"[" * 100_000, "not JSON: "),
-        (b"[1]", "a JSON list, not an object"),
-        (b"null", "a JSON NoneType, not an object"),
+        (b"", "is not JSON: "),
+        (b'{"a": ', "is not JSON: "),
+        (b"\xff\xfe{}", "is not JSON: "),
+        (b"[" * 100_000, "is not JSON: "),
+        (b"[1]", "contains a JSON list, not an object"),
+        (b"null", "contains a JSON NoneType, not an object"),
     ],
 )
 def test_anything_else_is_one_clear_error(tmp_path: Path, content: bytes, why: str) -> None:

@@ -106,7 +106,7 @@ RAISED = "raised ZeroDivisionError: odd"
         ("titan_parallelisms", "yes", ", check=Ref('odd:text')", "check returned 'all is well'; it must return or yield"),
         ("titan_parallelisms", "yes", ", check=Ref('odd:words')", "check found 'all is well'"),
         ("titan_parallelisms", "yes", ", check=Ref('odd:missing')", "'odd' has no attribute 'missing'"),
-        ("titan_parallelisms", "yes", ", check=Ref('odd:number')", "check = 'odd:number' is no function, but int"),
+        ("titan_parallelisms", "yes", ", check=Ref('odd:number')", "check = 'odd:number' is not a function, but int"),
         ("titan_parallelisms", "yes", ", check=Ref('nowhere.at.all:f')", "importing 'nowhere.at.all' raised"),
         ("titan_debuggers", "yes", ", check=Ref('odd:raises')", "check " + RAISED),
         ("titan_metric_loggers", "yes", ", check=Ref('odd:raises')", "check " + RAISED),

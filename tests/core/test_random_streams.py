@@ -1,4 +1,4 @@
-"""What a model draws depends on seed, step, module and global element, and on nothing else."""
+"""A model's random draws depend only on seed, step, module and global element."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def named(module: nn.Module, name: str = "blocks.0.dropout") -> nn.Module:
 
 
 def mask(p: float, shape: tuple[int, ...], step: int = 1, seed: int = 0, name: str = "blocks.0.dropout") -> Tensor:
-    """What is kept of a whole global batch, ``shape``."""
+    """Return the elements that dropout keeps of a global batch of ``shape``."""
     with entered(microbatch(torch.arange(shape[0]), shape[1], step=step, seed=seed)):
         return named(Dropout(p), name)(torch.ones(shape)) != 0
 
 
 def chi_square(one: Tensor, other: Tensor, p: float) -> float:
-    """Of independence with known marginals, of two masks: 3 degrees of freedom."""
+    """Return the chi-square statistic for the independence of two masks with known marginals (3 degrees of freedom)."""
     total = one.numel()
     kept = 1.0 - p
     statistic = 0.0
@@ -52,15 +52,15 @@ def chi_square(one: Tensor, other: Tensor, p: float) -> float:
 
 
 LARGE = 30.0
-"""A chi-square statistic with 3 degrees of freedom is larger once in 700,000 times."""
+"""A chi-square statistic with 3 degrees of freedom exceeds this once in 700,000 times."""
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_requested(p: float) -> None:
+def test_the_requested_fraction_is_dropped(p: float) -> None:
     kept = mask(p, (8, 128, 512))
     deviation = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(float((~kept).double().mean()) - p) < 5 * deviation
-    for dim in range(3):  # no row, position or feature is another
+    for dim in range(3):  # no two rows, positions or features are equal
         others = tuple(one for one in range(3) if one != dim)
         means = (~kept).double().mean(others)
         spread = (p * (1 - p) / (kept.numel() / kept.shape[dim])) ** 0.5
@@ -68,7 +68,7 @@ def test_as_many_are_dropped_as_requested(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_neighbours_in_every_direction_are_independent(p: float) -> None:
+def test_masks_of_neighbours_are_independent(p: float) -> None:
     kept = mask(p, (16, 128, 256))
     pairs: dict[str, tuple[Tensor, Tensor]] = {
         "step": (kept, mask(p, (16, 128, 256), step=2)),
@@ -84,7 +84,7 @@ def test_neighbours_in_every_direction_are_independent(p: float) -> None:
     pairs["position and feature"] = kept[:, 1:, :-1], kept[:, :-1, 1:]
     found = {name: chi_square(*pair, p) for name, pair in pairs.items()}
     assert max(found.values()) < LARGE, found
-    # Two tokens' masks agree in two features no more often than their parts do.
+    # Whether the masks of two tokens agree is independent between features.
     agree = (kept[:, 1:] == kept[:, :-1])[:, ::2]
     rate = 1 - 2 * p * (1 - p)
     assert chi_square(agree[..., 1:], agree[..., :-1], 1 - rate) < LARGE
@@ -97,7 +97,7 @@ def test_every_bit_is_fair(bit: int) -> None:
     assert abs(ones - 2**18) < 5 * 2**8.5
 
 
-def test_what_is_kept_is_scaled_as_torch_scales_it() -> None:
+def test_kept_elements_are_scaled_as_in_torch() -> None:
     hidden = torch.randn(2, 16, 24)
     with entered(microbatch(torch.arange(2), 16)):
         ours = named(Dropout(0.3))(hidden)
@@ -113,23 +113,23 @@ def test_a_share_of_the_global_batch_gets_its_share_of_the_mask() -> None:
     ones = torch.ones(2, 8, 12)
     with entered(microbatch(torch.tensor([5, 2]), 8)):  # some of the sequences
         assert torch.equal(named(Dropout(0.4))(ones) != 0, whole[[5, 2]])
-    columns = torch.tensor([0, 1, 6, 7]).expand(2, -1)  # some of the positions, as context parallelism divides them
+    columns = torch.tensor([0, 1, 6, 7]).expand(2, -1)  # some of the positions, as under context parallelism
     with entered(microbatch(torch.tensor([5, 2]), 4, columns)):
         assert torch.equal(named(Dropout(0.4))(ones[:, :4]) != 0, whole[[5, 2]][:, [0, 1, 6, 7]])
     module = named(Dropout(0.4))
     assert isinstance(module, Dropout)
     module.expect(12)
     module.divide(1, 2)
-    with entered(microbatch(torch.tensor([5, 2]), 8)):  # as tensor parallelism divides positions, or features, or neither
+    with entered(microbatch(torch.tensor([5, 2]), 8)):  # positions, features or neither, as under tensor parallelism
         assert torch.equal(module(ones[:, :4]) != 0, whole[[5, 2], 4:])
         assert torch.equal(module(ones[:, :, :6]) != 0, whole[[5, 2], :, 6:])
         assert torch.equal(module(ones[:, :, :6].view(2, 8, 2, 3)).flatten(2) != 0, whole[[5, 2], :, 6:])
         assert torch.equal(module(ones) != 0, whole[[5, 2]])
-    with pytest.raises(ValueError, match=r"'blocks\.0\.dropout' of the model is divided already"):
+    with pytest.raises(ValueError, match=r"'blocks\.0\.dropout' of the model is already sharded"):
         module.divide(0, 2)
 
 
-def test_what_does_not_divide_goes_as_torch_divides_it() -> None:
+def test_uneven_shares_follow_torchs_sharding() -> None:
     whole, parts = mask(0.4, (1, 4, 7)), []
     for rank in range(3):
         module = named(Dropout(0.4))
@@ -154,7 +154,7 @@ def test_all_kernels_compute_the_same(dtype: torch.dtype, shape: tuple[int, ...]
     expected = dropout._masked(elements, words, 2**30, 2.0)
     assert expected.dtype == dtype
     for kernel in dropout._KERNELS.values():
-        if kernel is not dropout._masked_in_one_kernel:  # which compiles _masked
+        if kernel is not dropout._masked_in_one_kernel:  # this kernel compiles _masked
             assert torch.equal(kernel(elements, words, 2**30, 2.0), expected)
 
 
@@ -169,7 +169,7 @@ def test_gradients_pass_through_the_same_mask() -> None:
         assert torch.equal(module(turned), module(hidden))
 
 
-def test_nothing_is_kept_for_backward_but_a_few_words() -> None:
+def test_only_random_words_are_saved_for_backward() -> None:
     kept: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_nothing_is_kept_for_backward_but_a_few_words() -> None:
     assert sorted(kept) == [32, 32, 64]
 
 
-def test_edges() -> None:
+def test_probabilities_0_and_1_and_evaluation() -> None:
     hidden = torch.randn(2, 4, 6)
     with entered(microbatch(torch.arange(2), 4)):
         assert named(Dropout(0.1)).eval()(hidden) is hidden
@@ -195,7 +195,7 @@ def test_edges() -> None:
     assert not list(Dropout(0.25).buffers()), "what a stream knows is no state"
 
 
-def test_a_model_that_is_called_by_hand_draws_from_torchs_generator() -> None:
+def test_outside_a_run_draws_come_from_torchs_generator() -> None:
     hidden = torch.randn(2, 4, 6)
     torch.manual_seed(3)
     expected, numbers = F.dropout(hidden, 0.4), torch.rand(2, 4, 6)
@@ -203,7 +203,7 @@ def test_a_model_that_is_called_by_hand_draws_from_torchs_generator() -> None:
     assert torch.equal(Dropout(0.4)(hidden), expected)
     assert torch.equal(RandomStream().uniform(hidden), numbers)
     torch.manual_seed(3)
-    with shape_inference():  # nothing of it is used
+    with shape_inference():  # the results are unused
         assert torch.equal(named(Dropout(0.4))(hidden), expected)
 
 
@@ -240,28 +240,28 @@ def divided() -> nn.Module:
             lambda: named(Dropout(0.5)),
             None,
             (2, 4, 6),
-            r"module 'blocks\.0\.dropout' of the model: .* no microbatch is entered",
+            r"module 'blocks\.0\.dropout' of the model: draws outside a microbatch",
         ),
         (lambda: Dropout(0.5), microbatch(torch.arange(2), 4), (2, 4, 6), "after the core had named its modules"),
-        (lambda: named(Dropout(0.5)), anonymous_batch(), (2, 4, 6), "does not say which sequences .*set Batch.rows"),
+        (lambda: named(Dropout(0.5)), anonymous_batch(), (2, 4, 6), "a batch that has no row indices; set Batch.rows"),
         (
             lambda: named(Dropout(0.5)),
             microbatch(torch.arange(2), 4),
             (2, 4),
-            r"\[2, 4, features\.\.\.\].* called with \[2, 4\]",
+            r"expects a tensor of shape \[2, 4, features\.\.\.\], not \[2, 4\]",
         ),
-        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (2, 3, 6), r"called with \[2, 3, 6\]"),
-        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (8, 6), r"called with \[8, 6\]"),
+        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (2, 3, 6), r"not \[2, 3, 6\]"),
+        (lambda: named(Dropout(0.5)), microbatch(torch.arange(2), 4), (8, 6), r"not \[8, 6\]"),
         (divided, microbatch(torch.arange(2), 4), (2, 3, 12), r"\[2, 4, features\.\.\.\] or \[2, 2, features\.\.\.\]"),
         (
             divided,
             microbatch(torch.arange(2), 4),
             (2, 4, 7),
-            "12 features of a token or 6 of them, and it was called with 7",
+            "expects 12 features per token, or this rank's share of 6, not 7",
         ),
     ],
 )
-def test_what_has_no_place_is_refused(
+def test_a_tensor_without_a_place_in_the_global_batch_is_refused(
     make: Callable[[], nn.Module], where: Microbatch | None, shape: tuple[int, ...], message: str
 ) -> None:
     with entered(where), pytest.raises(UserError, match=message):

@@ -19,7 +19,7 @@ from titan_core.data.tokens import TokenStream
 
 
 class Failing:
-    """A shard whose reads fail as requested: at the n-th read an error, once."""
+    """A shard whose n-th read raises the given error, once."""
 
     def __init__(self, errors: dict[int, Exception]) -> None:
         self.errors, self.reads, self.next = errors, 0, 0
@@ -48,26 +48,26 @@ class Failing:
         self.next, self.broken = state["next"], False
 
 
-def test_transient_errors_are_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_transient_errors_are_retried(caplog: pytest.LogCaptureFixture) -> None:
     shard = Failing({2: ConnectionResetError("peer"), 3: TimeoutError(), 6: OSError(5, "Input/output error")})
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
     assert list(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
-    assert "ConnectionResetError: peer; trying again" in caplog.text
+    assert "ConnectionResetError: peer; retrying" in caplog.text
 
 
-def test_transient_errors_within_a_shuffled_buffer_are_tried_again() -> None:
+def test_transient_errors_within_a_shuffle_buffer_are_retried() -> None:
     shard = BufferedShuffle(Failing({3: TimeoutError(), 4: TimeoutError(), 7: ConnectionResetError()}), 2, (0,))  # type: ignore[arg-type]
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
     assert sorted(iter(lambda: reader.next(shard), None)) == [f"document {number}" for number in range(6)]
 
 
-def test_errors_of_the_hubs_client_are_transient() -> None:
+def test_errors_of_the_hub_client_are_transient() -> None:
     timeout = type("ReadTimeout", (type("HTTPError", (Exception,), {"__module__": "httpx2"}),), {"__module__": "elsewhere"})
     assert is_transient(timeout())
     assert not is_transient(type("Mine", (Exception,), {"__module__": "mine"})())
 
 
-def test_a_worker_that_was_killed_is_one_clear_error() -> None:
+def test_a_killed_worker_is_one_clear_error() -> None:
     (loader,) = loaders(1, workers=1)
     others = multiprocessing.active_children()
     assert loader.next_step() is not None
@@ -80,14 +80,14 @@ def test_a_worker_that_was_killed_is_one_clear_error() -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), ZeroDivisionError()])
-def test_other_errors_are_not(error: Exception) -> None:
+def test_other_errors_are_not_transient(error: Exception) -> None:
     with pytest.raises(type(error)):
         DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters").next(Failing({1: error}))
 
 
-def test_a_source_that_stays_unreadable_is_one_clear_error() -> None:
+def test_a_permanently_unreadable_source_is_one_clear_error() -> None:
     reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
-    with pytest.raises(UserError, match="dataset 'letters': cannot be read, after 2 retries: TimeoutError: slow"):
+    with pytest.raises(UserError, match="dataset 'letters': cannot be read after 2 retries: TimeoutError: slow"):
         reader.next(Failing({number: TimeoutError("slow") for number in (1, 2, 3)}))
 
 
@@ -95,17 +95,17 @@ def test_a_source_that_stays_unreadable_is_one_clear_error() -> None:
 def test_corrupt_records_are_counted_and_skipped_or_end_the_job(workers: int) -> None:
     spec = stream(letters("3,!,5,!,2,9,4,4,7,7"), plan=plan(1, global_size=2, shards=2), on_corrupt="skip")
     (loader,) = loaders_of(spec, workers=workers)
-    for _ in range(3):  # a good deal of the first epoch
+    for _ in range(3):  # a large part of the first epoch
         step = loader.next_step()
     assert step is not None
     assert step.corrupt == 2
     (strict,) = loaders_of(stream(letters("3,!,5,!,2,9,4,4,7,7"), plan=plan(1, global_size=2, shards=2)), workers=workers)
-    with pytest.raises(UserError, match=r"letters:[13]: no letters; .*leave such records out with data.on_corrupt"):
+    with pytest.raises(UserError, match=r"letters:[13]: no letters; .*skip such records: set data.on_corrupt"):
         list(iter(strict.next_step, None))
     close([loader], [strict])
 
 
-def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
+def test_a_stream_without_tokens_is_an_error_instead_of_an_endless_loop() -> None:
     class Mute:
         vocab_size = 1
 
@@ -123,7 +123,7 @@ def test_a_stream_without_tokens_is_an_error_and_no_endless_loop() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_empty_documents_are_left_out_and_counted(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_documents_are_skipped_and_counted(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     (loader,) = loaders_of(
         stream(letters("3,0,5,0,2,9"), plan=plan(1, global_size=1, shards=1, seq_len=10)), workers=workers
     )
@@ -135,8 +135,8 @@ def test_empty_documents_are_left_out_and_counted(workers: int, caplog: pytest.L
     loader.close()
     assert (256, 257) not in set(itertools.pairwise(seen))
     assert 2 <= step.empty <= 4
-    if not workers:  # whose log is theirs
-        assert "dataset 'letters': documents without text are left out; so far 1" in caplog.text
+    if not workers:  # worker processes have their own logs
+        assert "dataset 'letters': skipping documents without text; 1 so far" in caplog.text
 
 
 @pytest.mark.parametrize("on_end", ["repeat", "stop"])
@@ -150,7 +150,7 @@ def test_a_dataset_of_empty_documents_is_refused(on_end: str) -> None:
 
 
 class Broken:
-    """Fails so many times before each document."""
+    """Fails ``times`` times before each document."""
 
     def __init__(self, times: int) -> None:
         self.times, self.failed = times, 0
@@ -169,7 +169,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(("times", "waits"), [(0, []), (1, [3.0]), (3, [3.0, 6.0, 12.0]), (4, None)])
-def test_each_retry_waits_twice_as_long_and_there_are_so_many(times: int, waits: list[float] | None) -> None:
+def test_retry_delays_double_and_retries_are_limited(times: int, waits: list[float] | None) -> None:
     reader = DocumentReader(ReadPolicy(retries=3, first_wait=3.0), "d")
     waited: list[float] = []
 
@@ -180,7 +180,7 @@ def test_each_retry_waits_twice_as_long_and_there_are_so_many(times: int, waits:
 
     reader.stopped = Stopped()
     if waits is None:
-        with pytest.raises(UserError, match="cannot be read, after 3 retries: OSError: the network is away"):
+        with pytest.raises(UserError, match="cannot be read after 3 retries: OSError: the network is away"):
             reader.next(Broken(times))  # type: ignore[arg-type]
         assert waited == [3.0, 6.0, 12.0]
     else:

@@ -1,4 +1,4 @@
-"""What is left out of pages that are passed on, and what is not."""
+"""Which values are removed as secrets, and which are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from titan_core.api.tools.secrets import (
         "bearer", "credentials", "cookie", "MASTER_KEY", "ACCESS_TOKEN_2", "--x.password",
     ],
 )  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
+def test_secret_names(name: str) -> None:
     assert is_secret(name)
 
 
@@ -34,11 +34,11 @@ def test_names_of_secrets(name: str) -> None:
         "num_key_value_heads", "keyboard", "monkey", "author", "authority", "NCCL_DEBUG", "SLURM_JOB_ID", "RANK", "",
     ],
 )  # fmt: skip
-def test_names_of_other_things(name: str) -> None:
+def test_names_that_are_not_secret(name: str) -> None:
     assert not is_secret(name)
 
 
-def test_values_of_any_type_are_left_out_by_key_and_by_section() -> None:
+def test_values_of_any_type_are_removed_by_key_and_section() -> None:
     config = {
         "wandb": {
             "api_keys": ["s3cret", "s3cret"], "api_key": 123456, "password": 3.25, "use_auth": True, "token": "",
@@ -57,7 +57,7 @@ def test_values_of_any_type_are_left_out_by_key_and_by_section() -> None:
     }  # fmt: skip
     assert shown["secrets"] == {"any": LEFT_OUT, "number": LEFT_OUT, "deep": {"er": LEFT_OUT}, "list": LEFT_OUT}
     assert shown["data"] == {"mixture": [{"path": f"https://{LEFT_OUT}@host/a", "hf_token": LEFT_OUT, "weight": 0.5}]}
-    assert config["wandb"]["api_key"] == 123456  # what was given is left as it is
+    assert config["wandb"]["api_key"] == 123456  # the argument is unchanged
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_values_of_any_type_are_left_out_by_key_and_by_section() -> None:
         ("tcp://10.0.0.1:29500, ratio 3:1 @ 5", None),
     ],
 )
-def test_passwords_within_texts(text: str, shown: str | None) -> None:
+def test_passwords_within_strings(text: str, shown: str | None) -> None:
     assert text_without_secrets(text) == (text if shown is None else shown)
 
 
-def test_arguments_of_a_command() -> None:
+def test_command_arguments() -> None:
     given = [
         "titan", "train", "r.toml", "--wandb.api_key", "s3cret", "--x.password=s3cret", "--secrets.any", "s3cret",
         "--model.args", "{api_key = 's3cret'}", "--data.path=https://user:s3cret@host", "https://user:s3cret@host",
@@ -100,6 +100,6 @@ def test_arguments_of_a_command() -> None:
         "s?sig=a",
     ],
 )
-def test_leaving_secrets_out_twice_changes_nothing(text: str) -> None:
+def test_removing_secrets_is_idempotent(text: str) -> None:
     once = text_without_secrets(text)
     assert text_without_secrets(once) == once

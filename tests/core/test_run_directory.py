@@ -46,7 +46,5 @@ def test_a_run_does_not_resume_in_damaged_files(tmp_path: Path, line: str | None
         metrics.mkdir()
     else:
         metrics.write_text('{"step": 1}\n' + line + "\n")
-    with pytest.raises(
-        UserError, match="metrics.jsonl: is a folder" if line is None else "metrics.jsonl:2: this line is no"
-    ):
+    with pytest.raises(UserError, match="metrics.jsonl: is a folder" if line is None else "metrics.jsonl:2: "):
         RunDirectory(tmp_path).begin(make_job("tiny"), step=2)

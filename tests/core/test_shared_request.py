@@ -14,8 +14,8 @@ from titan_core.api.hookspecs import hookimpl
 
 
 class Asks:
-    """Makes a request on one rank, before a step's batch is loaded or while it is computed with, and records the steps in
-    which all ranks took it."""
+    """Makes a request on one rank, before a step's batch is loaded or while it is computed, and records the steps in which
+    all ranks took it."""
 
     def __init__(self, step: int, rank: int, before: bool) -> None:
         self.step, self.rank, self.before = step, rank, before
@@ -54,7 +54,7 @@ def test_all_ranks_take_a_request_once_in_the_next_step_to_load_its_batch(
 
 
 class Alone:
-    """Makes a request on one rank."""
+    """Creates a request on one rank only."""
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
@@ -63,7 +63,7 @@ class Alone:
 
 
 class Late:
-    """Makes one when ranks have begun to agree."""
+    """Creates a request after ranks have begun to exchange requests."""
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
@@ -83,14 +83,14 @@ def mistaken(folder: str, observer: type[Alone | Late]) -> str:
     return ""
 
 
-def test_ranks_that_do_not_make_the_same_requests_are_reported(gloo: GlooPool, tmp_path: Path) -> None:
-    for told in gloo.run(2, mistaken, str(tmp_path), Alone):
-        assert told.startswith(
-            "rank 0 has 3 shared requests and rank 1 4: an observer calls RunStart.shared_request on some"
+def test_ranks_with_different_requests_are_reported(gloo: GlooPool, tmp_path: Path) -> None:
+    for error in gloo.run(2, mistaken, str(tmp_path), Alone):
+        assert error.startswith(
+            "rank 0 has 3 shared requests and rank 1 has 4: an observer calls RunStart.shared_request on some"
         )
-    for told in gloo.run(2, mistaken, str(tmp_path), Late):
-        assert "RunStart.shared_request was called after titan_train_start" in told
+    for error in gloo.run(2, mistaken, str(tmp_path), Late):
+        assert "RunStart.shared_request was called after titan_train_start" in error
 
 
-def test_what_is_requested_in_the_last_step_is_not_done(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_request_in_the_last_step_is_not_served(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, asked, str(tmp_path), 4, 1, False) == [[], []]

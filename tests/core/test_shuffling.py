@@ -1,4 +1,4 @@
-"""The orders of documents, and the mixture of datasets, are functions of seed, epoch and number."""
+"""Document orders depend only on seed and epoch, and dataset mixtures only on seed and sequence number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
 from titan_core.data.mixture import Mixture
 
 
-def test_single_batches_are_mixed_well() -> None:
+def test_every_batch_is_mixed_evenly() -> None:
     mixture = Mixture([0.7, 0.2, 0.1], seed=3)
     for step in range(50):
         counts = [0, 0, 0]
@@ -26,7 +26,7 @@ def test_single_batches_are_mixed_well() -> None:
         assert all(abs(count - 64 * share) < 3 for count, share in zip(counts, (0.7, 0.2, 0.1), strict=True))
 
 
-def test_a_streams_buffer_is_restored_exactly() -> None:
+def test_a_shuffle_buffer_is_restored_exactly() -> None:
     spec = letters("stream:" + LENGTHS)
     source = ShuffledStream(spec.build.load()(spec.context), 7, seed=5)
     whole = list(source.shard(1, 3, 0))
@@ -43,7 +43,7 @@ def test_a_streams_buffer_is_restored_exactly() -> None:
         assert list(third) == whole[done:]
 
 
-def test_epochs_differ_in_order_and_agree_in_content() -> None:
+def test_epochs_have_the_same_documents_in_different_orders() -> None:
     def order(seed: int, epoch: int) -> list[Any]:
         spec = letters(",".join(map(str, range(50))), seed=seed)
         return list(spec.build.load()(spec.context).shard(0, 1, epoch))
@@ -53,7 +53,7 @@ def test_epochs_differ_in_order_and_agree_in_content() -> None:
     assert order(0, 0) != order(1, 0)
 
 
-def test_an_order_of_an_epoch_is_divided_by_every_so_manieth() -> None:
+def test_shards_take_every_nth_document_of_an_epoch() -> None:
     source: Any = ShuffledDocuments(Letters(["1"] * 20, 40), seed=3)
     order = numpy.random.Generator(numpy.random.Philox(key=[3, 2])).permutation(20).tolist()
     expected = [chr(40 + index) for index in order]
@@ -62,17 +62,19 @@ def test_an_order_of_an_epoch_is_divided_by_every_so_manieth() -> None:
         assert list(source.shard(shard, 3, 2)) == expected[shard::3]
 
 
-def test_a_block_of_a_stream_is_shuffled_by_its_own_number() -> None:
+def test_a_blocks_order_depends_on_its_number() -> None:
     got = [int(text) for text in BufferedShuffle(Plain(6), 4, (7, 1))]  # type: ignore[call-overload]
     orders = [numpy.random.default_rng([7, 1, block]).permutation(size) for block, size in ((0, 4), (1, 2))]
     assert got == [*orders[0].tolist(), *(4 + orders[1]).tolist()]
 
 
-def test_a_mixture_is_a_function_of_seed_and_number() -> None:
-    one, same, other = (Mixture([1.0, 1.0], seed=seed) for seed in (3, 3, 4))
+def test_a_mixture_depends_only_on_seed_and_sequence_number() -> None:
+    first, same, other = (Mixture([1.0, 1.0], seed=seed) for seed in (3, 3, 4))
     numbers = range(1000)
-    assert [one.dataset_of(number) for number in numbers] == [same.dataset_of(number) for number in reversed(numbers)][::-1]
-    assert [one.dataset_of(number) for number in numbers] != [other.dataset_of(number) for number in numbers]
+    assert [first.dataset_of(number) for number in numbers] == [same.dataset_of(number) for number in reversed(numbers)][
+        ::-1
+    ]
+    assert [first.dataset_of(number) for number in numbers] != [other.dataset_of(number) for number in numbers]
     assert {Mixture([0.0, 2.0, 0.0], 0).dataset_of(number) for number in numbers} == {1}
     # Weights need not sum to 1, and each dataset has its own share, not its neighbour's.
     counts = Counter(Mixture([10.0, 30.0, 60.0], 5).dataset_of(number) for number in numbers)
@@ -80,10 +82,10 @@ def test_a_mixture_is_a_function_of_seed_and_number() -> None:
 
 
 class Plain:
-    """Documents in their own order."""
+    """Documents in their original order."""
 
     def __init__(self, number: int) -> None:
-        self.documents, self.next = [str(one) for one in range(number)], 0
+        self.documents, self.next = [str(document) for document in range(number)], 0
 
     def __iter__(self) -> Plain:
         return self
@@ -101,32 +103,32 @@ class Plain:
         self.next = state["next"]
 
 
-def test_blocks_of_a_buffer_have_orders_of_their_own() -> None:
+def test_blocks_of_a_buffer_have_different_orders() -> None:
     read = list(BufferedShuffle(Plain(24), 8, (0, 1)))
     blocks = [read[start : start + 8] for start in (0, 8, 16)]
     assert [sorted(map(int, block)) for block in blocks] == [list(range(start, start + 8)) for start in (0, 8, 16)]
-    orders = {tuple(int(one) - start for one in block) for start, block in zip((0, 8, 16), blocks, strict=True)}
+    orders = {tuple(int(document) - start for document in block) for start, block in zip((0, 8, 16), blocks, strict=True)}
     assert len(orders) == 3
     assert tuple(range(8)) not in orders
     assert list(BufferedShuffle(Plain(24), 8, (0, 1))) == read
     assert list(BufferedShuffle(Plain(24), 8, (0, 2))) != read
 
 
-def test_the_order_of_documents_is_that_of_seed_and_epoch() -> None:
-    source = Letters([str(one) for one in range(1, 9)], 33)
+def test_document_order_depends_on_seed_and_epoch() -> None:
+    source = Letters([str(length) for length in range(1, 9)], 33)
 
     def order(seed: int, epoch: int) -> list[str]:
         documents = ShuffledDocuments(source, seed)
         dealt = [list(documents.shard(index, 2, epoch)) for index in range(2)]
         assert sorted(map(len, (*dealt[0], *dealt[1]))) == list(range(1, 9))
-        return [one for pair in zip(*dealt, strict=True) for one in pair]  # type: ignore[misc]
+        return [document for pair in zip(*dealt, strict=True) for document in pair]  # type: ignore[misc]
 
     assert len({tuple(order(seed, epoch)) for seed in range(2) for epoch in range(3)}) == 6
     expected = numpy.random.Generator(numpy.random.Philox(key=[1, 2])).permutation(8)
     assert order(1, 2) == [source.text(index) for index in expected]
 
 
-def test_a_mixture_is_a_function_of_its_seed_and_keeps_its_shares() -> None:
+def test_a_mixture_depends_on_its_seed_and_keeps_its_shares() -> None:
     def chosen(seed: int) -> list[int]:
         return [Mixture([3.0, 0.0, 1.0], seed).dataset_of(number) for number in range(64)]
 

@@ -74,11 +74,11 @@ def test_the_device_is_the_one_that_is_wanted_and_there(monkeypatch: pytest.Monk
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)] * 2
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(UserError, match="local rank 2: this machine has 2 CUDA devices"):
+    with pytest.raises(UserError, match="local rank 2: this machine has only 2 CUDA devices"):
         choose_device("auto")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    with pytest.raises(UserError, match="torch sees no CUDA device"):
+    with pytest.raises(UserError, match="torch finds no CUDA device"):
         choose_device("cuda")
     assert (backend_for(CPU), backend_for(torch.device("cuda"))) == ("gloo", "cpu:gloo,cuda:nccl")
 

@@ -1,4 +1,4 @@
-"""Arithmetic over a divided vocabulary is that over the whole one, forward and backward, even where it divides unevenly."""
+"""Arithmetic over a sharded vocabulary equals that over the whole one, forward and backward, even for uneven shards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SEQUENCES = (2, 6)
 
 
 def batch_of(vocab_size: int) -> tuple[Tensor, Batch]:
-    """Each id is a target at least once where there is room; some positions have none, some weigh more, some logits are
-    large."""
+    """Return logits and a batch. Each id is a target at least once if there is room; some positions have no target, some
+    weigh more, and some logits are large."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = 5.0 * torch.randn(*SEQUENCES, vocab_size, generator=generator)
     logits[0, 0, -1] = 300.0
@@ -52,7 +52,7 @@ FORMULAS: tuple[Formula, ...] = (next_token, with_normaliser, squares)
 
 
 def whole(formula: Formula, logits: Tensor, batch: Batch) -> Tensor:
-    """By torch alone."""
+    """Compute the loss with torch only."""
     scores, trained = logits.float(), batch.targets != IGNORE
     if formula is squares:
         return scores.square().sum(-1).sqrt().sum()
@@ -64,10 +64,10 @@ def whole(formula: Formula, logits: Tensor, batch: Batch) -> Tensor:
 
 
 def divided(formula: Formula, vocab_size: int, dtype: torch.dtype) -> tuple[float, Tensor, int]:
-    """Loss, this rank's columns of the gradient, and the number of the first of these."""
+    """Return the loss, this rank's columns of the gradient, and the first column's index."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     logits, batch = batch_of(vocab_size)
-    # Divided by DTensor, as the output layer divides them.
+    # Sharded by DTensor, like the output layer.
     mine = distribute_tensor(logits.to(dtype), mesh, [Shard(-1)]).to_local().clone().requires_grad_()
     columns = distribute_tensor(torch.arange(vocab_size), mesh, [Shard(0)]).to_local()
     first = int(columns[0]) if len(columns) else vocab_size
@@ -91,7 +91,7 @@ def on_rank(dtype: torch.dtype) -> Results:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_it_is_that_over_the_whole(gloo: GlooPool, ranks: int, dtype: torch.dtype) -> None:
+def test_sharded_results_equal_unsharded_ones(gloo: GlooPool, ranks: int, dtype: torch.dtype) -> None:
     results = gloo.run(ranks, on_rank, dtype)
     for number, formula in enumerate(FORMULAS):
         for size in VOCABULARIES:
@@ -106,8 +106,8 @@ def test_it_is_that_over_the_whole(gloo: GlooPool, ranks: int, dtype: torch.dtyp
             assert sum(result[number, size][1].shape[-1] for result in results) == size
 
 
-def test_one_fp32_tensor_of_the_logits_size_is_there_at_a_time() -> None:
-    """Forward and backward, beside bf16 logits and their gradient."""
+def test_at_most_one_fp32_tensor_of_the_logits_size_exists_at_a_time() -> None:
+    """In forward and in backward, in addition to bf16 logits and their gradient."""
     from harness.storages import LargestLive
 
     logits = torch.randn(1, 64, 4096).bfloat16().requires_grad_()

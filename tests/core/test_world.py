@@ -1,4 +1,4 @@
-"""The ranks of a job: their places, their collectives, and that all run the same job."""
+"""The ranks of a job: coordinates, collectives, and the check that all run the same job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
 from titan_core.train.world import join_world, require_same_job
 
 
-def test_places_of_ranks_that_see_the_same() -> None:
+def test_coordinates_of_ranks_that_see_the_same_data() -> None:
     degrees = {"pp": 2, "dp_replicate": 2, "dp_shard": 3, "cp": 2, "tp": 2}
     world = OneOfMany(degrees, {"dp_replicate": 1, "dp_shard": 2, "tp": 1})
     assert (world.size, world.data_ranks, world.data_rank) == (48, 6, 5)
@@ -31,7 +31,7 @@ def test_places_of_ranks_that_see_the_same() -> None:
 
 
 def other_version(rank: int) -> str:
-    """On one rank, a plugin has another version than on the other."""
+    """Return the error if a plugin's version differs between ranks."""
     job = make_job("tiny", {"job.device": "cpu"})
     versions = job.plugin_versions()
     if int(os.environ["RANK"]) == rank:
@@ -44,14 +44,14 @@ def other_version(rank: int) -> str:
         return f"{versions[-1]['name']}: {error}"
 
 
-def test_ranks_with_other_plugin_versions_are_refused(gloo: GlooPool) -> None:
+def test_ranks_with_different_plugin_versions_are_refused(gloo: GlooPool) -> None:
     for told in gloo.run(2, other_version, 1):
         plugin, _, problem = told.partition(": ")
         assert problem.startswith("rank 1: its job differs from rank 0's in plugins.")
         assert f":{plugin} ('1.0' on rank 0, '0.0.1' here)" in problem
 
 
-def test_one_rank_has_the_same_job_as_itself() -> None:
+def test_a_single_rank_agrees_with_itself() -> None:
     with join_world(make_job("tiny", {"job.device": "cpu"})) as world:
         require_same_job(make_job("tiny"))
         assert (world.rank, world.size, world.data_rank, world.data_ranks) == (0, 1, 0, 1)
@@ -66,7 +66,7 @@ def test_one_rank_has_the_same_job_as_itself() -> None:
 
 
 def collectives(folder: str) -> list[Any]:
-    """What the four ranks of two islands, with two ranks each, agree on."""
+    """Return the results of collectives between four ranks in two islands of two."""
     os.chdir(folder)
     islands = MeshDim("islands", "parallelism.data_parallel_replicate_degree", "batch", diverges=True)
     dims = (islands, *(dim for dim in STANDARD_DIMS if dim.name != "dp_replicate"))
@@ -84,7 +84,7 @@ def test_the_collectives_of_a_world(gloo: GlooPool, tmp_path: Any) -> None:
         assert told == [[1111.0, -6.0], [1000.0, 0.0], within, [0, 1, 2, 3], 0]
 
 
-def test_a_jobs_identity_changes_with_any_plugins_version() -> None:
+def test_a_jobs_identity_depends_on_every_plugin_version() -> None:
     job = make_job("tiny")
     found = job.registry.found
     for number, plugin in enumerate(found.plugins):

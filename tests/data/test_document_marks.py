@@ -132,11 +132,11 @@ def test_a_named_file_has_a_folders_config_and_another_file_has_not(tmp_path: Pa
 
 
 BROKEN: dict[str, tuple[object, str]] = {
-    "no JSON": ("{", "not JSON: "),
-    "empty": ("", "not JSON: "),
-    "nested": ("[" * 100_000, "not JSON: "),
-    "list": ([1], "a JSON list, not an object"),
-    "null": ("null", "a JSON NoneType, not an object"),
+    "no JSON": ("{", "is not JSON: "),
+    "empty": ("", "is not JSON: "),
+    "nested": ("[" * 100_000, "is not JSON: "),
+    "list": ([1], "contains a JSON list, not an object"),
+    "null": ("null", "contains a JSON NoneType, not an object"),
     "number": ({"bos_token": 5}, "bos_token is 5, not a token"),
     "flag": ({"eos_token": True}, "eos_token is true, not a token"),
     "tokens": ({"eos_token": ["</s>"]}, r'eos_token is \["</s>"\], not a token'),
@@ -167,7 +167,7 @@ def test_a_damaged_config_is_one_clear_error(tmp_path: Path, case: str) -> None:
 def test_config_bytes_that_are_no_text_are_one_clear_error(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b'{"bos_token": "\xff"}')
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: not JSON"):
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: is not JSON"):
         build_hf(tokenizer_at(tmp_path))
 
 

@@ -208,7 +208,7 @@ def test_ids_beyond_the_vocabulary_are_reported_with_their_file_and_document(tmp
     assert ends[5] - ends[4] > 3
     ids.tofile(folder / "part-00001.bin")
     source = open_tokenized(request(folder, vocab_size=BYTE.vocab_size))
-    told = r"part-00001\.bin, document 5: token 3 has the id 40000, and the vocabulary ends at 257: damaged"
+    told = r"part-00001\.bin, document 5: token 3 has the id 40000, but the largest id of the vocabulary is 257: damaged"
     with pytest.raises(CorruptRecord) as caught:
         list(source.shard(0, 1, 0))
     assert re.search(told, f"{caught.value.place}: {caught.value.why}")
@@ -263,7 +263,7 @@ def test_ids_of_a_tokenizers_or_datasets_plugin_are_held_against_the_vocabulary(
 
     spec = letters("3,4,5,6")
     reader = DocumentReader(ReadPolicy(), "mine")
-    why = "the vocabulary ends at 257|not a list of token ids"
+    why = "the largest id of the vocabulary is 257|not a list of token ids"
     with pytest.raises(UserError, match=f"dataset 'mine', logical shard 0 of 1, .*{why}.*fix the plugin of the tokenizer"):
         TokenStream(spec.build.load()(spec.context), Odd(), 0, 1, "repeat", "mine", reader).take(5)
 

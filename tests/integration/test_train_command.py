@@ -104,5 +104,5 @@ def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     first, last = err.strip().splitlines()
     assert first == "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
-    assert re.fullmatch(r"titan: interrupted after step \d+; nothing was saved, since .* \(checkpoint\.enable\)", last)
+    assert re.fullmatch(r"titan: interrupted after step \d+; nothing was saved: .* \(checkpoint\.enable\)", last)
     assert re.search(r"ended after step \d+ of 100000: interrupted, after a whole step", out)

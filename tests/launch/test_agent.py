@@ -245,7 +245,7 @@ def test_outcomes_come_back_from_their_files(tmp_path: Path) -> None:
     ("ended", "line"),
     [
         (Outcome(0, 7, begun=2, checkpoint="c/step-7"), "interrupted after step 7, saved in c/step-7; to resume: titan x"),
-        (Outcome(0, 7, begun=2), "interrupted after step 7; nothing was saved, since the job keeps no checkpoints"),
+        (Outcome(0, 7, begun=2), "interrupted after step 7; nothing was saved: checkpoints are disabled"),
         (Outcome(0, 7, begun=7), "interrupted before step 8; nothing was trained since the start"),
     ],
 )

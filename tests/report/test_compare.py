@@ -57,7 +57,7 @@ def test_separators_inside_of_brackets_and_quotes_do_not_part() -> None:
         (["optimizer.lr="], [], "no values are given"),
         (["optimizer.lr=1"], [], "there is one variant alone"),
         (["optimizer.lr=1,1"], [], "is there twice"),
-        ([], ["optimizer.lr"], "a value is needed"),
+        ([], ["optimizer.lr"], "needs a value"),
         ([], [""], "it changes nothing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Causal attention, over whole sequences or inside of the documents that are packed into them."""
+"""Causal attention over whole sequences, or within the documents packed into them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from torch import Tensor, nn
 
 
 class CausalAttention(nn.Module):
-    """Softmax attention in which each position sees itself and those before it, of its own document: a mixer, as
-    :class:`~titan_core.api.layout.ModelLayout` wants them, that models may use.
+    """Causal softmax attention, in which each position attends to earlier positions of its document and to itself. Models
+    may use it as a mixer (:class:`~titan_core.api.layout.ModelLayout`).
 
-    Whole sequences go through ``scaled_dot_product_attention``. So do documents, with a mask, but on CUDA devices, where
-    FlexAttention (He et al., arXiv 2412.05496) leaves out the blocks in which nothing is seen; it has no backward on CPUs.
+    It calls ``scaled_dot_product_attention``, with a mask if documents are given. On CUDA devices, documents use
+    FlexAttention (He et al., arXiv 2412.05496) instead, which skips blocks that are masked completely; FlexAttention has no
+    backward on CPUs.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """
         Args:
             q: ``[batch, heads, seq, head_dim]``.
-            k: the like, with as many heads or with fewer that divide them (grouped queries).
-            v: as ``k``.
-            documents: of each position its document, ``[batch, seq]``; ``None``: one for all.
+            k: like ``q``, with the same number of heads or a divisor of it (grouped-query attention).
+            v: like ``k``.
+            documents: the document of each position, ``[batch, seq]``; ``None``: one document per sequence.
         """
         grouped = q.shape[1] != k.shape[1]
         if documents is None:
@@ -37,11 +38,11 @@ class CausalAttention(nn.Module):
 
 
 def seen(of_queries: Tensor, of_keys: Tensor, first: int = 0) -> Tensor:
-    """What each query sees of the keys: those at or before its position, in its document.
+    """Return which keys each query attends to: those at or before its position, in its document.
 
     Args:
-        of_queries: documents, ``[batch, queries]``.
-        of_keys: documents of the positions from 0 on, ``[batch, keys]``.
+        of_queries: document of each query, ``[batch, queries]``.
+        of_keys: document of each key, from position 0, ``[batch, keys]``.
         first: position of the first query.
 
     Returns:
@@ -52,7 +53,7 @@ def seen(of_queries: Tensor, of_keys: Tensor, first: int = 0) -> Tensor:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-    """The same by FlexAttention."""
+    """Compute causal attention within documents by FlexAttention."""
     attend = _compiled() if q.device.type == "cuda" and not torch.compiler.is_compiling() else _flex_attention()
     result: Tensor = attend(q, k, v, block_mask=_block_mask(documents), enable_gqa=q.shape[1] != k.shape[1])
     return result
@@ -66,7 +67,7 @@ def _flex_attention() -> Any:
 
 @cache
 def _compiled() -> Any:
-    """Uncompiled, it would write out every score."""
+    """Return the compiled function: without compilation, FlexAttention would materialise all scores."""
     return torch.compile(_flex_attention())
 
 
@@ -74,7 +75,7 @@ _last: tuple[weakref.ref[Tensor], Any] | None = None
 
 
 def _block_mask(documents: Tensor) -> Any:
-    """Made once a batch: all layers of a microbatch come with the same tensor."""
+    """Return the block mask of ``documents``. It is made once per microbatch, because all layers pass the same tensor."""
     global _last
     if not torch.compiler.is_compiling() and _last is not None and _last[0]() is documents:
         return _last[1]

@@ -1,4 +1,4 @@
-"""Losses of modules inside a model (load balancing of experts, a penalty on activations), beside the objective."""
+"""Losses that modules of the model add to the objective, such as expert load balancing or an activation penalty."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from titan_core.api.microbatch import AuxiliaryLosses, current_microbatch
 def add_auxiliary_loss(
     carrier: Tensor, name: str, loss: Tensor, *, divided: bool = False, gradient_share: float = 1.0
 ) -> Tensor:
-    """Minimise ``loss`` beside the objective, wherever in the model and on whatever mesh it is computed.
+    """Minimise ``loss`` in addition to the objective. It may be computed anywhere in the model and on any mesh.
 
-    The loss is divided by the positions of the *global* batch, so a loss that is a sum over positions, or over sequences,
-    has the same effect however ranks, microbatches and pipeline stages divide the batch. Its gradient starts when the
-    backward pass reaches ``carrier``; that is also when its value is counted, so that recomputation counts nothing twice.
-    Outside of a training step this does nothing.
+    The loss is divided by the number of positions in the *global* batch, so a loss that is a sum over positions or sequences
+    has the same effect however ranks, microbatches and pipeline stages divide the batch. Its gradient enters the backward
+    pass at ``carrier``. Its value is counted at the same point, so that recomputation does not count it twice. Outside a
+    training step the function does nothing.
 
     Args:
         carrier: a tensor that the objective depends on.
-        name: what metrics call it: ``auxiliary/NAME``. A part that adds it declares the name
+        name: the metric is called ``auxiliary/NAME``. A part that adds the loss must declare the name
             (:attr:`titan_core.api.model_part.ModelPart.auxiliary_losses`).
-        loss: a scalar, summed over the microbatch's positions (or sequences) that this rank has.
-        divided: whether ranks that divide weights (tensor parallelism) compute it for positions of their own, as they do
-            outside of regions under sequence parallelism. Otherwise all of them compute the same loss.
-        gradient_share: what the gradient is multiplied by: one over the number of ranks that compute the same loss, where
-            the gradients of these ranks are summed (inside of a region of tensor parallelism).
+        loss: a scalar, summed over this rank's positions (or sequences) of the microbatch.
+        divided: whether tensor-parallel ranks compute it for different positions, as they do outside regions under sequence
+            parallelism. Otherwise all of them must compute the same loss.
+        gradient_share: factor on the gradient. Inside a tensor-parallel region, where the gradients of the ranks are summed,
+            it must be one over the number of ranks that compute the same loss.
 
     Returns:
         ``carrier``, unchanged.
@@ -52,5 +52,5 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         ctx.losses.add(ctx.name, ctx.value, ctx.divided)
-        of_loss = torch.full_like(ctx.value, ctx.losses.scale * ctx.share)
-        return gradients[0], of_loss, None, None, None, None
+        loss_gradient = torch.full_like(ctx.value, ctx.losses.scale * ctx.share)
+        return gradients[0], loss_gradient, None, None, None, None

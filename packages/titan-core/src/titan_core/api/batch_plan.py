@@ -1,4 +1,4 @@
-"""How a global batch is divided. Arithmetic only; free of torch."""
+"""How a global batch is divided over ranks and microbatches. Arithmetic only; free of torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class BatchPlan:
     microbatches: int
     """Forward and backward passes per optimizer step (gradient accumulation)."""
     ranks: int
-    """Ranks that see different sequences."""
+    """Ranks, or groups of ranks, that see different sequences."""
     logical_shards: int
-    """Streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
+    """Number of streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
     seq_len: int
 
     @property
     def tokens_per_step(self) -> int:
-        """Input tokens of one optimizer step, over all ranks."""
+        """Number of input tokens per optimizer step, over all ranks."""
         return self.global_size * self.seq_len

@@ -1,4 +1,4 @@
-"""The seam between the trainer and a checkpoint plugin."""
+"""The interface between the trainer and a checkpoint plugin."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RefusedChange:
-    """Something that a resumed run must not have otherwise than the run that was saved, unless its user allows it."""
+    """A difference from the saved run that a resumed run must not have unless its user allows it."""
 
     key: str
-    """What allows it in ``checkpoint.allow_changed``."""
+    """The entry in ``checkpoint.allow_changed`` that allows it."""
     problem: Problem
-    """Without that key."""
+    """The problem, without that entry."""
     allowable: bool = True
 
 
 def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
-    """The error of ``refused`` changes: each by itself, and one list of keys that allows all of them.
+    """Return the error for ``refused`` changes: one problem each, and one list of keys that allows all of them.
 
     Args:
-        allowed: the present value of ``checkpoint.allow_changed``, which the list keeps.
+        allowed: the current value of ``checkpoint.allow_changed``, which the list includes.
     """
     keys = list(dict.fromkeys([*allowed, *(change.key for change in refused if change.allowable)]))
     hint = f"checkpoint.allow_changed = {json.dumps(keys, ensure_ascii=False)}"
@@ -52,111 +52,111 @@ def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserErr
 
 
 class DataPosition(Protocol):
-    """The place in the data that a run has reached."""
+    """A run's position in its data."""
 
     def state_dict(self) -> dict[str, Any]:
-        """``shards``: the position of each logical shard that this rank reads, by name. ``stream_of``: what identifies the
-        stream that they are positions in. Plain values."""
+        """Return plain values: ``shards``, the position of each logical shard that this rank reads, by name; and
+        ``stream_of``, the identity of the stream to which the positions belong."""
         ...
 
     def refused_changes(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> list[RefusedChange]:
-        """What keeps the positions of ``state`` from being positions in this stream, ``allowed`` changes apart."""
+        """Return the reasons why the positions in ``state`` do not fit this stream, except for ``allowed`` changes."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> None:
-        """Continue from the positions of all ranks together.
+        """Continue from the positions of all ranks.
 
         Args:
-            allowed: patterns of what may differ between the two streams.
+            allowed: patterns of the differences between the two streams that are allowed.
 
         Raises:
-            UserError: they are positions in another stream.
+            UserError: the positions belong to another stream.
         """
         ...
 
 
 class CheckpointEvents(Protocol):
-    """What a checkpoint plugin reports to the observers of a run."""
+    """The channel between a checkpoint plugin and the observers of a run."""
 
     def flush(self, step: int) -> None:
-        """Before a checkpoint of ``step`` is taken; raises where the step's numbers are bad."""
+        """Flush observers before a checkpoint of ``step`` is taken. Raises if the step's values are bad."""
         ...
 
     def save_state(self) -> dict[str, Any]:
-        """What observers keep in the checkpoint."""
+        """Return the state of observers, to be saved in the checkpoint."""
         ...
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """What observers kept in the checkpoint that was restored."""
+        """Pass the observers' state from the restored checkpoint to the observers."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Observers' tensors by name, to save and to load into."""
+        """Return the tensors of observers by name, to save or to load into."""
         ...
 
     def checkpoint_saved(self, step: int, path: str) -> None:
-        """The checkpoint of ``step`` is complete."""
+        """Report that the checkpoint of ``step`` is complete."""
         ...
 
 
 @dataclass
 class TrainState:
-    """Everything that a run must restore to continue as if it had not stopped."""
+    """Everything that must be restored for a run to resume as if it had never stopped."""
 
     parts: list[ModelPart]
     optimizer: Optimizer
     lr_scheduler: LRScheduler
     loader: DataPosition
     step: int = 0
-    """Optimizer steps taken."""
+    """Number of optimizer steps taken."""
     tokens_seen: int = 0
-    """Target tokens trained on, over all ranks."""
+    """Number of target tokens trained on, over all ranks."""
     tokens_by_dataset: dict[str, int] = field(default_factory=dict)
-    """The same, by dataset."""
+    """Number of target tokens trained on, by dataset."""
 
 
 @dataclass(frozen=True)
 class CheckpointContext(JobContext[S]):
-    """What a checkpoint store is built with."""
+    """The context with which a checkpoint store is built."""
 
     job: Job
     world: World
     state: TrainState
     lifecycle: CheckpointEvents
     hold: Callable[[Path, str], None]
-    """Holds a folder against other jobs until the run ends, or raises :class:`UserError` with its second
-    argument as the place. For rank 0: a job has one lock for each folder."""
+    """Locks a folder against other jobs until the run ends. Raises :class:`UserError` with its second argument as ``where``
+    if another job has locked it. For rank 0 only: a job has one lock per folder."""
 
 
 class CheckpointStore(Protocol):
     """Saves and restores one run."""
 
     def restore(self) -> None:
-        """Bring the context's state to the newest checkpoint; leave it as it is where there is none."""
+        """Restore the context's state from the newest checkpoint; if there is none, leave the state unchanged."""
         ...
 
     def after_step(self, last: bool, asked: bool) -> None:
-        """Save the state, where that is due after the step that was just taken. The same on all ranks.
+        """Save the state if a checkpoint is due after the step just taken. All ranks pass the same arguments.
 
         Args:
-            last: no other step follows. Where the data ends, or a rank was asked to stop, this shows only when the next step
-                was to begin: the call is then the second one for its step.
-            asked: a user requests a checkpoint (SIGUSR1).
+            last: no step follows. If the data ends or a rank is asked to stop, this becomes known only before the next step
+                would start; the call is then the second one for its step.
+            asked: a user requested a checkpoint (SIGUSR1).
         """
         ...
 
     def before_update(self) -> None:
-        """The optimizer is about to change parameters and its state: what is copied from them must be copied by now."""
+        """Finish pending copies of parameters and optimizer state: the optimizer is about to change them."""
         ...
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish pending writes."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Component):
-    """A way of saving and restoring a run."""
+    """A way to save and restore a run."""
 
     kind = "checkpoint"
     build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]

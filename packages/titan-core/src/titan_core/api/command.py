@@ -1,4 +1,4 @@
-"""What a subcommand of ``titan`` is run with."""
+"""Subcommands of ``titan`` and the context they run with."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from titan_core.api.registry import ComponentRegistry
 
 
 class CommandContext(Protocol):
-    """One call of a command: its arguments, and the job that they name."""
+    """One invocation of a command: its arguments, and the job that they describe."""
 
     @property
     def arguments(self) -> argparse.Namespace:
-        """What the command's own parser read."""
+        """The arguments that the command's own parser read."""
         ...
 
     @property
@@ -30,24 +30,25 @@ class CommandContext(Protocol):
 
     @property
     def override_arguments(self) -> Sequence[str]:
-        """The same, as they were written."""
+        """The ``--section.key value`` arguments, as the user wrote them."""
         ...
 
     @property
     def registry(self) -> ComponentRegistry:
-        """All that is installed, plugins that the recipe switches off included."""
+        """All installed components, including those of plugins that the recipe disables."""
         ...
 
     def config(self, more: Sequence[Override] = ()) -> Config:
-        """The config of ``arguments.recipe`` with :attr:`overrides` and ``more``, of which the last one of a key counts.
+        """Return the config of ``arguments.recipe`` with :attr:`overrides` and then ``more`` applied; the last override of a
+        key wins.
 
         Raises:
-            UserError: all mistakes in it.
+            UserError: lists all mistakes in the config.
         """
         ...
 
     def read_data(self, job: Job) -> Iterator[StepRows]:
-        """The global batches that ``job`` trains on, in order.
+        """Return the global batches that ``job`` trains on, in order.
 
         Raises:
             UserError: a dataset cannot be opened or read.
@@ -55,25 +56,25 @@ class CommandContext(Protocol):
         ...
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = ()) -> Job:
-        """The job that :meth:`config` assembles to, on ``world_size`` ranks (default: the fewest that it allows).
+        """Return the job that :meth:`config` assembles to, on ``world_size`` ranks (default: the smallest possible number).
 
         Raises:
-            UserError: all mistakes in it.
+            UserError: lists all mistakes in the job.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Component):
-    """A subcommand of ``titan``; a name of two words (``"config show"``) makes a group."""
+    """A subcommand of ``titan``. A name of two words (``"config show"``) defines a group."""
 
     kind = "command"
     arguments: Ref[Callable[[argparse.ArgumentParser], None]] | None = None
     """Adds the command's own arguments to its parser."""
     run: Ref[Callable[[CommandContext], int]]
-    """Runs it; returns the exit status. Must not import torch unless it trains."""
+    """Runs the command and returns the exit status. Must not import torch unless it trains."""
     overrides: bool = False
     """Whether it takes a recipe and ``--section.key value`` overrides."""
     launches: bool = False
-    """Whether it takes the options of the installed launchers (:mod:`titan_core.api.launcher`). ``arguments.launcher`` is
-    then the one to start, or ``None``."""
+    """Whether it takes the options of the installed launchers (:mod:`titan_core.api.launcher`). If so,
+    ``arguments.launcher`` is the launcher to start, or ``None``."""

@@ -1,7 +1,7 @@
-"""What plugins register: small frozen descriptions with lazy references to the code that builds the thing.
+"""Components, which plugins register: small frozen descriptions with lazy references to the code that builds the thing.
 
-A component names itself, says in a line what it is, which config section it reads, and where its code is. Nothing here
-imports torch, and neither may a ``plugin.py``; the code behind a :class:`~titan_core.api.ref.Ref` may.
+A component has a name, a one-line summary, optionally a config section, and references to its code. Neither this module nor
+a ``plugin.py`` may import torch; the code behind a :class:`~titan_core.api.ref.Ref` may.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """The phases, in the order of their application. Why this order:
+    """The phases in which transforms are applied, in this order:
 
-    a pipeline cut decides which modules a rank has at all; precision swaps linear layers, so that everything later wraps
-    the swapped ones; tensor parallelism shards them, and expert parallelism what tensor parallelism left of the experts;
-    context parallelism works on what is left of the heads;
-    recomputation must see the final operators, and the compiler must see recomputation; data parallelism goes last,
-    because it hooks the boundaries of whole compiled blocks.
+    1. A pipeline split determines which modules a rank has.
+    2. Precision replaces linear layers, so that all later phases wrap the replacements.
+    3. Tensor parallelism shards layers and experts. Expert parallelism then distributes the experts, or their shards, and
+       context parallelism works with the heads that tensor parallelism leaves on a rank.
+    4. Activation checkpointing must see the final operators, and the compiler must see activation checkpointing.
+    5. Data parallelism comes last, because it hooks the boundaries of whole compiled blocks.
     """
 
     PIPELINE = 1
@@ -63,33 +64,33 @@ class Phase(IntEnum):
 
 
 DATA_DIMS = "*"
-"""In :attr:`Transform.reduces`: every dimension that data parallelism is to shard or replicate parameters over."""
+"""In :attr:`Transform.reduces`: every dimension over which data parallelism shards or replicates parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """What all components have."""
+    """The fields that all components share."""
 
     kind: ClassVar[str]
-    """The stage's name for a reader: 'model', 'parallelism', ..."""
+    """The name of the kind for readers: 'model', 'dataset', ..."""
 
     name: str
-    """How a config selects it; unique among the components of its kind."""
+    """The name that selects the component in a config; unique among the components of its kind."""
     summary: str
     """One line for ``titan plugins``."""
     config: type[Section] | None = None
-    """The class of its own config section. Components of one plugin may share a section."""
+    """The class of the component's config section. Components of one plugin may share a section."""
 
     def section_in(self, config: Config) -> Any:
-        """Its own section in ``config``; ``None`` if it has none."""
+        """Return the component's section in ``config``, or ``None`` if the component has none."""
         return None if self.config is None else config.section(self.config)
 
     def context(self, facts: JobFacts) -> JobContext[Any]:
-        """What its code is called with while a job is assembled."""
+        """Return the context with which the component's code is called while a job is assembled."""
         return JobContext(section=self.section_in(facts.config), facts=facts)
 
     def training_context(self, facts: JobFacts, mesh: JobMesh, device: torch.device) -> TrainingContext[Any]:
-        """What its code is called with once training starts."""
+        """Return the context with which the component's code is called once training starts."""
         return TrainingContext(section=self.section_in(facts.config), facts=facts, mesh=mesh, device=device)
 
 
@@ -99,60 +100,62 @@ class Model(Component):
 
     kind = "model"
     flavors: Mapping[str, BaseModel]
-    """Flavor name -> the arguments of that size, all of one pydantic class; ``[model.args]`` overrides single fields."""
+    """Flavor name -> model arguments. All flavors share one pydantic class; ``[model.args]`` overrides single fields."""
     define: Ref[Callable[[Any], ModelDefinition]]
-    """Arguments -> definition. Must not import torch."""
+    """Model arguments -> definition. Must not import torch."""
     formats: tuple[WeightFormat, ...] = ()
-    """Other formats that its weights may come from and go to."""
+    """Other formats from which the weights can be read, or to which they can be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transform(Component):
-    """Something that is done to a model before it trains: a parallelism, a precision, recomputation, compilation."""
+    """A change to the model before training: a parallelism, a precision, activation checkpointing or compilation."""
 
     kind = "transform"
     phase: Phase
     apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]]
-    """Part of a model -> that part, transformed. In phase PIPELINE it may return several parts (or fewer modules). In
-    phase DATA it must leave each gradient as the *sum* over the ranks that hold different tokens: the loss is already
-    divided by the target tokens of the global batch."""
+    """Model part -> transformed model part. In phase PIPELINE it may return several parts, or a part with fewer modules. In
+    phase DATA it must *sum* each gradient over the ranks that hold different tokens: the loss is already divided by the
+    number of target tokens in the global batch."""
     active: Callable[[JobContext[Any]], bool]
-    """Whether the job uses it. Pure, free of torch."""
+    """Whether the job uses the transform. Must be pure and must not import torch."""
     serves: tuple[str, ...] = ()
-    """Core config keys (``"parallelism.data_parallel_shard_degree"``) that this transform makes real. A key set away
-    from its default that no active transform serves is an error."""
+    """Core config keys that this transform implements (``"parallelism.data_parallel_shard_degree"``). A non-default
+    value of a key that no active transform serves is an error."""
     mesh_dims: tuple[MeshDim, ...] = ()
-    """Mesh dimensions of its own, beyond the standard ones."""
+    """Mesh dimensions that the transform adds to the standard ones."""
     mesh_views: tuple[MeshView, ...] = ()
-    """Views of its own: other ways to fold dimensions of the mesh."""
+    """Mesh views that the transform adds: other ways to fold dimensions of the mesh."""
     reduces: tuple[str, ...] = ()
-    """Names of the mesh dimensions over which it sums gradients; :data:`DATA_DIMS` stands for all whose ``data_parallel`` is
-    not ``own``. A dimension that divides the batch or the sequence, without ``copies``, needs an active transform that sums
-    gradients over it: without one, its ranks' weights would diverge."""
+    """Names of the mesh dimensions over which the transform sums gradients. :data:`DATA_DIMS` means all dimensions whose
+    ``data_parallel`` is not ``own``. A dimension that divides the batch or the sequence and does not set ``diverges`` needs
+    an active transform that sums gradients over it; otherwise the weights of its ranks would diverge."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+    """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     check_model: Ref[Callable[[nn.Module, ModelTrial, TrainingContext[Any]], Iterable[Problem]]] | None = None
-    """(model, trial, context) -> what in the model makes it impossible. Called when active, with the whole model on the meta
-    device before any transform, and with a :class:`~titan_core.api.model_trial.ModelTrial`: a small copy of it that runs."""
+    """(model, trial, context) -> the reasons why the transform cannot handle this model. Called if active, before any
+    transform is applied, with the whole model on the meta device and a :class:`~titan_core.api.model_trial.ModelTrial`,
+    which runs a small copy of the model."""
     hardware: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """What this machine lacks for it. Called when a job starts, not when a config is only looked at; may import torch."""
+    """Returns the reasons why this machine cannot run the transform. Called when a job starts, but not when a config is only
+    checked; may import torch."""
     step: Ref[Callable[[StepRunner, Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
-    """How a step runs forward and backward, where the transform changes that (pipeline schedules): it is given the runner of
-    the transforms before it, and returns one that calls it or takes its place. A pipeline takes its place, so a transform
-    of a later phase wraps the pipeline's."""
+    """Replaces how a step runs forward and backward (pipeline schedules). It receives the runner of the preceding transforms
+    and returns a runner that either calls it or replaces it. A pipeline replaces it, so a transform of a later phase wraps
+    the pipeline's runner."""
     observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
-    """Makes an object with lifecycle hooks, for what must be done around steps (an exchange of weights every so often)."""
+    """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Debugger(Component):
-    """An observer of a run: an object with lifecycle hooks, made when the job asks for it."""
+    """An observer of a run: an object with lifecycle hooks, built if the job selects it."""
 
     kind = "debug"
     build: Ref[Callable[[JobContext[Any]], object]]
     active: Callable[[JobContext[Any]], bool]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """What makes the job impossible, found before anything is built. Free of torch; called when active."""
+    """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,23 +164,23 @@ class Dataset(Component):
 
     kind = "dataset"
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
-    """Opens it. Free of torch."""
+    """Opens the dataset. Must not import torch."""
     check: Ref[Callable[[DatasetContext[Any]], Iterable[Problem]]] | None = None
-    """Cheap look at whether it can be opened (file there, not empty, field present). Free of torch."""
+    """Returns the reasons why the dataset cannot be opened (missing file or field, empty file). Cheap; free of torch."""
     splits: bool = False
-    """Whether it reads the split that its context names; a job that names one for another dataset is refused."""
+    """Whether the dataset honours the split in its context. A job that sets a split for any other dataset is refused."""
     holds_tokens: bool = False
-    """Whether its documents are token ids, which mean something with one tokenizer alone: its context then has the
-    fingerprint and the vocabulary's size of the job's."""
+    """Whether the documents are token ids, which are meaningful with one tokenizer only. If so, the context holds the
+    fingerprint and vocabulary size of the job's tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Component):
-    """Text to token ids, selected by ``model.tokenizer``."""
+    """A conversion of text to token ids, selected by ``model.tokenizer``."""
 
     kind = "tokenizer"
     build: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
-    """Free of torch."""
+    """Builds the tokenizer. Must not import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +193,8 @@ class Optimizer(Component):
     def optimizer_context(
         self, facts: JobFacts, mesh: JobMesh, device: torch.device, groups: Sequence[ParamGroup]
     ) -> OptimizerContext[Any]:
-        """What it is built with."""
-        from titan_core.api.optimizer import OptimizerContext  # with torch
+        """Return the context with which the optimizer is built."""
+        from titan_core.api.optimizer import OptimizerContext  # imports torch
 
         section = self.section_in(facts.config)
         return OptimizerContext(section=section, facts=facts, mesh=mesh, device=device, groups=groups)
@@ -199,17 +202,17 @@ class Optimizer(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Component):
-    """What training minimises, selected by ``objective.name``."""
+    """The loss that training minimises, selected by ``objective.name``."""
 
     kind = "objective"
     build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """What makes the job impossible, found before anything is built. Free of torch."""
+    """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRSchedule(Component):
-    """A learning rate schedule, selected by ``lr_scheduler.name``."""
+    """A learning-rate schedule, selected by ``lr_scheduler.name``."""
 
     kind = "lr schedule"
     build: Ref[Callable[[LRScheduleContext[Any]], LRScheduler]]
@@ -223,7 +226,7 @@ class Recipe(Component):
     package: str
     path: str
     default: bool = False
-    """Whether commands take it where none is named. Two installed plugins with a default have the user choose."""
+    """Whether commands use this recipe if none is named. If two installed plugins have a default, the user must choose."""
 
     @property
     def file(self) -> Traversable:
@@ -232,7 +235,7 @@ class Recipe(Component):
 
 
 def recipes_in(package: str, folder: str = "recipes") -> list[Recipe]:
-    """Every ``*.toml`` in ``folder`` of ``package`` as a recipe; the file's first comment line is its summary."""
+    """Return every ``*.toml`` in ``folder`` of ``package`` as a recipe. The file's first comment line is its summary."""
     recipes = []
     for file in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):

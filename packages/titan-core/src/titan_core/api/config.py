@@ -1,4 +1,4 @@
-"""A resolved config: every section typed, and each value's origin known."""
+"""Resolved configs: typed sections, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from titan_core.api.tools.shown import show
 S = TypeVar("S", bound=Section)
 
 COMMAND_LINE = "command line"
-"""Where a value came from that an override set."""
+"""Origin of a value that an override set."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a job is made from. Sections are looked up by class, so that their types are known to the checker."""
+    """The configuration of a job. Sections are looked up by class, so type checkers know their types."""
 
     source: str
-    """The recipe's name or the file's path."""
+    """Name of the recipe, or path of the file."""
     sections: Mapping[type[Section], Section]
-    """Every section class of the core and of the discovered plugins, with its values."""
+    """The values of every section class of the core and of the discovered plugins."""
     overridden: frozenset[str] = field(default_factory=frozenset)
-    """Dotted keys that the command line gave."""
+    """Dotted keys that the command line set."""
 
     def section(self, cls: type[S]) -> S:
-        """The section of class ``cls``."""
+        """Return the section of class ``cls``."""
         section = self.sections[cls]
         assert isinstance(section, cls)
         return section
 
     def where(self, key: str, value: Any = None) -> str:
-        """Where ``key`` came from, for an error: ``"my.toml: training.steps = 3"``."""
+        """Return the origin of ``key`` for an error message: ``"my.toml: training.steps = 3"``."""
         origin = COMMAND_LINE if self._is_overridden(key) else self.source
         return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value, key)}"
 
     def problem(self, key: str, why: str, fix: str = "") -> Problem:
-        """A problem with the present value of ``key`` (``"training.seq_len"``)."""
+        """Return a problem with the current value of ``key`` (``"training.seq_len"``)."""
         return Problem(self.where(key, self.value(key)), why, fix)
 
     def value(self, key: str) -> Any:
-        """The value of a dotted key."""
+        """Return the value of a dotted key."""
         name, field, *path = key.split(".")
-        owners = (one for cls, one in self.sections.items() if cls.section == name and field in cls.model_fields)
+        owners = (section for cls, section in self.sections.items() if cls.section == name and field in cls.model_fields)
         value: Any = next(owners, None)
         for part in (field, *path):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         return value
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """All sections and keys as plain values; keys that are ``None`` are left out, as TOML cannot say them."""
+        """Return all sections and keys as plain values. Keys whose value is ``None`` are omitted, as in TOML."""
         values: dict[str, dict[str, Any]] = {}
         for cls, section in self.sections.items():
             values.setdefault(cls.section, {}).update(section.model_dump(exclude_none=True))
         return values
 
     def _is_overridden(self, key: str) -> bool:
-        whole = key.partition("[")[0]  # an entry of a list is where the list is
-        return any(whole == given or given.startswith(whole + ".") for given in self.overridden)
+        whole = key.partition("[")[0]  # a list entry has the origin of its list
+        return any(whole == overridden or overridden.startswith(whole + ".") for overridden in self.overridden)
 
 
 @dataclass(frozen=True)
 class Override:
-    """One override, as text: ``key`` is dotted, with dashes already turned into underscores."""
+    """One override as text. ``key`` is dotted, with dashes already replaced by underscores."""
 
     key: str
     text: str

@@ -1,4 +1,4 @@
-"""What a dataset is to the core: documents, in logical shards whose positions can be saved. Free of torch."""
+"""Datasets as the core sees them: documents, in logical shards whose positions can be saved. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 State = dict[str, Any]
-"""A position: plain values, as JSON can say them."""
+"""A position: plain values that survive JSON."""
 
 
 @dataclass(frozen=True)
 class WeightedTokens:
-    """Token ids of which some are not trained on, such as those of a prompt, or count more than others."""
+    """Token ids of a document, with a weight for each: tokens of a prompt, for example, may be excluded from the loss."""
 
     ids: NDArray[Any]
-    """``[tokens]``, with the tokens that mark begin and end, as of any document that is tokenised already."""
+    """``[tokens]``, including the tokens that mark begin and end, as in every pre-tokenised document."""
     weights: NDArray[Any]
-    """How much each token counts where it is the target, ``[tokens]``: 0 keeps it from being trained on."""
+    """Weight of each token as a target, ``[tokens]``; 0 excludes it from the loss."""
 
 
 Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
-"""A text, or its token ids where a dataset is tokenised already."""
+"""A text, or token ids if the dataset is pre-tokenised."""
 
 ALL_SPLITS = "all"
 
 OnEnd = Literal["repeat", "stop", "once"]
-"""At a dataset's end: read it again; give nothing for a window that cannot be filled; or give that window short, and
-nothing after it."""
+"""At the end of a dataset: read it again (``repeat``), drop a window that cannot be filled (``stop``), or return that window
+short and nothing after it (``once``)."""
 
 
 class CorruptRecord(Exception):
-    """A record that holds no document. The next one can be read: ``data.on_corrupt`` decides what happens.
+    """A record that does not contain a document. The next one can be read; ``data.on_corrupt`` decides whether to.
 
     Args:
-        place: the file and the line, row or byte.
-        why: what is wrong with it.
+        place: the file, and the line, row or byte in it.
+        why: what is wrong with the record.
     """
 
     def __init__(self, place: str, why: str, fix: str = "fix it") -> None:
@@ -53,76 +53,76 @@ class CorruptRecord(Exception):
 
 @dataclass(frozen=True)
 class DatasetContext(BuildContext[S]):
-    """What a dataset is checked and opened with. It travels to worker processes."""
+    """The context with which a dataset is checked and opened. It is sent to worker processes."""
 
     name: str
-    """The component's name (one implementation may register several)."""
+    """Name of the component (one implementation may register several)."""
     path: str | None
     text_field: str
     seed: int
     where: str
-    """Where ``path`` came from, for errors."""
+    """Origin of ``path``, for error messages."""
     split_key: str = "training.dataset_split"
-    """The key that sets ``split``, for errors."""
+    """Key that sets ``split``, for error messages."""
     format: str | None = None
-    """``"package.module:function"``, from a record (a mapping) to its text, in the place of ``text_field``."""
+    """``"package.module:function"``, from a record (a mapping) to its text; replaces ``text_field``."""
     split: str | None = None
-    """The split that was requested, of a dataset that has several; :data:`ALL_SPLITS` is all of them. ``None``:
-    :attr:`default_split`, refused where that is not clear."""
+    """The requested split of a dataset that has several; :data:`ALL_SPLITS` requests all of them. ``None`` requests
+    :attr:`default_split`; if it is unclear which split that is, the dataset is refused."""
     default_split: Literal["train", "validation"] = "train"
-    """What the dataset is for, and so which of several splits is read without a request."""
+    """The purpose of the dataset, which selects a split if none is requested."""
     skip_corrupt: bool = False
-    """Whether a corrupt record is no reason to refuse the dataset."""
+    """Whether the dataset is accepted although it has corrupt records."""
     tokenizer: str = ""
     """Fingerprint of the job's tokenizer (:func:`titan_core.api.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
-    """Ids of the job's tokenizer are below it; for datasets of tokens alone."""
+    """Vocabulary size of the job's tokenizer, for datasets of tokens only. Token ids must be smaller."""
 
 
 class DocumentShard(Protocol):
-    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` the next document is
-    that after it; after another error it must be brought to a position again before it is read from."""
+    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord`, iteration continues
+    with the following document. After any other error, a position must be loaded before the next read."""
 
     def __iter__(self) -> Iterator[Document]: ...
 
     def __next__(self) -> Document: ...
 
     def state_dict(self) -> State:
-        """The position: what :meth:`load_state_dict` needs for the next document to be the one that is next now."""
+        """Return the current position; loading it makes the next document the same as now."""
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Go to a position that :meth:`state_dict` gave."""
+        """Move to a position that :meth:`state_dict` returned."""
         ...
 
 
 class DocumentSource(Protocol):
     """An opened dataset.
 
-    It may have a property ``fingerprint`` too: plain values that are the same as long as its documents are
-    (:func:`~titan_core.api.tools.shuffled.fingerprint_files`), by which a resumed run notices that its data changed. A
-    source without one is known by its path alone.
+    It may also have a property ``fingerprint``: plain values that change if its documents change
+    (:func:`~titan_core.api.tools.shuffled.fingerprint_files`), so that a resumed run can detect it. A source without one is
+    identified by its path only.
     """
 
     @property
     def num_documents(self) -> int | None:
-        """How many documents an epoch has; ``None`` where that is not known (a stream)."""
+        """Number of documents per epoch; ``None`` if unknown (a stream)."""
         ...
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """Logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch divide its documents: each
-        document is in exactly one. A function of its arguments alone, so that ranks need not speak to each other."""
+        """Return logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch partition its documents.
+        The result depends on the arguments only, so ranks need not communicate."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadPolicy:
-    """What to do about errors of a source."""
+    """How to handle errors of a source."""
 
     on_corrupt: Literal["stop", "skip"] = "stop"
     retries: int = 5
     first_wait: float = 1.0
-    """Seconds before the first retry; doubled for each further one."""
+    """Seconds before the first retry; doubles for each further retry."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class DatasetSpec:
     """One dataset of a mixture."""
 
     name: str
-    """What it is called in metrics."""
+    """Name in metrics."""
     weight: float
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
     context: DatasetContext[Any]
@@ -148,28 +148,28 @@ class StreamSpec:
     on_end: OnEnd
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
-    """Documents among which a streamed dataset is shuffled."""
+    """Number of documents in the shuffle buffer of a streamed dataset."""
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """What some logical shards give to one step; a row is a sequence and the target after its last token."""
+    """Rows that some logical shards contribute to one step. A row is a sequence and the target after its last token."""
 
     tokens: NDArray[Any]
-    """``[rows, seq_len + 1]``, unsigned; what a short row lacks is 0."""
+    """``[rows, seq_len + 1]``, unsigned; short rows are padded with 0."""
     weights: NDArray[Any] | None
-    """How much each token counts as a target, ``[rows, seq_len + 1]``, fp32; ``None``: each counts 1."""
+    """Weight of each token as a target, ``[rows, seq_len + 1]``, fp32; ``None``: 1 each."""
     lengths: list[list[int]]
-    """Of each row, how many tokens each of its documents has there; they sum to the row's length, where it is not short."""
+    """Number of tokens of each document in each row. They sum to ``seq_len + 1`` unless the row is short."""
     datasets: list[int]
-    """The dataset of each row."""
+    """Dataset of each row."""
     positions: dict[str, State]
-    """Each logical shard's position after these rows."""
+    """Position of each logical shard after these rows."""
     epoch: int
-    """How many times the datasets were read to their end."""
+    """Number of complete passes over the datasets."""
     corrupt: int
-    """Corrupt records that were skipped so far."""
+    """Number of corrupt records skipped so far."""
     empty: int
-    """Empty documents that were left out so far."""
+    """Number of empty documents skipped so far."""
     ended: bool
-    """Whether there is nothing in these rows."""
+    """Whether the data has ended, so that these rows are empty."""

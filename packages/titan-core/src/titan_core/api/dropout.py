@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al., JMLR 2014) whose masks are the same on any mesh."""
+"""Dropout (Srivastava et al., JMLR 2014) with the same masks on any mesh."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from titan_core.api.random_bits import Words, element_bits, element_bits_into
 from titan_core.api.random_streams import RandomStream, like_dtensor
 
 _PART = (1 << 15) - 1
-"""Elements that are computed at a time on the CPU: so few that they stay in its cache, and that torch divides no operation
-over threads, which would wait for each other after each."""
+"""Number of elements to process at a time on the CPU: few enough to stay in its cache, and to keep torch from splitting each
+operation over threads, which would synchronise after each one."""
 _ONE = 0x3F800000
 """The bits of 1.0 in fp32."""
 
 
 class Dropout(RandomStream):
-    """In place of ``nn.Dropout``: in training, each element of ``[batch, seq, features...]`` is zeroed with probability
-    ``p``, and the others are scaled by ``1 / (1 - p)``.
+    """Replacement for ``nn.Dropout``: in training, zero each element of ``[batch, seq, features...]`` with probability ``p``
+    and scale the others by ``1 / (1 - p)``.
 
-    See :class:`~titan_core.api.random_streams.RandomStream` for what the masks depend on. In a model that is called by hand
-    it draws from torch's generator, as ``nn.Dropout`` does. Nothing is kept for backward: the mask is computed again.
+    :class:`~titan_core.api.random_streams.RandomStream` describes what the masks depend on. In a model that is called
+    outside a run, it draws from torch's generator, as ``nn.Dropout`` does. Nothing is saved for backward: the mask is
+    recomputed.
 
     Raises:
-        ValueError: ``p`` is no probability.
+        ValueError: ``p`` is not a probability.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -40,7 +41,7 @@ class Dropout(RandomStream):
         self.p = p
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``hidden``, with zeros; itself in evaluation."""
+        """Return ``hidden`` with dropout applied; in evaluation, ``hidden`` itself."""
         if not self.training or self.p == 0.0:
             return hidden
         if isinstance(hidden, DTensor):
@@ -57,17 +58,19 @@ class Dropout(RandomStream):
         return dropped.view(hidden.shape)
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
+        """Return the text for ``print(model)``."""
         return f"p={self.p}"
 
 
 class _Dropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, elements: Tensor, one: Tensor, other: Tensor, features: Tensor, kept: int, scale: float) -> Tensor:
-        ctx.save_for_backward(one, other, features)
+    def forward(
+        ctx: Any, elements: Tensor, first: Tensor, second: Tensor, features: Tensor, kept: int, scale: float
+    ) -> Tensor:
+        ctx.save_for_backward(first, second, features)
         ctx.kept, ctx.scale = kept, scale
         kernel = _KERNELS.get(elements.device.type, _masked)
-        return kernel(elements, (one, other, features), kept, scale)
+        return kernel(elements, (first, second, features), kept, scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
@@ -76,14 +79,14 @@ class _Dropped(torch.autograd.Function):
 
 
 def _masked(elements: Tensor, words: Words, kept: int, scale: float) -> Tensor:
-    """``elements``, ``[tokens, features]``, times ``scale`` where an element's bits are below ``kept``, else times 0; the
-    product in fp32 at least. All kernels compute the same, bit for bit."""
+    """Multiply ``elements``, ``[tokens, features]``, by ``scale`` where an element's bits are below ``kept``, and by 0
+    elsewhere. Computes in at least fp32. All kernels return the same result bit for bit."""
     mask = (element_bits(words) < kept).float()
     return (elements * mask * scale).to(elements.dtype)
 
 
 def _masked_in_parts(elements: Tensor, words: Words, kept: int, scale: float) -> Tensor:
-    """:func:`_masked` on a CPU: a dozen operations on what fits into the cache take less time than one on all of it."""
+    """Compute :func:`_masked` on a CPU. A dozen operations on cache-sized parts are faster than one on the whole tensor."""
     tokens, features = elements.shape
     rows = max(1, _PART // max(1, features))
     result = torch.empty_like(elements, memory_format=torch.contiguous_format)
@@ -94,7 +97,7 @@ def _masked_in_parts(elements: Tensor, words: Words, kept: int, scale: float) ->
         size = part.stop - first
         own = bits[:size]
         element_bits_into(own, scratch[:size], (words[0][part], words[1][part], words[2]))
-        # Without a comparison, which is not vectorised: the sign of the difference, on all bits, and those of 1.0.
+        # Comparisons are not vectorised. Instead, spread the sign of the difference over all bits and select those of 1.0.
         mask = own.sub_(kept).bitwise_right_shift_(31).bitwise_and_(_ONE).view(torch.float32)
         if elements.dtype == torch.float32:
             torch.mul(elements[part], mask, out=result[part]).mul_(scale)
@@ -109,7 +112,7 @@ def _fused() -> Callable[..., Tensor]:
 
 
 def _masked_in_one_kernel(elements: Tensor, words: Words, kept: int, scale: float) -> Tensor:
-    """:func:`_masked` on a GPU, fused where there is Triton."""
+    """Compute :func:`_masked` on a GPU, fused if Triton is installed."""
     return _fused()(elements, words, kept, scale)
 
 

@@ -1,4 +1,4 @@
-"""What lifecycle hooks receive."""
+"""The values that lifecycle hooks receive."""
 
 from __future__ import annotations
 
@@ -18,99 +18,99 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that is about to take its first step."""
+    """A run that is about to start its first step."""
 
     job: Job
     world: World
     parts: list[ModelPart]
     """This rank's parts of the model."""
     step: int
-    """Steps already taken: 0, or the step of the checkpoint that was restored."""
+    """Number of steps already taken: 0, or the step of the restored checkpoint."""
     steps: int
     """The step after which training ends."""
     dump_folder: str
     attempt: float
-    """When it began, on rank 0's clock, in seconds since the epoch: the same on all ranks, and another than that of earlier
-    attempts at the run."""
+    """Start of this attempt at the run, on rank 0's clock, in seconds since the epoch. The same on all ranks, and different
+    for each attempt."""
     report: Callable[[Finding], None]
-    """For an observer that finds something out: fires the hook ``titan_finding``, on this rank."""
+    """Reports an observer's finding: fires the hook ``titan_finding`` on this rank."""
     shared_request: Callable[[], SharedRequest]
-    """For an observer that serves requests on all ranks together: a new request. To be called by
-    all ranks alike, in ``titan_train_start``."""
+    """Returns a new request that all ranks serve together. All ranks must call it equally often, in
+    ``titan_train_start``."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that an observer wants to show the user: a spike of the loss, a trace that was written."""
+    """An observation to show to the user, such as a loss spike or a new trace."""
 
     kind: str
-    """In a word or two: ``"loss spike"``, ``"trace"``."""
+    """A word or two: ``"loss spike"``, ``"trace"``."""
     message: str
-    """One line."""
+    """One line of text."""
     step: int
 
 
 @dataclass(frozen=True)
 class PendingUpdate:
-    """A step whose gradients are complete and not clipped yet, and whose update has not begun. Its tensors may still be in
-    flight on the device; reading one waits for it."""
+    """A step before its update: gradients are complete, but not clipped yet. The tensors may still be in flight on the
+    device; reading one waits for the device."""
 
     step: int
     loss: Tensor
-    """As in :class:`StepReport`."""
+    """See :class:`StepReport`."""
     rank_losses: Tensor
-    """As in :class:`StepReport`."""
+    """See :class:`StepReport`."""
     grad_norm: Tensor
-    """As in :class:`StepReport`."""
+    """See :class:`StepReport`."""
     microbatches: Sequence[Batch]
-    """What this rank has computed with, on its device."""
+    """This rank's microbatches, on its device."""
     repeat_forward: Callable[[], Tensor]
-    """Repeats the step's forward pass with the weights as they still are, in training mode, and returns this rank's share of
-    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators as
-    they were."""
+    """Repeats the step's forward pass in training mode with the weights before the update, and returns this rank's share of
+    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators
+    unchanged."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step. The tensors may still be in flight on the device; reading one waits for it."""
+    """One optimizer step. The tensors may still be in flight on the device; reading one waits for the device."""
 
     step: int
     loss: Tensor
     """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
     rank_losses: Tensor
-    """Mean over the target tokens of each data-parallel rank's part of it, ``[data ranks]``; the same on every rank."""
+    """Mean over each data-parallel rank's target tokens, ``[data ranks]``; the same on every rank."""
     grad_norm: Tensor
-    """Global norm of the gradients before clipping; a scalar, the same on every rank (of the same copy of the weights)."""
+    """Global gradient norm before clipping; a scalar, the same on every rank that trains the same replica."""
     lr: float
-    """The learning rate of this step (of the first parameter group)."""
+    """Learning rate of this step, for the first parameter group."""
     num_targets: int
-    """Target tokens of the global batch."""
+    """Number of target tokens in the global batch."""
     epoch: int
-    """How many times this rank's data was read to its end."""
+    """Number of complete passes over this rank's data."""
     data_seconds: float
-    """How long this rank waited for its data."""
+    """Seconds that this rank waited for its data."""
     corrupt: int = 0
-    """Corrupt records that all ranks have skipped since the job was started."""
+    """Number of corrupt records that all ranks have skipped since the job started."""
     empty: int = 0
-    """Empty documents that all ranks have left out since the job was started."""
+    """Number of empty documents that all ranks have skipped since the job started."""
     auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
-    """Auxiliary losses (:mod:`titan_core.api.auxiliary_loss`) by name, divided by the positions of the global batch;
-    scalars, the same on every rank."""
+    """Auxiliary losses (:mod:`titan_core.api.auxiliary_loss`) by name, divided by the number of positions in the global
+    batch; scalars, the same on every rank."""
     skipped: bool = False
-    """Whether the update was left out (:func:`titan_core.api.hookspecs.titan_before_update`)."""
+    """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`)."""
 
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """One measurement of the loss on other data; the same on every rank."""
+    """The result of one validation; the same on every rank."""
 
     step: int
-    """The step after which it was made."""
+    """The last step before the validation."""
     loss: float
     """Mean over the target tokens."""
     num_targets: int
     num_batches: int
-    """Global batches."""
+    """Number of global batches."""
     seconds: float
 
 
@@ -119,14 +119,14 @@ class TrainEnd:
     """How a run ended."""
 
     step: int
-    """The last step that was taken."""
+    """The last step taken."""
     completed: bool
-    """Whether this is the last step that the config requests."""
+    """Whether the run reached the last step that the config requests."""
     reason: str
-    """In words."""
+    """The reason, in words."""
     failed: bool = False
-    """Whether an exception ended it."""
+    """Whether an exception ended the run."""
     preempted: bool = False
-    """Whether SIGTERM ended it, after a whole step: it wants to be started again."""
+    """Whether SIGTERM ended the run, after a complete step; the job should be restarted."""
     interrupted: bool = False
-    """Whether a person ended it by an interrupt (Ctrl-C), after a whole step."""
+    """Whether a person interrupted the run (Ctrl-C), after a complete step."""

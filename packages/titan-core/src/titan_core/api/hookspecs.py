@@ -1,18 +1,20 @@
-"""The contract between Titan's core and its plugins, to be read from top to bottom by a plugin's author.
+"""The contract between Titan's core and its plugins. Plugin authors should read it from top to bottom.
 
-A plugin is a module that an entry point of group ``titan.plugins`` names, by habit ``your_package/plugin.py``::
+A plugin is a module that an entry point in the group ``titan.plugins`` names, by convention ``your_package/plugin.py``::
 
     from titan_core.api.components import Model
+    from titan_core.api.hookspecs import hookimpl
     from titan_core.api.ref import Ref
 
-    api = (1, 0)                                    # the version of this contract that it was written for
+    api = (1, 0)                                    # the version of this contract that the plugin was written for
 
     @hookimpl
     def titan_models():
         return [Model(name="tiny", summary="...", flavors=..., define=Ref("your_package.define:define"))]
 
-Rules: ``plugin.py`` must not import torch (nor anything slow); code behind a ``Ref`` may. A hook takes any subset of the
-arguments in its specification, by name. A misspelt hook, a wrong argument or a missing ``@hookimpl`` is an error at load.
+``plugin.py`` must not import torch or anything else that is slow to import; code behind a ``Ref`` may. A hook takes any
+subset of the arguments in its specification, by name. A misspelt hook, an unknown argument or a missing ``@hookimpl`` is an
+error when the plugin is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from torch import Tensor  # for type checkers alone: discovery loads this module, and must not load torch
+    from torch import Tensor  # for type checkers only: discovery loads this module and must not load torch
 
     from titan_core.api.checkpoint import Checkpoint
     from titan_core.api.command import Command
@@ -47,32 +49,32 @@ PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-# ---- Registration: called once, at discovery. Each returns descriptions (api.components), and must be quick. ----
+# ---- Registration: called once, at discovery. These hooks return descriptions (api.components) and must be fast. ----
 
 
 @hookspec
 def titan_models() -> Sequence[Model]:  # type: ignore[empty-body]
-    """Model stage: model families with their flavors."""
+    """Model stage: model families and their flavors."""
 
 
 @hookspec
 def titan_parallelisms() -> Sequence[Transform]:  # type: ignore[empty-body]
-    """Parallelism stage: transforms that divide, recompute or compile a model. They read its layout, never its class."""
+    """Parallelism stage: transforms that shard, recompute or compile a model. They read its layout, never its class."""
 
 
 @hookspec
 def titan_precisions() -> Sequence[Transform]:  # type: ignore[empty-body]
-    """Precision stage: transforms, of phase PRECISION, that change the number formats of a model's modules."""
+    """Precision stage: transforms of phase PRECISION, which change the number formats of a model's modules."""
 
 
 @hookspec
 def titan_checkpoints() -> Sequence[Checkpoint]:  # type: ignore[empty-body]
-    """Checkpoint stage: ways to save and restore a run. At most one is active in a job."""
+    """Checkpoint stage: ways to save and restore a run. A job has at most one active."""
 
 
 @hookspec
 def titan_debuggers() -> Sequence[Debugger]:  # type: ignore[empty-body]
-    """Debug stage: observers, built when a job selects them, that implement the lifecycle hooks below."""
+    """Debug stage: observers that a job can select. They implement the lifecycle hooks below."""
 
 
 @hookspec
@@ -92,17 +94,17 @@ def titan_optimizers() -> Sequence[Optimizer]:  # type: ignore[empty-body]
 
 @hookspec
 def titan_objectives() -> Sequence[Objective]:  # type: ignore[empty-body]
-    """What training minimises (``objective.name``)."""
+    """Objectives that training can minimise (``objective.name``)."""
 
 
 @hookspec
 def titan_lr_schedules() -> Sequence[LRSchedule]:  # type: ignore[empty-body]
-    """Learning rate schedules (``lr_scheduler.name``)."""
+    """Learning-rate schedules (``lr_scheduler.name``)."""
 
 
 @hookspec
 def titan_metric_loggers() -> Sequence[MetricLogger]:  # type: ignore[empty-body]
-    """Places that metrics go to."""
+    """Destinations of a run's metrics."""
 
 
 @hookspec
@@ -120,114 +122,116 @@ def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
     """Ways to start the ranks of a job from ``titan train``."""
 
 
-# ---- Lifecycle: called while a job runs, on every rank, in this order. A plugin module may implement them itself, to be
-# ---- called in every job, or register a Debugger, whose object implements them when a job selects it. A hook that raises
-# ---- ends the job. A hook costs microseconds: they fire per step, never per layer.
+# ---- Lifecycle: called while a job runs, on every rank, in this order. Hooks of a plugin module are called in every job;
+# ---- hooks of the object that a Debugger builds are called in the jobs that select it. A hook that raises ends the job.
+# ---- Hooks fire per step, never per layer, and a call costs microseconds.
 
 
 @hookspec
 def titan_job_assembled(job: Job) -> None:
-    """The job is known and valid; no process group, device or model exists yet."""
+    """The job is assembled and valid. No process group, device or model exists yet."""
 
 
 @hookspec
 def titan_restore_state(state: Mapping[str, Any]) -> None:
-    """A checkpoint was restored. ``state`` is what the observers of the run that saved it returned from
-    :func:`titan_save_state`; an observer's own is missing where that run did not have it."""
+    """A checkpoint was restored. ``state`` holds the values that observers returned from :func:`titan_save_state` in the run
+    that saved it. The entry of an observer that was not active in that run is missing."""
 
 
 @hookspec
 def titan_train_start(run: RunStart) -> None:
-    """Everything is built and restored; the next thing is the first step."""
+    """Everything is built and restored. The first step follows."""
 
 
 @hookspec
 def titan_step_start(step: int) -> None:
-    """Optimizer step ``step`` (counted from 1) is about to load its batch. Either :func:`titan_step_end` or
-    :func:`titan_step_cancelled` follows, unless an error ends the run."""
+    """Optimizer step ``step`` (counted from 1) is about to load its batch. Unless an error ends the run, either
+    :func:`titan_step_end` or :func:`titan_step_cancelled` follows."""
 
 
 @hookspec
 def titan_step_cancelled(step: int) -> None:
-    """Step ``step`` is not taken after all: the data has ended, or a rank was asked to stop. Nothing of it was computed."""
+    """Step ``step`` was cancelled before any computation, because the data ended or a rank was asked to stop."""
 
 
 @hookspec
 def titan_gradients_complete(step: int) -> None:
-    """Every microbatch of step ``step`` has been computed, and the gradients of all parameters are accumulated. An observer
-    may finish a reduction of gradients of its own here, in place: their norm, clipping and the update come after it."""
+    """All microbatches of step ``step`` are computed, and the gradients of all parameters are accumulated. An observer may
+    complete a gradient reduction of its own here, in place: gradient norm, clipping and update follow."""
 
 
 @hookspec
 def titan_before_update(update: PendingUpdate) -> bool | None:
-    """The step's gradients are complete, and their norm is known. One observer that returns ``True`` has the optimizer's
-    update left out, as if the step had had no gradients (it counts as taken, and its data as read); it must do so on all
-    ranks that train the same copy of the weights, which the loss and the gradient norm do."""
+    """The gradients of the step and their norm are known. If an observer returns ``True``, the optimizer skips the update,
+    as if the gradients had been absent; the step still counts as taken and its data as read. All ranks that train the same
+    replica must return the same value. Decisions based on the loss or the gradient norm satisfy this."""
 
 
 @hookspec
 def titan_step_end(report: StepReport) -> None:
-    """The step's optimizer update has been issued. The report's tensors may still be in flight on the device: reading
-    one waits for it."""
+    """The optimizer update of the step was launched. The report's tensors may still be in flight on the device: reading one
+    waits for the device."""
 
 
 @hookspec
 def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
-    """A logged step is about to go to the metric loggers: further figures for it, under other names. On rank 0 alone."""
+    """Return additional metrics, under new names, for a step that is about to be logged. Called on rank 0 only."""
 
 
 @hookspec
 def titan_validation_end(report: ValidationReport) -> None:
-    """The loss on the validation data was measured."""
+    """The validation loss was measured."""
 
 
 @hookspec
 def titan_finding(finding: Finding) -> None:
-    """An observer reports a finding (:attr:`~titan_core.api.events.RunStart.report`); on its rank alone, at any
-    time, and perhaps in another thread than training's."""
+    """An observer reported a finding (:attr:`~titan_core.api.events.RunStart.report`). Called on the observer's rank only,
+    at any time, possibly in a thread other than the training thread."""
 
 
 @hookspec
 def titan_flush(step: int) -> None:
-    """The state after ``step`` is about to be relied on: a checkpoint is taken, or the run is done. Who reads a step's
-    report late must do so now, and raise if it is bad."""
+    """A checkpoint is about to be taken after ``step``, or the run is complete. Observers that defer reading a step's report
+    must read it now, and raise if its values are bad."""
 
 
 @hookspec
 def titan_save_state() -> Mapping[str, Any] | None:
-    """A checkpoint is taken: what the observer needs to continue as if the run had not stopped, under a name of its own (by
-    habit, its component's). Plain values, as JSON has them (a list, not a tuple), and the same on all ranks:
-    rank 0's are kept, and the run may resume on others."""
+    """Return the state that the observer needs after a resume, under a name of its own (by convention its component's name).
+    Called when a checkpoint is taken. The values must survive JSON (lists, not tuples) and be the same on all ranks: rank
+    0's are saved, and the run may resume on a different number of ranks."""
 
 
 @hookspec
 def titan_state_tensors() -> Mapping[str, Tensor] | None:
-    """The tensors that the observer keeps and needs to continue as if the run had not stopped, under names of its own (by
-    habit ``COMPONENT.name``). A checkpoint saves them with the model's; a resumed run loads into the very tensors that this
-    returns, before :func:`titan_restore_state`. So they exist from the observer's construction on, and keep their names,
-    shapes and types; a metric logger, which is built after the restore, cannot keep any. What is divided among ranks is a
-    DTensor; any other tensor is the same on all ranks that train the same copy of the weights."""
+    """Return the tensors that the observer needs after a resume, under names of its own (by convention ``COMPONENT.name``).
+
+    A checkpoint saves them with the model's tensors. A resumed run loads into these same tensors before it calls
+    :func:`titan_restore_state`, so they must exist once the observer is constructed and keep their names, shapes and types.
+    A metric logger is built after the restore and therefore cannot have any. A tensor that is sharded over ranks must be a
+    DTensor; any other tensor must be the same on all ranks that train the same replica."""
 
 
 @hookspec
 def titan_checkpoint_saved(step: int, path: str) -> None:
-    """A checkpoint of ``step`` is complete and committed at ``path``."""
+    """The checkpoint of ``step`` is complete and committed at ``path``."""
 
 
 @hookspec
 def titan_exception(error: BaseException) -> None:
-    """The run is ending because ``error`` was raised (KeyboardInterrupt included)."""
+    """The run is ending because of ``error``, which may be a KeyboardInterrupt."""
 
 
 @hookspec(firstresult=True)
 def titan_diagnose(run: str, since: float) -> str | None:
-    """The ranks of a job have ended, and none of them by an error of its own: each lost another. What the files in the
-    directory ``run`` say about it, in a line for the launcher to print, with the command that says more; ``None`` if they
-    say nothing. Only files of the attempt that began ``since`` (seconds since the epoch) count.
+    """All ranks of a job have ended, each because it lost contact with another rank and none because of its own error.
+    Return one line that explains this from the files in the run directory ``run`` and names the command that shows more, or
+    ``None`` if the files do not explain it. Ignore files older than ``since``, the start of the attempt in seconds since the
+    epoch.
 
-    Called in the launcher's process, on plugin modules alone: no observer lives there."""
+    The launcher calls this hook and prints the line. It calls plugin modules only: its process has no observers."""
 
 
 @hookspec
 def titan_train_end(end: TrainEnd) -> None:
-    """The run is over, by whatever way; the process group still exists, if the run came to have one."""
+    """The run is over, for whatever reason. If the run had a process group, it still exists."""

@@ -1,6 +1,6 @@
-"""How a parameter gets its first value: descriptions only, free of torch.
+"""Descriptions of the initial values of parameters. Free of torch.
 
-A value is a function of (seed, fully qualified name, global element index), so that it is the same on any mesh:
+A value depends only on (seed, fully qualified name, global element index), so it is the same on any mesh;
 :mod:`titan_core.model.random_values` computes it.
 """
 
@@ -18,14 +18,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal with mean 0 and standard deviation ``std``."""
+    """Normal distribution with mean 0 and standard deviation ``std``."""
 
     std: float
 
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normal with mean 0 and standard deviation ``std`` before truncation to ``limit`` standard deviations."""
+    """Normal distribution with mean 0, truncated to ``limit`` standard deviations; ``std`` applies before truncation."""
 
     std: float
     limit: float = 3.0
@@ -33,7 +33,7 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform over ``[low, high)``."""
+    """Uniform distribution over ``[low, high)``."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""An assembled job: everything that was decided before anything is built. Free of torch."""
+"""An assembled job: every decision made before anything is built. Free of torch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Job:
     registry: ComponentRegistry
     model: Model
     model_args: BaseModel
-    """Those of its flavor, with ``[model.args]`` applied."""
+    """The arguments of the flavor, with ``[model.args]`` applied."""
     transforms: tuple[Transform, ...]
-    """In the order of their application."""
+    """In the order in which they are applied."""
     data: StreamSpec
     validation: StreamSpec | None
-    """Read once from its beginning, each time."""
+    """Each validation reads it once, from its start."""
     tokenizer: Tokenizer
     text_tokenizer: TextTokenizer
     objective: Objective
     optimizer: Optimizer
     lr_schedule: LRSchedule
     checkpoint: Component | None
-    """A :class:`~titan_core.api.checkpoint.Checkpoint`."""
+    """An instance of :class:`~titan_core.api.checkpoint.Checkpoint`."""
     loggers: tuple[Component, ...]
-    """Of class :class:`~titan_core.api.metric_log.MetricLogger`."""
+    """Instances of :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
 
     @property
@@ -59,29 +59,31 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The model with its flavor."""
+        """Name of the model and its flavor."""
         return f"{self.model.name} {self.config.section(ModelSection).flavor}"
 
     def plugin_versions(self) -> list[dict[str, str]]:
-        """Every plugin that took part in assembling the job."""
+        """Return name, distribution and version of every plugin that took part in assembling the job."""
         return self.registry.versions()
 
     def identity(self) -> dict[str, Any]:
-        """What all ranks must have in common: the resolved config, and each plugin with its version. Without secrets: it is
-        written into checkpoints, and shown where ranks differ."""
+        """Return what must be the same on all ranks: the resolved config, and the version of each plugin. It is written to
+        checkpoints and shown when ranks differ, so it contains no secrets."""
         return self._identity(without_secrets(self.config.as_dict()))
 
     def _identity(self, config: dict[str, Any]) -> dict[str, Any]:
         return {
             "config": config,
-            "plugins": {f"{one['distribution']}:{one['name']}": one["version"] for one in self.plugin_versions()},
+            "plugins": {
+                f"{plugin['distribution']}:{plugin['name']}": plugin["version"] for plugin in self.plugin_versions()
+            },
         }
 
     def require_hardware(self) -> None:
-        """Whether this machine can do what the job's transforms want of it.
+        """Check that this machine can run the job's transforms.
 
         Raises:
-            UserError: what it lacks.
+            UserError: lists what the machine lacks.
         """
         problems: list[Problem] = []
         for transform in self.transforms:
@@ -91,6 +93,6 @@ class Job:
             raise UserError(*problems)
 
     def digest(self) -> str:
-        """SHA-256 of what :meth:`identity` holds, secrets included."""
+        """Return the SHA-256 of :meth:`identity`, but with secrets included."""
         identity = self._identity(self.config.as_dict())
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

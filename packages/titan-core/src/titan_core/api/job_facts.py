@@ -1,4 +1,4 @@
-"""What a component may know of a job while it is assembled. Free of torch."""
+"""The job as components see it while it is assembled. Free of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What a component may ask about a job while it is assembled: its own section, and the job's sizes."""
+    """What a component may query about a job while it is assembled: the config, and the sizes of the job."""
 
     config: Config
     mesh: MeshPlan
@@ -24,5 +24,5 @@ class JobFacts:
     model: ModelDefinition
 
     def section(self, cls: type[S]) -> S:
-        """The config section of class ``cls``."""
+        """Return the config section of class ``cls``."""
         return self.config.section(cls)

@@ -1,9 +1,9 @@
-"""What a model says of itself, so that transforms need not know its class.
+"""A model's description of itself, so that transforms need not know its class.
 
-A model plugin gives an ordinary ``nn.Module`` and a :class:`ModelLayout`. Transforms read the layout alone. Names are
-fully qualified module or parameter names; patterns are those of :mod:`titan_core.api.tools.patterns`.
-:mod:`titan_core.model.layout_check` compares a layout with its model when the model is built, and
-:mod:`titan_core.model.layout_trial` with what the model does.
+A model plugin provides an ordinary ``nn.Module`` and a :class:`ModelLayout`. Transforms read the layout only. Names are
+fully qualified module or parameter names; :mod:`titan_core.api.tools.patterns` defines patterns. When the model is built,
+:mod:`titan_core.model.layout_check` compares the layout with its modules, and :mod:`titan_core.model.layout_trial` with what
+they compute.
 """
 
 from __future__ import annotations
@@ -24,92 +24,93 @@ class ModelLayout:
     """The structure of a decoder: ``embedding`` -> blocks -> ``head``.
 
     The model's ``forward(tokens, positions=None)`` takes token ids ``[batch, seq]`` and optionally the position of each
-    token in its document, ``[batch, seq]`` (``0 .. seq - 1`` where absent), and returns logits ``[batch, seq, vocab]``.
-    It must call the modules of ``embedding``, each block of ``blocks`` in order, and the modules of ``head``, each with
-    the hidden states ``[batch, seq, dim]`` as first argument and as result, and keep no other state between blocks. Where
-    the model is cut into stages, a later stage is called with hidden states in the place of ``tokens``, and always with
-    ``positions``; what else the blocks are given must come from those.
+    token in its document, ``[batch, seq]`` (default: ``0 .. seq - 1``), and returns logits ``[batch, seq, vocab]``. It must
+    call the modules of ``embedding``, each block of ``blocks`` in order, and the modules of ``head``. Each takes the hidden
+    states ``[batch, seq, dim]`` as its first argument and returns hidden states; no other state may pass between blocks. If
+    the model is split into pipeline stages, a later stage receives hidden states in place of ``tokens``, and always
+    ``positions``; all other arguments of the blocks must be derived from these.
 
     Each parameter and each persistent buffer belongs to exactly one module of ``embedding``, ``blocks`` and ``head``.
-    What :attr:`rules` and :attr:`mixers` hold is described in :mod:`titan_core.api.layout_rules`.
+    :mod:`titan_core.api.layout_rules` describes the values of :attr:`rules` and :attr:`mixers`.
     """
 
     # -- sizes
     num_blocks: int
-    """How many blocks there are."""
+    """Number of blocks."""
     dim: int
     """Width of the hidden states."""
     vocab_size: int
     """Rows of the embedding and width of the logits."""
     max_seq_len: int
-    """The longest sequence, in tokens, that the model can take."""
+    """Longest sequence that the model accepts, in tokens."""
 
-    # -- where things are
+    # -- module names
     embedding: tuple[str, ...]
-    """Modules before the first block, in the order of their calls; the first one takes token ids."""
+    """Modules before the first block, in call order; the first one takes token ids."""
     blocks: str
-    """The ``nn.ModuleList`` or ``nn.ModuleDict`` of the repeated blocks, which are called ``0`` to ``num_blocks - 1``."""
+    """The ``nn.ModuleList`` or ``nn.ModuleDict`` of the repeated blocks, whose names are ``0`` to ``num_blocks - 1``."""
     head: tuple[str, ...]
-    """Modules after the last block, in the order of their calls; the last one gives the logits."""
+    """Modules after the last block, in call order; the last one returns the logits."""
 
     block_costs: tuple[float, ...] = ()
-    """What each block costs to compute, in any unit (floating-point operations of a token, for example); empty: all cost the
-    same. Pipelines balance their stages by it."""
+    """Compute cost of each block in any unit, such as floating-point operations per token; empty if all cost the same.
+    Pipeline parallelism uses it to balance the stages."""
 
-    # -- how parameters may be divided
+    # -- how parameters may be sharded
     rules: Mapping[str, Rule] = field(default_factory=dict)
-    """Pattern of parameter names -> how that parameter may be divided; the first pattern that matches decides. Parameters of
-    the first module of ``embedding`` and of the last module of ``head`` need no rule: their vocabulary is divided, and all
-    else there is whole on each rank."""
+    """Pattern of parameter names -> how the parameter may be sharded; the first matching pattern applies. Parameters of the
+    first module of ``embedding`` and of the last module of ``head`` need no rule: those with a vocabulary dimension are
+    sharded over it, and the others are replicated."""
     regions: tuple[str, ...] = ()
-    """Modules inside of which features are divided (patterns): the input is gathered where one begins, and what ranks
-    compute of its output is summed where it ends, by its ``Row`` layers or its ``sums``. Each has a divided parameter, and
-    each divided parameter is in one."""
+    """Modules within which features are sharded (patterns). The input is gathered at the start of a region, and the partial
+    outputs of the ranks are summed at its end, by its ``Row`` layers or its ``sums``. Each region has a sharded parameter,
+    and each sharded parameter is in one region."""
     sums: tuple[str, ...] = ()
-    """Modules that multiply with parameters of their own where a region ends (patterns): what each rank returns is summed.
-    Layers with the rule ``Row`` need no entry."""
+    """Modules at the end of a region that multiply by parameters of their own (patterns): the outputs of the ranks are
+    summed. Layers with the rule ``Row`` need no entry."""
 
-    # -- what mixes positions
+    # -- modules that mix positions
     mixers: Mapping[str, Mixer] = field(default_factory=dict)
-    """Pattern of module names -> what these modules, which mix positions, compute. All other modules treat each position by
-    itself. A parallelism that divides sequences replaces mixers of the kinds that it knows, and refuses others."""
+    """Pattern of module names -> the computation of these modules, which mix positions. All other modules process each
+    position independently. A parallelism that shards sequences replaces mixers of the kinds that it knows, and refuses
+    others."""
     masks_documents: bool = False
-    """Whether ``forward`` takes ``documents`` too, ids ``[batch, whole seq]`` or ``None``, and each mixer receives them
-    as its last argument: no position then depends on another document."""
+    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them to each mixer as
+    its last argument, so that no position depends on another document."""
 
     inputs: tuple[str, ...] = ()
-    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes, as keywords of their names."""
+    """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes as keyword arguments."""
 
     saved_operators: tuple[str, ...] = ()
-    """Operators of the blocks whose results selective recomputation keeps, as torch's dispatcher names them
-    (``"my_kernels::scan"``): what is expensive to compute again for its size."""
+    """Operators of the blocks whose results selective activation checkpointing saves because they are expensive to recompute
+    for their size. Names are those of torch's dispatcher (``"my_kernels::scan"``)."""
 
-    # -- first values
+    # -- initial values
     parameters: Mapping[str, InitialValue] = field(default_factory=dict)
-    """Pattern of parameter names -> first value; the first pattern that matches decides."""
+    """Pattern of parameter names -> initial value; the first matching pattern applies."""
     buffers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
-    """Pattern of buffer names -> function computing the buffer (on the CPU)."""
+    """Pattern of buffer names -> function that computes the buffer (on the CPU)."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Parameter name -> name of the parameter that it shares (``{"output.weight": "tok_embeddings.weight"}``)."""
+    """Parameter name -> name of the parameter with which it is tied (``{"output.weight": "tok_embeddings.weight"}``)."""
 
     def initial_value(self, parameter: str) -> InitialValue | None:
-        """The first value of ``parameter`` (a fully qualified name), or ``None`` where no pattern matches."""
+        """Return the initial value of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
         from titan_core.api.tools.patterns import matches
 
         return next((value for pattern, value in self.parameters.items() if matches(parameter, [pattern])), None)
 
     def rule(self, parameter: str) -> Rule | None:
-        """The rule of ``parameter`` (a fully qualified name), or ``None`` where no pattern matches."""
+        """Return the rule of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
         from titan_core.api.tools.patterns import matches
 
         return next((rule for pattern, rule in self.rules.items() if matches(parameter, [pattern])), None)
 
     def divides_linear(self, module: str) -> bool:
-        """Whether ``module`` is a linear layer whose features may be divided: its weight's rule is ``Column`` or ``Row``."""
+        """Whether ``module`` is a linear layer whose features may be sharded: its weight's rule is ``Column`` or ``Row``."""
         return isinstance(self.rule(f"{module}.weight"), Column | Row)
 
     def mixer(self, module: str) -> Mixer | None:
-        """What ``module`` computes if it mixes positions; ``None`` for all others."""
+        """Return the mixer that ``module`` is, or ``None`` if it does not mix positions."""
         from titan_core.api.tools.patterns import matches
 
         return next((mixer for pattern, mixer in self.mixers.items() if matches(module, [pattern])), None)
@@ -117,12 +118,12 @@ class ModelLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
-    """All that the core wants to know of a model of a given size. Made without importing torch; ``build`` imports it."""
+    """The core's view of a model of a given size. Made without importing torch, which only ``build`` imports."""
 
     layout: ModelLayout
     build: Callable[[], object]
-    """Builds the ``nn.Module``; called under ``torch.device("meta")``, so it must not compute on weights."""
+    """Builds the ``nn.Module``. Called under ``torch.device("meta")``, so it must not compute with weights."""
     num_params: int
-    """Number of parameters, tied ones counted once."""
+    """Number of parameters; tied parameters count once."""
     flops_per_token: Callable[[int], float]
-    """Sequence length -> floating-point operations of forward and backward for one token."""
+    """Sequence length -> floating-point operations per token, forward and backward."""

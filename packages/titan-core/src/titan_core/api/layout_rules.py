@@ -1,8 +1,9 @@
-"""What a layout says of single parameters and modules: how they may be divided, and what mixes positions. Free of torch.
+"""Layout rules for parameters and modules: how they may be sharded, and which modules mix positions. Free of torch.
 
-The rules of tensor parallelism follow Megatron-LM (Shoeybi et al., arXiv 1909.08053). Inside a *region* each rank computes
-a share of the features. A layer that opens a region takes whole inputs and gives a share of its outputs (``Column``, or
-``Shard`` for a parameter of any other module); one that closes it takes a share and gives a sum over ranks (``Row``).
+The tensor-parallel rules follow Megatron-LM (Shoeybi et al., arXiv 1909.08053). Inside a *region*, each rank computes a
+share of the features. A layer at the start of a region takes full inputs and returns a share of its outputs (``Column``, or
+``Shard`` for a parameter of any other module). A layer at its end takes a share of its inputs and returns a partial sum,
+which is summed over ranks (``Row``).
 """
 
 from __future__ import annotations
@@ -16,46 +17,46 @@ from titan_core.api.ref import Ref
 
 @dataclass(frozen=True)
 class Column:
-    """Weight or bias of an ``nn.Linear`` that is divided by output features, which are used feature by feature, or head by
-    head."""
+    """Weight or bias of an ``nn.Linear``, sharded over its output features. These must be consumed feature by feature or
+    head by head."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Weight or bias of an ``nn.Linear`` that is divided by input features, the outputs of what is divided before it."""
+    """Weight or bias of an ``nn.Linear``, sharded over its input features, the outputs of earlier sharded layers."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A parameter of any module, divided along ``dim``, which runs over the divided features of its region. The module
-    computes with this rank's share, a plain tensor, as it computes with a whole parameter."""
+    """A parameter of any module, sharded along ``dim``, the dimension of its region's sharded features. The module computes
+    with this rank's shard, a plain tensor, as it would with the full parameter."""
 
     dim: int
-    """0, 1, ...; -1 is the last one."""
+    """0, 1, ...; -1 is the last dimension."""
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """A parameter that is whole on each rank that computes with it. Outside of regions its module treats each position by
-    itself (a norm), and sees this rank's positions."""
+    """A parameter that is replicated on every rank that uses it. Outside regions, its module must process each position
+    independently (as a norm does) and receives this rank's positions only."""
 
 
 @dataclass(frozen=True)
 class Experts:
     """A parameter that holds one expert's weights at each index of ``dim``. Expert parallelism gives each rank some of the
-    experts: it calls their module with fewer of them.
+    experts and calls their module with fewer experts.
 
-    The module that owns the parameter owns no others, and is called with ``(rows, counts)``: ``rows``, ``[rows, dim]``, has
-    the rows of the first expert first, and ``counts``, int64 ``[experts]``, is how many each has. It returns the like of
-    ``rows``, each computed by its expert alone."""
+    The module that owns the parameter must own no parameters with other rules. It is called with ``(rows, counts)``:
+    ``rows``, ``[rows, dim]``, sorted by expert, and ``counts``, int64 ``[experts]``, the number of rows per expert. It
+    returns a tensor like ``rows``, each row computed by its expert alone."""
 
     dim: int = 0
     within: Shard | Replicate = Replicate()
-    """How tensor parallelism may divide each expert (``dim`` of it counted in the whole parameter)."""
+    """How tensor parallelism may shard each expert. ``Shard.dim`` counts dimensions of the full parameter."""
 
 
 Rule = Column | Row | Shard | Replicate | Experts
-"""How a parameter may be divided."""
+"""How a parameter may be sharded."""
 
 CAUSAL_ATTENTION: Final = "causal_attention"
 """The kind of mixers that compute causal softmax attention."""
@@ -63,21 +64,21 @@ CAUSAL_ATTENTION: Final = "causal_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """What a module computes that mixes positions."""
+    """A module that mixes positions."""
 
     kind: str
-    """What it computes. :data:`CAUSAL_ATTENTION` (made by :func:`causal_attention`), or a name of the model's own:
-    ``"gated_recurrence"``, for example."""
+    """The computation: :data:`CAUSAL_ATTENTION` (see :func:`causal_attention`), or a name that the model chooses, such as
+    ``"gated_recurrence"``."""
     heads: int | None = None
-    """Heads, where it has any; tensor parallelism divides them."""
+    """Number of heads, if it has heads; tensor parallelism shards over them."""
     kv_heads: int | None = None
-    """Key/value heads, where there are fewer (grouped-query attention); ``None``: as many as ``heads``."""
+    """Number of key/value heads, if smaller (grouped-query attention); ``None``: ``heads``."""
     sequence_dim: int = 1
-    """The dimension of positions in the tensors that it is called with and in the one that it returns."""
+    """Dimension of positions in the argument tensors and in the returned tensor."""
     divided: Ref[Callable[..., Any]] | None = None
-    """For kinds of the model's own, how to compute it where each rank has some of the positions: ``(module, share)`` -> a
-    forward function in place of the module's, which takes and returns tensors of this rank's positions. ``share`` is a
-    :class:`~titan_core.api.sequence_share.SequenceShare`. ``None``: only whole sequences."""
+    """For kinds that the model defines: the computation if each rank has only some of the positions. ``(module, share)`` ->
+    a function that replaces the module's forward, and takes and returns tensors of this rank's positions. ``share`` is a
+    :class:`~titan_core.api.sequence_share.SequenceShare`. ``None``: sequences cannot be sharded."""
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -87,17 +88,17 @@ class Mixer:
 
     @property
     def key_heads(self) -> int | None:
-        """Key/value heads, or ``None`` where it has no heads."""
+        """Number of key/value heads, or ``None`` if the mixer has no heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
 def causal_attention(heads: int, kv_heads: int | None = None) -> Mixer:
-    """Causal softmax attention with the scale ``head_dim ** -0.5``, without its projections: a module called with
-    ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, that returns the like of ``q``
-    (:class:`titan_core.api.attention.CausalAttention` is one).
+    """Return a mixer for causal softmax attention with scale ``head_dim ** -0.5``, without its projections. The module is
+    called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, and returns a tensor like ``q``
+    (:class:`titan_core.api.attention.CausalAttention`, for example).
 
     Args:
-        heads: query heads.
-        kv_heads: key/value heads; ``None``: as many.
+        heads: number of query heads.
+        kv_heads: number of key/value heads; ``None``: ``heads``.
     """
     return Mixer(kind=CAUSAL_ATTENTION, heads=heads, kv_heads=kv_heads, sequence_dim=2)

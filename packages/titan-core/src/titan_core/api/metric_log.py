@@ -1,4 +1,4 @@
-"""What a metric logger is to the core."""
+"""Metric loggers, and the values that they receive."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ if TYPE_CHECKING:
     from titan_core.api.events import RunStart
 
 Record = Mapping[str, float | int | None]
-"""``step`` and figures by name, of one logged step or of one validation (which has ``validation_loss`` and no ``loss``);
-``None`` where a figure is not known or not finite."""
+"""``step`` and metrics by name, for one logged step or one validation (which has ``validation_loss`` but no ``loss``).
+``None``: the value is unknown or not finite."""
 
 
 @dataclass(frozen=True)
 class LoggerContext(JobContext[S]):
-    """What a metric logger is built with. Loggers exist on rank 0 alone."""
+    """The context with which a metric logger is built. Loggers exist on rank 0 only."""
 
     run: RunStart
-    """The run, with its directory: ``run.dump_folder``."""
+    """The run; its directory is ``run.dump_folder``."""
     device_name: str
 
 
 class MetricLog(Protocol):
-    """A place that metrics go to. It may have lifecycle hooks too, from the first step on."""
+    """A destination of metrics. It may also have lifecycle hooks, which are called from the first step on."""
 
     def log(self, record: Record) -> None:
-        """Take the figures of a step."""
+        """Log the metrics of a step."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write pending metrics and release resources."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricLogger(Component):
-    """A place that metrics go to."""
+    """A destination of metrics."""
 
     kind = "metric logger"
     build: Ref[Callable[[LoggerContext[Any]], MetricLog]]
     active: Callable[[JobContext[Any]], bool]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """What makes the job impossible (a library that is not installed). Free of torch; called when active."""
+    """Returns the reasons why the job cannot run (such as a missing library). Called if active; must not import torch."""
 
 
 def is_estimated(records: Iterable[Mapping[str, object]]) -> bool:
-    """Whether MFU in some of a run's records is relative to a peak that was measured, and not to a data sheet's."""
+    """Whether any record has an MFU relative to a measured peak rather than the peak of a data sheet."""
     return any(record.get("mfu_estimated") for record in records)
 
 
 def format_mfu(mfu: float, estimated: bool) -> str:
-    """A percentage, with a tilde where it is an estimate. Above 100 % the peak was estimated too low, which is said."""
+    """Return a percentage, with a tilde if it is an estimate. Values above 100 % are marked as having too low a peak."""
     text = f"{'~' if estimated else ''}{mfu:.1%}"
     return f"{text} (peak too low)" if mfu > 1.0 else text

@@ -1,4 +1,4 @@
-"""A rank's part of a model."""
+"""The part of a model that one rank holds."""
 
 from __future__ import annotations
 
@@ -20,76 +20,76 @@ T = TypeVar("T")
 
 
 class PrunedModule(nn.Module):
-    """Stands where a module was that other ranks have: gives back its first argument. What is left keeps its names."""
+    """Replaces a module that another rank holds, so that other modules keep their names. Returns its first argument."""
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
-        """``hidden``, as it came."""
+        """Return ``hidden`` unchanged."""
         return hidden
 
 
 @dataclass(frozen=True)
 class Slot(Generic[T]):
-    """A place where one plugin leaves something for another, of type ``T`` for each module. Plugins do not import each
-    other, so each declares the slot by the same name: ``PLUGIN.what``, of the plugin that reads it."""
+    """A named place for values of type ``T``, one per module, that one plugin leaves for another. Plugins do not import each
+    other, so each declares the slot under the same name: ``PLUGIN.subject``, where PLUGIN is the plugin that reads it."""
 
     name: str
 
 
 @dataclass
 class ModelPart:
-    """The whole model, or what a pipeline cut left of it on this rank. Transforms change it, or return another."""
+    """The whole model, or the modules of it that a pipeline split leaves on this rank. Transforms modify or replace it."""
 
     module: nn.Module
     layout: ModelLayout
     objective: ObjectiveFunction
-    """What is minimised."""
+    """The loss to minimise."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    """The columns of the logits that this rank computes."""
+    """The logit columns that this rank computes."""
 
     batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
-    """What happens to each microbatch before the model sees it, in order."""
+    """Functions applied to each microbatch, in order, before the model receives it."""
     parameters_on: torch.device | None = None
-    """Where parameters live while they are not computed with; ``None``: on the device that computes."""
+    """Device of parameters that are not in use; ``None``: the device that computes."""
     slots: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What plugins say to each other about single modules: see :meth:`entries`."""
+    """Values that plugins leave for each other, by slot and module: see :meth:`entries`."""
     saved_operators: tuple[Callable[..., object], ...] = ()
-    """Operators (``torch.ops.aten.max.default``) whose results selective recomputation keeps: what is expensive to compute
-    again for its size, or was communicated. A model names those that it calls in its layout."""
+    """Operators (``torch.ops.aten.max.default``) whose results selective activation checkpointing saves because they are
+    expensive to recompute for their size, or were communicated. A model lists the operators that it calls in its layout."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
-    """What must be done after forward passes that no backward pass follows."""
+    """Functions to call after forward passes that no backward pass follows."""
     wrapped_objectives: tuple[ObjectiveFunction, ...] = ()
-    """The objectives that :attr:`objective` calls in the end, where it was wrapped."""
+    """The objectives that :attr:`objective` wraps, innermost first."""
     auxiliary_losses: tuple[str, ...] = ()
     """Names of the losses that modules add (:mod:`titan_core.api.auxiliary_loss`)."""
     loss_in_head: bool = False
     """Whether the last module returns the loss within :meth:`computing`. The core sets it after all transforms."""
     batch: Batch | None = None
-    """Within :meth:`computing`: the microbatch whose loss is computed."""
+    """Within :meth:`computing`, the current microbatch."""
 
     def wrap_objective(self, wrapper: Callable[[ObjectiveFunction], ObjectiveFunction]) -> None:
-        """Minimise ``wrapper(objective)``. A transform that assigns :attr:`objective` instead drops the one that the job
-        selects, which is refused."""
+        """Minimise ``wrapper(objective)``. Transforms must not assign :attr:`objective`: that would drop the objective that
+        the job selects, and is refused."""
         self.wrapped_objectives += (self.objective,)
         self.objective = wrapper(self.objective)
 
     def entries(self, slot: Slot[T]) -> dict[str, T]:
-        """The entries of ``slot``, by the fully qualified name of the module that each is about. A transform adds to them;
-        one that drops or replaces another's entry is refused. A pipeline stage has those of its own modules."""
+        """Return the entries of ``slot`` by the fully qualified name of the module that each describes. A transform may add
+        entries; one that drops or replaces another's entry is refused. A pipeline stage has the entries of its modules."""
         return self.slots.setdefault(slot.name, {})
 
     def transformed(self, batch: Batch) -> Batch:
-        """``batch`` as this part's model takes it."""
+        """Return ``batch`` after :attr:`batch_transforms`, as this part's model takes it."""
         for transform in self.batch_transforms:
             batch = transform(batch)
         return batch
 
     @contextmanager
     def computing(self, microbatch: Microbatch) -> Iterator[Batch]:
-        """Forward passes within are training's: the loss of ``microbatch`` is computed where the logits are, and modules
-        know what they compute (:func:`~titan_core.api.microbatch.current_microbatch`).
+        """Mark the forward passes inside the context as computing ``microbatch``. The loss can then be computed inside the
+        model's head, and modules can query the microbatch (:func:`~titan_core.api.microbatch.current_microbatch`).
 
         Args:
-            microbatch: divided already (:meth:`transformed`).
+            microbatch: its batch must already be :meth:`transformed`.
         """
         self.batch = microbatch.batch
         try:
@@ -99,39 +99,40 @@ class ModelPart:
             self.batch = None
 
     def forward_loss(self, microbatch: Microbatch) -> Tensor:
-        """Loss of one microbatch, summed over its weighted targets. The whole model is here."""
+        """Return the loss of one microbatch, summed over its weighted targets. The part must be the whole model."""
         with self.computing(replace(microbatch, batch=self.transformed(microbatch.batch))) as batch:
             return self.loss_of(self.module(batch.tokens, **arguments_of(batch, self.layout)), batch)
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
-        """The loss of what the last module returned within :meth:`computing`."""
+        """Return the loss, given what the last module returned within :meth:`computing`."""
         return output if self.loss_in_head else self.objective(output, batch, self.vocabulary)
 
     def retie(self) -> None:
-        """Let names that share a parameter share one again, after something gave each of them a tensor of its own."""
+        """Restore the sharing of tied parameters after an operation has given each name a tensor of its own."""
         for name, source in self.layout.tied.items():
             owner, _, leaf = name.rpartition(".")
             from_module, _, parameter = source.rpartition(".")
-            # Not by attribute: modules may compute with their own share of a parameter (titan_parallel.local_parameters).
-            setattr(self.module.get_submodule(owner), leaf, self.module.get_submodule(from_module)._parameters[parameter])
+            # Not getattr(): within a module's forward, its attributes may be this rank's shares of its parameters.
+            sources = dict(self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False))
+            setattr(self.module.get_submodule(owner), leaf, sources[parameter])
 
     def blocks(self) -> dict[str, nn.Module]:
-        """The repeated blocks that this part has, by fully qualified name, in order."""
+        """Return the repeated blocks that this part has, by fully qualified name, in order."""
         container = self.module.get_submodule(self.layout.blocks)
         return self.present(f"{self.layout.blocks}.{name}" for name, _ in container.named_children())
 
     def present(self, names: Iterable[str]) -> dict[str, nn.Module]:
-        """Those of the modules called ``names`` that this part has, in order."""
+        """Return the modules in ``names`` that this part has, in order."""
         found = {name: self.module.get_submodule(name) for name in names}
         return {name: module for name, module in found.items() if not isinstance(module, PrunedModule)}
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Every module that this part has, by fully qualified name."""
+        """Return every module that this part has, by fully qualified name."""
         return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, PrunedModule))
 
 
 def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:
-    """What a model is called with beside its tokens."""
+    """Return the arguments for a call of the model, other than the tokens."""
     arguments = {"positions": batch.positions, "documents": batch.documents}
     arguments |= {name: extra.tensor for name, extra in batch.extras.items() if name in layout.inputs}
     return {name: tensor for name, tensor in arguments.items() if tensor is not None}

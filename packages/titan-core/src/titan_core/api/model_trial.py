@@ -1,7 +1,7 @@
-"""What a transform may ask of a small copy of the model that runs, before anything is divided.
+"""A small copy of the model that transforms can run before the model is sharded.
 
-The core makes the copy and hands it to the ``check_model`` of each active transform, which does to it what the transform is
-going to do to the model, and compares the logits.
+The core makes the copy and passes it to the ``check_model`` of each active transform. The transform applies its own change
+to the copy and compares the logits.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from titan_core.api.errors import Problem
 from titan_core.api.layout import ModelLayout
 
 Around = Callable[..., Any]
-"""(forward, the module's arguments) -> result: what is called in place of a module's forward."""
+"""(forward, the module's arguments) -> result: a function called in place of a module's forward."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A module was called."""
+    """A call of a module."""
 
     name: str
     arguments: tuple[Any, ...]
-    """Of tensors their shapes."""
+    """The arguments, with tensors replaced by their shapes."""
     output: Any
-    """As ``arguments``."""
+    """The result, with tensors replaced by their shapes."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How positions are divided over ranks. The ranks of a trial are in the batch: ``[ranks * batch, share, ...]``."""
+    """How positions are sharded over ranks. A trial represents its ranks in the batch: ``[ranks * batch, share, ...]``."""
 
     positions: tuple[Tensor, ...]
-    """Of each rank, the positions that it has; of all ranks as many."""
+    """Positions of each rank; the same number on all ranks."""
 
     def split(self, whole: Tensor, dim: int = 1) -> Tensor:
-        """``[batch, seq, ...]`` to ``[ranks * batch, share, ...]``."""
-        return torch.cat([whole.index_select(dim, one.to(whole.device)) for one in self.positions])
+        """Convert ``[batch, seq, ...]`` to ``[ranks * batch, share, ...]``."""
+        return torch.cat([whole.index_select(dim, share.to(whole.device)) for share in self.positions])
 
     def join(self, shares: Tensor, dim: int = 1) -> Tensor:
-        """The inverse of :meth:`split`."""
+        """Invert :meth:`split`."""
         order = torch.cat(self.positions).argsort().to(shares.device)
         return torch.cat(shares.chunk(len(self.positions)), dim).index_select(dim, order)
 
 
 class ModelTrial(Protocol):
-    """A small copy of a model, and what it gives for a few tokens."""
+    """A small copy of a model, with its results for a few tokens."""
 
     layout: ModelLayout
     tokens: Tensor
@@ -58,9 +58,9 @@ class ModelTrial(Protocol):
     """``[batch, seq]``: ``0 .. seq - 1``."""
     seq: int
     logits: Any
-    """What the undivided copy gives for :attr:`tokens`."""
+    """The logits of the unsharded copy for :attr:`tokens`."""
     calls: list[Call]
-    """The calls of modules that this took, in the order of their ends."""
+    """The module calls that produced :attr:`logits`, in the order in which they ended."""
 
     def run(
         self,
@@ -69,42 +69,42 @@ class ModelTrial(Protocol):
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> Any:
-        """Call the copy, which is afterwards as it was.
+        """Call the copy and restore its state.
 
         Args:
-            around: module name -> what is called in place of its forward.
+            around: module name -> function called in place of the module's forward.
         """
         ...
 
     def module(self, name: str) -> nn.Module:
-        """The copy's module called ``name``. Outside of :meth:`run` the caller leaves it as it is."""
+        """Return the copy's module called ``name``. Outside :meth:`run`, callers must not change it."""
         ...
 
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
-        """Whether ``logits`` are those of the undivided copy (or ``expected``), to rounding."""
+        """Whether ``logits`` equal those of the unsharded copy, or ``expected``, to rounding."""
         ...
 
     def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
-        """``None`` where ``run`` gives the logits of the undivided copy; otherwise where it begins to differ, in words.
+        """Return ``None`` if ``run`` returns the logits of the unsharded copy; otherwise, describe where it first differs.
 
         Args:
-            shares: how ``run`` divides positions.
-            sequence: the only sequence of the batch that ``run`` computes.
+            shares: how ``run`` shards positions.
+            sequence: index of the sequence that ``run`` computes, if it computes only one.
         """
         ...
 
     def positions_fault(self) -> str | None:
-        """What is wrong where the default positions are given explicitly."""
+        """Describe what goes wrong if the default positions are passed explicitly; ``None`` if nothing does."""
         ...
 
     def problem(self, why: str, fix: str) -> Problem:
-        """A mistake in the layout or in the model."""
+        """Return a problem with the layout or the model."""
         ...
 
     def units(self) -> list[str]:
-        """The modules that hidden states pass through, in order: of the embedding, blocks, of the head."""
+        """Return the names of the modules that hidden states pass through, in order: embedding, blocks, head."""
         ...
 
     def calls_of(self, names: Iterable[str]) -> list[Call]:
-        """The calls of the modules called ``names``, in their order."""
+        """Return the calls of the modules called ``names``, in call order."""
         ...

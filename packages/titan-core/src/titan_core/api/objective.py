@@ -1,4 +1,4 @@
-"""What training minimises."""
+"""Objectives, which training minimises."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from titan_core.api.vocabulary import Vocabulary
 
 
 class ObjectiveFunction(ABC):
-    """The loss of logits, as an :class:`~titan_core.api.components.Objective` builds it.
+    """Computes the loss from logits. Built by an :class:`~titan_core.api.components.Objective` component.
 
-    The trainer divides by the weight of the targets of the global batch, so that ranks, microbatches and pipeline stages
-    only ever add up. Where a model's last module returns its logits, the loss is computed within that module, a chunk of
-    the positions at a time, so that the logits of all positions never exist (``objective.chunk_tokens``).
+    The trainer divides by the total target weight of the global batch, so the results of ranks, microbatches and pipeline
+    stages are added up. If the model's last module returns its logits, the loss is computed inside that module, in chunks of
+    positions, so that the logits of all positions never exist at once (``objective.chunk_tokens``).
     """
 
     vocabulary_sharded: bool = True
-    """Whether it computes with this rank's columns of the logits alone, by :class:`~titan_core.api.vocabulary.Vocabulary`.
-    Where not, tensor parallelism gathers the logits, or refuses."""
+    """Whether it can compute with this rank's columns of the logits only, by means of
+    :class:`~titan_core.api.vocabulary.Vocabulary`. If not, tensor parallelism gathers the logits or refuses the
+    objective."""
     per_position: bool = True
-    """Whether the loss of all positions is the sum of the losses of any chunks of them. Where not, it is given all
-    positions at once, and context parallelism refuses it."""
+    """Whether the loss of all positions is the sum of the losses of any chunks of them. If not, it receives all positions at
+    once, and context parallelism refuses it."""
 
     @abstractmethod
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """The loss, summed over the weighted targets; a scalar, in fp32.
+        """Return the loss, summed over the weighted targets; an fp32 scalar.
 
         Args:
             logits: ``[batch, seq, columns of the vocabulary]``.
-            batch: what they were computed for; of a chunk, those of its positions (``documents`` remain whole).
-            vocabulary: which columns there are.
+            batch: the batch of the logits; for a chunk, only its positions (except ``documents``, which stays complete).
+            vocabulary: the columns that the logits have.
         """

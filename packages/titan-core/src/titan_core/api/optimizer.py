@@ -1,4 +1,4 @@
-"""What an optimizer and a learning rate schedule are built with: parameters with their names, roles and settings."""
+"""Contexts of optimizers and learning-rate schedules, and the parameters to train, with names, roles and settings."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from titan_core.api.tools.patterns import matches
 
 
 class ParameterRole(StrEnum):
-    """What a parameter is, by its place in the :class:`~titan_core.api.layout.ModelLayout` and its shape."""
+    """Kind of a parameter, by its place in the :class:`~titan_core.api.layout.ModelLayout` and its shape."""
 
     EMBEDDING = "embedding"
-    """A matrix of the modules before the blocks: token or position embeddings."""
+    """A matrix of the modules before the blocks: a token or position embedding."""
     HIDDEN_MATRIX = "hidden matrix"
-    """The 2-D weight of a layer in a block."""
+    """A 2-D weight of a layer in a block."""
     HIDDEN_STACK = "hidden stack"
-    """A weight of a block with more dimensions: the stacked matrices of experts, or the kernel of a convolution."""
+    """A weight of a block with more than two dimensions: stacked expert matrices, or a convolution kernel."""
     HEAD = "head"
     """A matrix of the modules after the blocks: the output projection."""
     VECTOR = "vector"
-    """A gain, a bias or a scalar, wherever it is. The biases of stacked experts are vectors too."""
+    """A gain, bias or scalar in any module, including the biases of stacked experts."""
 
 
 def is_vector(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter scales or shifts features instead of mixing them: it has fewer than two dimensions, or it is a
-    bias. A bias is recognised by name too, since the biases of stacked experts are a matrix.
+    """Whether a parameter scales or shifts features rather than mixing them: it has fewer than two dimensions or is a bias.
+    Biases are also recognised by name, because the biases of stacked experts form a matrix.
 
-    The dimensions are those of the whole parameter: a ``DTensor`` has its global shape.
+    Dimensions are those of the full parameter: a ``DTensor`` has its global shape.
     """
     return parameter.dim() < 2 or name.endswith("bias")
 
 
 def role_of(name: str, parameter: nn.Parameter, layout: ModelLayout) -> ParameterRole:
-    """The role of the parameter with the fully qualified name ``name``."""
+    """Return the role of the parameter with the fully qualified name ``name``."""
     if is_vector(name, parameter):
         return ParameterRole.VECTOR
     if name.startswith(f"{layout.blocks}."):
@@ -58,19 +58,19 @@ class TrainedParameter:
     """A parameter to train, as this rank holds it."""
 
     name: str
-    """Fully qualified, the same on every mesh."""
+    """Fully qualified name, the same on every mesh."""
     tensor: nn.Parameter
-    """A ``DTensor`` where it is divided among ranks."""
+    """A ``DTensor`` if it is sharded over ranks."""
     role: ParameterRole
 
     @property
     def shape(self) -> torch.Size:
-        """The global shape, however ranks divide the parameter."""
+        """The global shape, regardless of sharding."""
         return self.tensor.shape
 
 
 def trained_parameters(parts: Iterable[ModelPart]) -> Iterator[TrainedParameter]:
-    """The parameters of this rank's ``parts`` that require gradients, each once, in the order of the model."""
+    """Yield each parameter of this rank's ``parts`` that requires gradients once, in model order."""
     for part in parts:
         for name, tensor in part.module.named_parameters():
             if tensor.requires_grad:
@@ -79,24 +79,24 @@ def trained_parameters(parts: Iterable[ModelPart]) -> Iterator[TrainedParameter]
 
 @dataclass
 class ParamGroup:
-    """Parameters that share their settings."""
+    """Parameters with the same settings."""
 
     lr: float
     weight_decay: float
     parameters: list[TrainedParameter] = field(default_factory=list)
 
     def as_dict(self, *roles: ParameterRole) -> dict[str, Any]:
-        """A parameter group as torch's optimizers take it, of the parameters with one of ``roles`` (default: all)."""
-        params = [one.tensor for one in self.parameters if not roles or one.role in roles]
+        """Return a parameter group for torch's optimizers, with the parameters that have one of ``roles`` (default: all)."""
+        params = [parameter.tensor for parameter in self.parameters if not roles or parameter.role in roles]
         return {"params": params, "lr": self.lr, "weight_decay": self.weight_decay}
 
 
 def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSection) -> list[ParamGroup]:
-    """Sort parameters into groups: the first pattern that matches a name decides, the rest have the section's settings.
-    Without ``section.param_groups`` there are two groups, and vectors have no weight decay: it pulls towards zero, which is
-    no neutral value for a gain and regularises nothing in a bias.
+    """Sort parameters into groups. The first pattern that matches a name applies; other parameters use the section's
+    settings. Without ``section.param_groups``, vectors form a group without weight decay: pulling towards zero is not
+    neutral for a gain and does not regularise a bias.
 
-    Groups without a parameter are left out (a pipeline stage may have none of some).
+    Groups without parameters are omitted (on a pipeline stage, some may be empty).
 
     Raises:
         UserError: there is no parameter to train.
@@ -112,30 +112,30 @@ def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSecti
         chosen = (group for spec, group in zip(specs, groups, strict=True) if matches(parameter.name, [spec.pattern]))
         is_undecayed = section.param_groups is None and parameter.role is ParameterRole.VECTOR
         next(chosen, undecayed if is_undecayed else rest).parameters.append(parameter)
-    # The unnamed rest first: its learning rate is the one that is reported.
+    # The group without a pattern comes first: the first group's learning rate is the one reported.
     filled = [group for group in (rest, *groups, undecayed) if group.parameters]
     if not filled:
-        raise UserError.one("model", "it has no parameter to train", "fix the model plugin")
+        raise UserError.one("model", "has no parameter to train", "fix the model plugin")
     return filled
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerContext(TrainingContext[S]):
-    """What an optimizer is built with.
+    """The context with which an optimizer is built.
 
-    An optimizer with a section of its own finds the settings that all optimizers share (``beta1``, ``eps``, ...) in
+    An optimizer with its own section finds the settings that all optimizers share (``beta1``, ``eps``, ...) in
     ``context.facts.section(OptimizerSection)``.
     """
 
     groups: Sequence[ParamGroup]
-    """The parameters to train, by learning rate and weight decay, as ``[optimizer]`` decides. An optimizer may
-    divide them further; :meth:`ParamGroup.as_dict` takes roles."""
+    """The parameters to train, grouped by learning rate and weight decay according to ``[optimizer]``. An optimizer may
+    split the groups further by role, with :meth:`ParamGroup.as_dict`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRScheduleContext(JobContext[S]):
-    """What a learning rate schedule is built with."""
+    """The context with which a learning-rate schedule is built."""
 
     optimizer: Optimizer
     steps: int
-    """Total optimizer steps."""
+    """Total number of optimizer steps."""

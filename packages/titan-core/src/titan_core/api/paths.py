@@ -1,4 +1,4 @@
-"""Settings that name a file or a folder anywhere."""
+"""Settings that name a file or folder at any location."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 LONGEST_NAME = 255
-"""Bytes in one name of a path, on every common file system."""
+"""Maximum bytes in one name of a path, on every common file system."""
 LONGEST_PATH = 4000
-"""Bytes in a path; Linux takes 4,095, and Titan adds names of its own."""
+"""Maximum bytes in a path. Linux allows 4,095, and Titan appends names of its own."""
 
 
 def require_nameable(path: str) -> str:
-    """``path``, if a file system can have it; an address (``s3://bucket/run``) may have longer parts.
+    """Return ``path`` if file systems allow it. The parts of an address (``s3://bucket/run``) may be longer.
 
     Raises:
         ValueError: it is empty, or too long.
@@ -23,7 +23,7 @@ def require_nameable(path: str) -> str:
     if len(path.encode(errors="replace")) > LONGEST_PATH:
         raise ValueError(f"must be at most {LONGEST_PATH} bytes long")
     if "://" not in path and any(len(name.encode(errors="replace")) > LONGEST_NAME for name in path.split("/")):
-        raise ValueError(f"must have no name longer than {LONGEST_NAME} bytes, which is what file systems take")
+        raise ValueError(f"must not contain a name longer than {LONGEST_NAME} bytes, the limit of file systems")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Processes and their parents: ending with the one that started this one, and telling processes apart. Free of torch."""
+"""Relations between processes: how a child ends with its parent, and what identifies a process. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import threading
 import time
 
 PARENT = "TITAN_PARENT"
-"""Environment variable: id of the process that this one must not outlive."""
+"""Environment variable: id of the parent process that this process must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 1.0
 
 
 def environment_of_child() -> dict[str, str]:
-    """What a process that must not outlive this one is started with."""
+    """Return the environment variables for starting a process that must not outlive this one."""
     return {PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, however that does. Without effect in a process that a person or
-    another launcher than Titan's or torchrun has started.
+    """Make the kernel kill this process when its parent ends, for whatever reason. Does nothing in a process that was
+    started by a person, or by a launcher other than Titan's and torchrun.
 
-    The parent's thread that started this process must live as long as the parent.
+    The thread of the parent that started this process must live as long as the parent.
     """
     parent = os.environ.pop(PARENT, None)
     if parent is None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     expected = os.getppid() if parent is None else int(parent)
-    if not _ask_kernel():
+    if not _request_death_signal():
         threading.Thread(target=_watch, args=(expected,), name="parent", daemon=True).start()
-    if os.getppid() != expected:  # it had ended before
+    if os.getppid() != expected:  # the parent ended before the request
         os._exit(128 + signal.SIGKILL)
 
 
-def _ask_kernel() -> bool:
+def _request_death_signal() -> bool:
     if sys.platform != "linux":
         return False
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -45,15 +45,15 @@ def _ask_kernel() -> bool:
 
 
 def _watch(parent: int) -> None:
-    """Where the kernel offers nothing: whose parent has ended gets another one."""
+    """Poll the parent on systems without a death signal: a process whose parent has ended is adopted by another one."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(128 + signal.SIGKILL)
 
 
 def pid_namespace() -> str | None:
-    """In what, besides the machine's name, this process's id is unique: containers of one machine may each number their own
-    processes. ``None`` where the system does not say (macOS)."""
+    """Return the PID namespace, which together with the machine makes a process id unique: each container of a machine may
+    number its processes separately. ``None`` if the system does not provide it (macOS)."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

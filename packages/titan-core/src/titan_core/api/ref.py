@@ -1,4 +1,4 @@
-"""Lazy references: name the code that builds a component without importing it."""
+"""Lazy references, which name the code that builds a component without importing it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class CodeOrigin(Protocol):
-    """The plugin that code belongs to. Calls are guarded: what they raise is reported with the plugin's name."""
+    """The plugin that code belongs to. It guards calls, so that exceptions are reported with the plugin's name."""
 
     def failure(self, why: str) -> UserError:
-        """The error that names the plugin, ``why`` and the fix."""
+        """Return an error that names the plugin, ``why`` and the fix."""
         ...
 
     def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, guarded; its result is checked by ``purpose``, the component's field that refers to it."""
+        """Return ``function`` guarded. The component field in ``purpose`` selects the check of its result."""
         ...
 
     def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, guarded; errors call it ``what``."""
+        """Return ``function`` guarded. Errors refer to it as ``what``."""
         ...
 
     def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for a hook wrapper, a generator function."""
+        """Return a hook wrapper, which is a generator function, guarded. Errors refer to it as ``what``."""
         ...
 
 
@@ -36,14 +36,14 @@ class CodeOrigin(Protocol):
 class Ref(Generic[T]):
     """A reference ``"package.module:attribute"``, imported only when a job needs it.
 
-    Discovery thus stays free of torch, and a component whose code is broken fails only the jobs that select it.
+    Discovery therefore needs no torch, and a component with broken code fails only the jobs that select it.
     """
 
     target: str
     origin: CodeOrigin | None = field(default=None, compare=False, kw_only=True)
-    """Whose component it belongs to. Discovery sets it, and thereby has every call guarded."""
+    """The plugin of the component. Discovery sets it, which guards every call."""
     purpose: str = field(default="", compare=False, kw_only=True)
-    """The component's field that holds it, such as ``check``; likewise."""
+    """The component field that holds the reference, such as ``check``. Discovery sets it."""
 
     def __post_init__(self) -> None:
         module, colon, attribute = self.target.partition(":")
@@ -51,7 +51,7 @@ class Ref(Generic[T]):
             raise ValueError(f"a Ref is written 'package.module:attribute', not {self.target!r}")
 
     def load(self) -> T:
-        """Import and return what is referred to.
+        """Import and return the referenced object.
 
         Raises:
             UserError: the module cannot be imported, or lacks the attribute.
@@ -61,7 +61,7 @@ class Ref(Generic[T]):
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
-            # Whatever a third party's module raises while it is imported is that plugin's fault, and reported as such.
+            # Any exception during the import of a third party's module is that plugin's fault, and reported as such.
             raise UserError.one(
                 where,
                 f"importing {module_name!r} raised {type(error).__name__}: {error}",
@@ -76,5 +76,5 @@ class Ref(Generic[T]):
         if self.origin is None:
             return cast(T, found)
         if not callable(found):
-            raise self.origin.failure(f"{self.purpose} = {self.target!r} is no function, but {type(found).__name__}")
+            raise self.origin.failure(f"{self.purpose} = {self.target!r} is not a function, but {type(found).__name__}")
         return cast(T, self.origin.guard_ref(self.purpose, found))

@@ -1,4 +1,4 @@
-"""What the discovered plugins provide, by kind and name."""
+"""The components of all discovered plugins, by kind and name."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ C = TypeVar("C", bound="Component")
 
 
 class ComponentRegistry(Protocol):
-    """All components of all plugins. pluggy collected them; a job's config chooses among them by name."""
+    """All components that pluggy has collected from plugins. A job's config selects among them by name."""
 
     def all(self, kind: type[C]) -> list[C]:
-        """All components of exactly this kind or a subclass of it, in the order of discovery."""
+        """Return all components of this kind or a subclass of it, in discovery order."""
         ...
 
     def get(self, kind: type[C], name: str) -> C:
-        """The component of this kind and name.
+        """Return the component of this kind and name.
 
         Raises:
-            UserError: there is none; its reason names the nearest, and plugins that are broken.
+            UserError: there is no such component. The error suggests the nearest name and lists broken plugins.
         """
         ...
 
     def names(self, kind: type[C]) -> list[str]:
-        """The names of all components of this kind."""
+        """Return the names of all components of this kind."""
         ...
 
     def origin(self, component: Component) -> CodeOrigin:
-        """The plugin that registered ``component``."""
+        """Return the plugin that registered ``component``."""
         ...
 
     def distribution(self, component: Component) -> str:
-        """The distribution that registered ``component``."""
+        """Return the distribution that registered ``component``."""
         ...
 
     def modules(self) -> Sequence[tuple[ModuleType, CodeOrigin]]:
-        """Every plugin's module, which may have lifecycle hooks."""
+        """Return every plugin's module. These may have lifecycle hooks."""
         ...
 
     def versions(self) -> list[dict[str, str]]:
-        """Name, distribution and version of every plugin."""
+        """Return name, distribution and version of every plugin."""
         ...

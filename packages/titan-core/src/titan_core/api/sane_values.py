@@ -1,4 +1,4 @@
-"""What no value of a config may be, whatever key it stands under and whichever plugin owns the key."""
+"""Restrictions on every value of a config, regardless of its key and of the plugin that owns the key."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pydantic import BaseModel
 from titan_core.api.numbers import LARGEST
 
 DEEPEST = 16
-"""Tables and lists within one another."""
+"""Maximum nesting depth of tables and lists."""
 LONGEST_TEXT = 65_536
-"""Characters in one value."""
+"""Maximum characters in one value."""
 
 
 def require_sane(value: Any) -> None:
-    """Refuse numbers that are not finite, and texts and nesting that nothing can work with, anywhere in ``value``.
+    """Refuse non-finite numbers, and text or nesting that cannot be processed, anywhere in ``value``.
 
     Raises:
-        ValueError: saying what is wrong, and where inside ``value``.
+        ValueError: says what is wrong, and where inside ``value``.
     """
     _raise_first(_flaws(value, "", 0, _not_finite))
 
 
 def require_64_bits(value: Any) -> None:
-    """Refuse numbers that do not fit 64 bits, anywhere in ``value``, which is sane otherwise. Apart from
-    :func:`require_sane`, so that a field can report its own, tighter bound first.
+    """Refuse numbers that do not fit into 64 bits, anywhere in ``value``. Separate from :func:`require_sane`, so that a
+    field can report its own, tighter bound first.
 
     Raises:
-        ValueError: saying where inside ``value``.
+        ValueError: says where inside ``value``.
     """
     _raise_first(_flaws(value, "", 0, _too_large))
 
@@ -41,28 +41,28 @@ def _raise_first(flaws: Iterator[str]) -> None:
         raise ValueError(flaw)
 
 
-def _flaws(value: Any, path: str, depth: int, of_number: Callable[[float], str]) -> Iterator[str]:
+def _flaws(value: Any, path: str, depth: int, number_flaw: Callable[[float], str]) -> Iterator[str]:
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
-        flaw = of_number(value)
+        flaw = number_flaw(value)
     elif isinstance(value, str):
-        flaw = _flaw_of_text(value)
+        flaw = _text_flaw(value)
     elif isinstance(value, Mapping | list | tuple):
         if depth >= DEEPEST:
-            yield f"tables and lists may be nested {DEEPEST} deep"
+            yield f"tables and lists must not be nested more than {DEEPEST} deep"
             return
         if isinstance(value, Mapping):
             for key in value:
-                if isinstance(key, str) and (flaw := _flaw_of_text(key)):
+                if isinstance(key, str) and (flaw := _text_flaw(key)):
                     yield f"a key inside it {flaw}"
-            items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+            items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
         else:
-            items = [(f"{path}[{number}]", one) for number, one in enumerate(value)]
-        for inner, one in items:
-            yield from _flaws(one, inner, depth + 1, of_number)
+            items = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+        for inner, item in items:
+            yield from _flaws(item, inner, depth + 1, number_flaw)
         return
     else:
         return
@@ -75,16 +75,16 @@ def _not_finite(value: float) -> str:
 
 
 def _too_large(value: float) -> str:
-    return "" if abs(value) <= LARGEST else f"must be at most {LARGEST:.2g} in size"
+    return "" if abs(value) <= LARGEST else f"must not exceed {LARGEST:.2g} in magnitude"
 
 
-def _flaw_of_text(text: str) -> str:
+def _text_flaw(text: str) -> str:
     if len(text) > LONGEST_TEXT:
         return f"must be at most {LONGEST_TEXT} characters long"
     if "\0" in text:
-        return "must not contain the character NUL"
+        return "must not contain a NUL character"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "must be valid Unicode text (it holds bytes that are not UTF-8)"
+        return "must be valid Unicode (it contains bytes that are not UTF-8)"
     return ""

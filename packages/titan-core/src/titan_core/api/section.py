@@ -1,4 +1,4 @@
-"""The base of every config section."""
+"""The base class of all config sections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ ALL_KEYS = ("*",)
 
 
 class Section(BaseModel):
-    """One ``[section]`` of a recipe: a typed, immutable class whose fields' docstrings are the keys' documentation.
+    """One ``[section]`` of a recipe: a typed, immutable class. The docstrings of its fields document the keys.
 
-    A plugin subclasses it, sets ``section``, and names the class as a component's ``config``. Every key needs a default:
-    a job that does not mention a section gets its defaults. Numbers are bounded by the types of
-    :mod:`titan_core.api.numbers`; whatever a field says, NaN, infinities and numbers beyond 64 bits are refused. An empty
-    text means ``None`` where that is a field's value too.
+    A plugin subclasses it, sets ``section``, and names the class as a component's ``config``. Every key needs a default, for
+    jobs that do not mention the section. The types of :mod:`titan_core.api.numbers` bound numbers; NaN, infinities and
+    numbers beyond 64 bits are always refused. For a field that may be a string or ``None``, the empty string means ``None``.
     """
 
     model_config = ConfigDict(
@@ -27,13 +26,13 @@ class Section(BaseModel):
     )
 
     section: ClassVar[str]
-    """The section's name in TOML. Several classes may share one, each with keys of its own: a plugin adds keys to a
-    section of the core's (``[parallelism]``) by a class of that name."""
+    """The section's name in TOML. Several classes with different keys may share a name. A plugin adds keys to a core section
+    (``[parallelism]``) by a class with that section's name."""
 
     may_change: ClassVar[tuple[str, ...]] = ()
-    """Patterns of the keys that a resumed run may have other values of: what they decide is where and how fast a run
-    computes, or what is observed, and not what is trained. By default none: a resumed run whose value of another key has
-    changed is refused, unless its user allows it (``checkpoint.allow_changed``)."""
+    """Patterns of the keys that a resumed run may change. They affect where and how fast a run computes, or what is
+    observed, but not what is trained. Default: none. A resumed run that changes any other key is refused, unless its user
+    allows the change (``checkpoint.allow_changed``)."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -49,7 +48,7 @@ class Section(BaseModel):
 
 
 def none_if_empty(cls: type[BaseModel], field: str | None, value: Any) -> Any:
-    """``value``, or ``None`` for the empty text of a field of ``cls`` that is a text or ``None``: both mean "not set"."""
+    """Return ``None`` if ``value`` is an empty string and the field may be a string or ``None``; otherwise ``value``."""
     if value != "" or field is None:
         return value
     annotation = cls.model_fields[field].annotation
@@ -57,7 +56,7 @@ def none_if_empty(cls: type[BaseModel], field: str | None, value: Any) -> Any:
 
 
 def _types(annotation: Any) -> set[Any]:
-    """The types that a union is made of, without what annotates them."""
+    """Return the members of a union, without annotations."""
     if get_origin(annotation) is Annotated:
         return _types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""Which positions of each sequence a rank holds where sequences are divided, and how ranks exchange them."""
+"""The positions of each sequence that a rank holds if sequences are sharded, and the exchange of positions between ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 @dataclass(frozen=True)
 class SequenceShare:
-    """A rank's positions: some of the equal chunks that each sequence is cut into. Those of one rank need not be
-    neighbours in the sequence; it holds them one after another, in the order of :attr:`own`."""
+    """A rank's positions. Each sequence is split into equal chunks, and a rank holds some of them. These need not be
+    adjacent in the sequence; the rank holds them contiguously, in the order of :attr:`own`."""
 
     mesh: DeviceMesh
     """The ranks that share each sequence, in one dimension."""
     chunks: tuple[tuple[int, ...], ...]
-    """For each rank of the mesh, the chunks that it holds; all ranks hold the same number."""
+    """The chunks that each rank of the mesh holds; the same number on all ranks."""
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -27,10 +27,10 @@ class SequenceShare:
         return self.chunks[self.mesh.get_local_rank()]
 
     def gather(self, share: Tensor, dim: int) -> Tensor:
-        """``share`` of all ranks, in the order of the sequence. The gradient of each rank's share is summed over ranks.
+        """Return the ``share`` of all ranks in sequence order. The gradient of each rank's share is summed over ranks.
 
         Args:
-            share: this rank's chunks along ``dim``: their positions, or any other number of elements for each chunk.
+            share: this rank's chunks along ``dim``: their positions, or any other number of elements per chunk.
         """
         gathered = DTensor.from_local(share, self.mesh, [Shard(dim)], run_check=False).redistribute(placements=[Replicate()])
         held = list(itertools.chain.from_iterable(self.chunks))
@@ -38,6 +38,6 @@ class SequenceShare:
         return torch.cat([pieces[held.index(chunk)] for chunk in range(len(held))], dim)
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's chunks of ``whole``, which has all positions in order along ``dim``."""
+        """Return this rank's chunks of ``whole``, which has all positions in order along ``dim``."""
         pieces = whole.chunk(sum(map(len, self.chunks)), dim)
         return torch.cat([pieces[chunk] for chunk in self.own], dim)

@@ -1,4 +1,4 @@
-"""How a step runs forward and backward: one small seam, so that the trainer's loop reads the same for a pipeline."""
+"""How a step runs forward and backward. The trainer's loop is the same with and without a pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _shape_inference: ContextVar[bool] = ContextVar("shape_inference", default=False
 
 @contextmanager
 def shape_inference() -> Iterator[None]:
-    """Marks calls of modules that are made for the shapes of their outputs alone, on numbers that mean nothing."""
+    """Mark module calls that only determine output shapes, on meaningless inputs."""
     token = _shape_inference.set(True)
     try:
         yield
@@ -29,54 +29,54 @@ def shape_inference() -> Iterator[None]:
 
 
 def is_shape_inference() -> bool:
-    """Whether modules are being called for shapes alone, so that hooks on them should ignore their outputs."""
+    """Whether modules are called for output shapes only. Hooks on modules should then ignore their outputs."""
     return _shape_inference.get()
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """What a rank computes in one step."""
+    """The work of one rank in one step."""
 
     batches: Sequence[Batch]
-    """Its microbatches."""
+    """The rank's microbatches."""
     step: int
     """Counted from 1."""
     seed: int
     """``training.seed``."""
     target_weight: float = 1.0
-    """The weight of all targets of the *global* batch (where replicas of the weights train apart, of the replica's part of
-    it): losses are divided by it, so that gradients may simply be summed over ranks."""
+    """Total weight of the targets in the *global* batch, or in the part of it that this rank's diverging replica trains on.
+    Losses are divided by it, so that gradients can be summed over ranks."""
     auxiliary: AuxiliaryLosses | None = None
-    """Where auxiliary losses go; ``None`` in an evaluation."""
+    """Collects auxiliary losses; ``None`` in an evaluation."""
 
     def microbatches(self) -> list[Microbatch]:
-        """What a part of the model computes, one after another."""
+        """Return the microbatches that a part of the model computes, in order."""
         return [Microbatch(batch, self.step, self.seed, self.auxiliary) for batch in self.batches]
 
 
 class StepRunner(Protocol):
-    """Forward and backward over a rank's microbatches."""
+    """Runs forward and backward over a rank's microbatches."""
 
     def __call__(self, inputs: StepInput) -> Tensor:
         """Add the gradient of the loss, divided by ``inputs.target_weight``, to the parameters' gradients.
 
         Returns:
-            This rank's share of the loss, a scalar on the device: the shares of all ranks that see different tokens sum to
-            the mean loss of the global batch (0 on a pipeline stage that computes no loss).
+            This rank's share of the loss, a scalar on the device. The shares of all ranks that see different tokens add up
+            to the mean loss of the global batch; a pipeline stage that computes no loss returns 0.
         """
         ...
 
     def evaluate(self, inputs: StepInput) -> Tensor:
-        """Forward alone, without gradients.
+        """Run forward only, without gradients.
 
         Returns:
-            This rank's share of the loss, summed over weighted targets: a scalar on the device.
+            This rank's share of the loss, summed over weighted targets; a scalar on the device.
         """
         ...
 
 
 class GradientAccumulation:
-    """The plain step: one part of a model, microbatches one after another."""
+    """The plain step: one model part, and microbatches in sequence."""
 
     def __init__(self, part: ModelPart) -> None:
         self._part = part

@@ -1,4 +1,4 @@
-"""Tokenizers: what they are to the core, what tells two apart, and what the ids that they give must be. Free of torch."""
+"""Tokenizers: their protocol, their fingerprint, and checks of the ids that they return. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,67 +20,67 @@ https://example.org/?a=1&b=%20  ÀÉÎÕÜ Привет мир, 你好世界 こ
 
 @dataclass(frozen=True)
 class TokenizerContext(BuildContext[S]):
-    """What a tokenizer is built with. It travels to worker processes."""
+    """The context with which a tokenizer is built. It is sent to worker processes."""
 
     path: str | None
     """``model.tokenizer_path``."""
 
 
 class TextTokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """Largest id plus one."""
         ...
 
     def encode_document(self, text: str) -> list[int] | NDArray[Any]:
-        """The ids of a whole document, with the tokens that mark its begin and end. Special tokens' names inside the text
-        are plain text."""
+        """Return the ids of a whole document, including the tokens that mark its begin and end. Names of special tokens in
+        the text are encoded as plain text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, special tokens shown by name."""
+        """Return the text of ``ids``, with special tokens shown by name."""
         ...
 
 
 @runtime_checkable
 class DescribesMarks(Protocol):
-    """A tokenizer that found out which tokens mark documents, and can say from where."""
+    """A tokenizer that detects which tokens mark documents, and can report how."""
 
     def describe_marks(self) -> list[str]:
-        """A line for the begin and one for the end."""
+        """Return one line for the begin token and one for the end token."""
         ...
 
 
 def fingerprint(tokenizer: TextTokenizer) -> str:
-    """A digest of the vocabulary's size and of the ids of a text of many kinds of characters: two tokenizers that have it in
-    common may stand for each other."""
+    """Return a digest of the vocabulary size and of the ids of a text with many kinds of characters. Tokenizers with equal
+    fingerprints are interchangeable."""
     ids = [int(token) for token in tokenizer.encode_document(_PROBE)]
     return hashlib.sha256(repr((tokenizer.vocab_size, ids)).encode()).hexdigest()[:16]
 
 
 def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[Any]:
-    """A document's ids as an array of whole numbers, each from 0 to ``vocab_size - 1``: an id beyond the embedding's rows
-    ends a run with no word about its origin, and breaks a GPU's context.
+    """Return a document's ids as an array of integers, each from 0 to ``vocab_size - 1``. An id beyond the embedding's rows
+    would end a run without a hint at its origin, and break a GPU's context.
 
     Raises:
-        ValueError: they are something else; with the first id that is.
+        ValueError: they are not integers, or one is out of range; names the first.
     """
-    import numpy  # not with this module, which commands import that tokenise nothing
+    import numpy  # not at module level: commands that do not tokenise import this module too
 
     ids = numpy.asarray(tokens)
     if ids.size == 0:
         return numpy.empty(0, numpy.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"it is an array {list(ids.shape)} of {ids.dtype}, not a list of token ids")
+        raise ValueError(f"is an array {list(ids.shape)} of {ids.dtype}, not a list of token ids")
     if ids.max() >= vocab_size or ids.min() < 0:
         place = int(numpy.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
-        raise ValueError(f"token {place} has the id {ids[place]}, and the vocabulary ends at {vocab_size - 1}")
+        raise ValueError(f"token {place} has the id {ids[place]}, but the largest id of the vocabulary is {vocab_size - 1}")
     return ids
 
 
 def without_surrogates(text: str) -> str:
-    """``text`` with surrogate pairs joined and halves (``"\\ud83d"`` in JSON), which no tokenizer can encode, replaced by
-    U+FFFD."""
+    """Return ``text`` with surrogate pairs joined, and with lone surrogates (``"\\ud83d"`` in JSON), which no tokenizer can
+    encode, replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Arithmetic over the vocabulary, whole or divided over ranks: an objective is written once for both."""
+"""Arithmetic over a vocabulary that may be sharded, so that an objective needs no separate implementation for shards."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 
 class Vocabulary:
-    """The columns of logits that this rank has.
+    """The columns of the logits that this rank holds.
 
-    Each rank of ``group`` has successive columns, and computes the same result (Shoeybi et al., arXiv 1909.08053,
-    section 3). Nothing here gathers logits.
+    Each rank of ``group`` holds consecutive columns and computes the same result (Shoeybi et al., arXiv 1909.08053,
+    section 3). Logits are never gathered.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, first: int = 0) -> None:
         """
         Args:
-            group: the ranks among which the columns are divided; ``None``: this rank has all of them.
-            first: the token id of this rank's first column.
+            group: the ranks over which the columns are sharded; ``None``: this rank holds all of them.
+            first: token id of this rank's first column.
         """
         self.group = group
         self.first = first
 
     def log_likelihood(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of the probabilities of ``ids``, and those of the normaliser, ``log(sum(exp(logits)))``.
+        """Return the log probabilities of ``ids``, and the log of the normaliser, ``log(sum(exp(logits)))``.
 
-        Memory beside the logits: one fp32 tensor of their size at a time, forward and backward; none is kept.
+        Temporary memory: one fp32 tensor of the size of the logits, in forward and in backward. No such tensor is saved.
 
         Args:
-            logits: this rank's columns, ``[..., columns]``; computed with in fp32 whatever their type.
-            ids: token ids of the whole vocabulary, ``[...]``. What a negative id results in has no meaning.
+            logits: this rank's columns, ``[..., columns]``, in any floating-point type; computation is in fp32.
+            ids: token ids of the whole vocabulary, ``[...]``. Results for negative ids are meaningless.
 
         Returns:
             Two fp32 tensors, ``[...]``, the same on every rank of the group.
@@ -41,7 +41,7 @@ class Vocabulary:
         return result
 
     def sum(self, values: Tensor) -> Tensor:
-        """``values`` summed over all columns: ``[..., columns]`` to ``[...]``, the same on every rank of the group."""
+        """Sum ``values`` over all columns: ``[..., columns]`` to ``[...]``, the same on every rank of the group."""
         result = values.sum(-1)
         return result if self.group is None else _SumOverRanks.apply(result, self.group)
 
@@ -72,16 +72,16 @@ class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         logits, mine, column, normaliser = ctx.saved_tensors
-        of_likelihood, of_normaliser = gradients
+        likelihood_gradient, normaliser_gradient = gradients
         gradient = (logits - normaliser[..., None]).exp_()
-        gradient.mul_((of_normaliser - of_likelihood)[..., None])
+        gradient.mul_((normaliser_gradient - likelihood_gradient)[..., None])
         if logits.shape[-1]:
-            gradient.scatter_add_(-1, column, torch.where(mine, of_likelihood, 0.0)[..., None])
+            gradient.scatter_add_(-1, column, torch.where(mine, likelihood_gradient, 0.0)[..., None])
         return gradient.to(logits.dtype), None, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Each rank goes on to compute the same loss, so that each one's gradient is that of its own columns."""
+    """All ranks compute the same loss from the sum, so each rank's gradient is already that of its own columns."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:

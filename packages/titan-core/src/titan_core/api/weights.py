@@ -1,5 +1,5 @@
-"""How a model family's weights are called and laid out elsewhere, as its plugin declares it. Free of torch: a checkpoint
-plugin reads files, and these descriptions say what it finds there."""
+"""Names and layouts of a model family's weights in other formats, as its plugin declares them. A checkpoint plugin reads the
+files; these descriptions define their contents. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class ForeignTensor:
     """A parameter in another format."""
 
     name: str
-    """What it is called there."""
+    """Name in the other format."""
     parameter: str
-    """What it is called here."""
+    """Name of the parameter in Titan."""
     row_order: tuple[int, ...] = ()
-    """Where rows are ordered otherwise, within blocks of ``len(row_order)`` rows: row ``j`` of a block here is row
-    ``row_order[j]`` of that block there. Empty: the same order."""
+    """Order of rows within blocks of ``len(row_order)`` rows: row ``j`` of a block in Titan is row ``row_order[j]`` of that
+    block in the other format. Empty: the same order."""
     split: Literal[0, 1] | None = None
-    """The dimension along which files of a format that divides tensors over files have divided it."""
+    """Dimension along which a format with several files splits the tensor over them."""
     copy: bool = False
-    """Whether this is a second name of a parameter that is listed under its own name too (a head that shares the embedding's
-    weight). Files may have it or not; if they do, it must be the same tensor. It is never written."""
+    """Whether this is a second name of a parameter that is also listed under its own name (a head that shares the
+    embedding's weight). If a file has it, it must be the same tensor. It is never written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFormat:
-    """A format that weights may be read from, and perhaps written to."""
+    """A format from which weights can be read, and to which they can be written if it has ``from_args``."""
 
     name: Literal["hf", "meta"]
     """The files: "hf", a folder of safetensors with ``config.json``; "meta", ``consolidated.*.pth`` with ``params.json``."""
     tensors: Ref[Callable[[Any], Sequence[ForeignTensor]]]
-    """Arguments of the model -> all its tensors."""
+    """Model arguments -> all tensors of the model."""
     to_args: Ref[Callable[[Mapping[str, Any]], BaseModel]]
-    """Contents of the config file there -> arguments of the model. Raises ``ValueError`` with a reason where there are none
-    that would be the same model."""
+    """Contents of the format's config file -> model arguments. Raises ``ValueError`` with a reason if no arguments describe
+    the same model."""
     from_args: Ref[Callable[[Any], dict[str, Any]]] | None = None
-    """Arguments of the model -> contents of the config file there, for a format that can be written."""
+    """Model arguments -> contents of the format's config file, if the format can be written."""
     ignored: tuple[str, ...] = ()
-    """Patterns of names that files may have and that say nothing, such as tables that are computed. Any other tensor that
-    ``tensors`` does not list is refused."""
+    """Patterns of tensors that files may contain but that hold no information, such as computed tables. All other tensors
+    that ``tensors`` does not list are refused."""

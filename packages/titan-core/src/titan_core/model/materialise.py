@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
+from titan_core.api.torch_private import global_offset
 from titan_core.model.random_values import fill
 
 
@@ -35,8 +36,4 @@ def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The part of ``tensor`` that this rank holds, and the global index of its first element."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
-    # Private, and the same in torch 2.11 to 2.15; the public alternative knows no strided shards (TP under FSDP).
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(offset)
+    return tensor.to_local(), global_offset(tensor)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.random_state import same_generators
+from titan_core.api.torch_private import version_of
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def preserved_module(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     # Storages: of a table whose rows overlap in memory a copy of the tensor would be larger than the table.
     buffers = [
-        (module, name, buffer, _storage(buffer).clone(), buffer._version)
+        (module, name, buffer, _storage(buffer).clone(), version_of(buffer))
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
@@ -52,7 +53,7 @@ def preserved_module(model: nn.Module) -> Iterator[None]:
             module.training = training
         for module, name, buffer, copy, version in buffers:
             setattr(module, name, buffer)
-            if buffer._version != version:
+            if version_of(buffer) != version:
                 _storage(buffer).copy_(copy)
 
 

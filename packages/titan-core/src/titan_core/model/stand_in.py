@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_core.api.layout import ModelLayout
 from titan_core.api.tools.patterns import matches
+from titan_core.api.torch_private import TorchDispatchMode, number_of_hooks
 
 LARGE = 1 << 20
 """Elements from which on a weight overlaps itself."""
@@ -38,15 +38,13 @@ def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.
     real = copy.deepcopy(model, _replaced_blocks(model, layout))
     made: dict[int, nn.Parameter] = {}  # parameters that are shared stay shared
     for path, module in real.named_modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                if id(parameter) not in made:
-                    values = _random(parameter, generator).to(device)
-                    made[id(parameter)] = nn.Parameter(values, requires_grad=False)
-                setattr(module, name, made[id(parameter)])  # which modules of recurrences want to know of
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = _buffer(f"{path}.{name}".lstrip("."), buffer, layout, generator).to(device)
+        for name, parameter in _parameters(module).items():
+            if id(parameter) not in made:
+                values = _random(parameter, generator).to(device)
+                made[id(parameter)] = nn.Parameter(values, requires_grad=False)
+            setattr(module, name, made[id(parameter)])  # recurrent modules keep references, which ``setattr`` updates
+        for name, buffer in _buffers(module).items():
+            setattr(module, name, _buffer(f"{path}.{name}".lstrip("."), buffer, layout, generator).to(device))
     return real.train()
 
 
@@ -90,14 +88,22 @@ def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
             type(module),
             tuple(matches(f"{path}.{name}", patterns) for patterns in fields),
             layout.mixer(f"{path}.{name}"),
-            tuple(layout.rule(".".join(filter(None, (path, name, key)))) for key in module._parameters),
+            tuple(layout.rule(".".join(filter(None, (path, name, key)))) for key in _parameters(module)),
             tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
-            tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._parameters.items()),
-            tuple((key, None if one is None else (one.shape, one.dtype)) for key, one in module._buffers.items()),
-            len(module._forward_hooks) + len(module._forward_pre_hooks),
+            tuple((key, parameter.shape, parameter.dtype) for key, parameter in _parameters(module).items()),
+            tuple((key, buffer.shape, buffer.dtype) for key, buffer in _buffers(module).items()),
+            number_of_hooks(module),
         )
         for name, module in block.named_modules()
     )
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
 
 
 def _plain(value: Any) -> Any:

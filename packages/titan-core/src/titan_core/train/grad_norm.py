@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from titan_core.api.torch_private import multiply_
 from titan_core.api.world import World
 
 
@@ -57,4 +58,4 @@ def clip_gradients(gradients: dict[int, list[Tensor]], norm: Tensor, max_norm: f
     """Scale all gradients in place by ``max_norm / norm`` where that is below 1."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for tensors in gradients.values():
-        torch._foreach_mul_(tensors, scale.to(tensors[0].device))
+        multiply_(tensors, scale.to(tensors[0].device))

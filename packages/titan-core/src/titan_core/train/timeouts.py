@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import CommSection
+from titan_core.api.torch_private import process_groups
 from titan_core.api.world import BACKGROUND
 
 SETTABLE = {"gloo", "nccl"}
@@ -38,9 +38,11 @@ class CollectiveTimeouts:
 
 
 def _set_timeouts(seconds: int) -> None:
-    """Set the timeout of every process group of this rank, but those that work beside training. The table of groups is
-    private; it and ``ProcessGroup.set_timeout`` are the same in torch 2.11 to 2.15 (checked with gloo)."""
-    for group in distributed_c10d._world.pg_map:
+    """Set the timeout of every process group of this rank, except the groups that work in the background.
+
+    ``ProcessGroup.set_timeout`` is undocumented (torch 2.11 to 2.15; checked with gloo).
+    """
+    for group in process_groups():
         backends = {one.partition(":")[2] for one in dist.get_backend_config(group).split(",")}
         if backends <= SETTABLE and group.group_desc != BACKGROUND:
             group.set_timeout(timedelta(seconds=seconds))

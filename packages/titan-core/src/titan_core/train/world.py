@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore  # torch.distributed has it, but does not export it to type checkers
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
@@ -18,6 +16,7 @@ from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection
 from titan_core.api.tools.device import backend_for, choose_device
+from titan_core.api.torch_private import forget_meshes, reset_compiler
 from titan_core.api.world import World
 
 
@@ -34,8 +33,9 @@ def join_world(job: Job) -> Iterator[World]:
         timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
         dist.init_process_group(backend_for(device), timeout=timeout)
     else:
-        # A world of one needs no network, and lets one process run the same code as many.
-        dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
+        # A world of one rank needs no network, and runs the same code as many ranks.
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to type checkers
+        dist.init_process_group(backend_for(device), store=store, rank=0, world_size=1)
     failed = True
     try:
         # Before the mesh: ranks that disagree on its shape would wait for each other while they make it.
@@ -63,18 +63,9 @@ def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
 
 
 def _forget_job() -> None:
-    """The next job of this process must find nothing of this one.
-
-    DTensor remembers what it once found out by the shape of a mesh, and with it process groups that are gone (private; the
-    same in torch 2.11 to 2.15). The compiler takes sizes that differ from those of an earlier job for sizes that vary.
-    """
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
-    from torch.distributed.tensor import _redistribute, debug
-
-    debug._clear_sharding_prop_cache()
-    _redistribute._gen_transform_infos.cache_clear()
-    _redistribute._planner_cache.clear()
+    """Clear process-wide caches, so that nothing of this job affects the next job of this process."""
+    reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
+    forget_meshes()
 
 
 def require_same_job(job: Job) -> None:

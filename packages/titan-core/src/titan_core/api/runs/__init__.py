@@ -1,1 +1,1 @@
-"""Run directories: their files, who may write to them, and reading them while a job runs and afterwards."""
+"""Run directories: their files, write access to them, and reading them during and after a job."""

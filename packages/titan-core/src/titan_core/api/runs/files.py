@@ -1,4 +1,4 @@
-"""The files of a run's directory, by name."""
+"""Names of the files in a run's directory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ METRICS = "metrics.jsonl"
 
 
 EVENTS = "events.jsonl"
-"""What happened to the run, over all its attempts (:mod:`titan_core.runlog.event_log`)."""
+"""The events of all attempts at the run (:mod:`titan_core.runlog.event_log`)."""
 
 
 DEBUG = "debug"
-"""A folder for what debugging plugins leave: traces, dumps, statistics."""
+"""Folder for the output of debug plugins: traces, dumps, statistics."""
 
 
 LOGS = "logs"
-"""A folder for metric loggers with files of their own, and for the log of each rank (:mod:`titan_core.train.outcome`)."""
+"""Folder for the files of metric loggers, and for the log of each rank (:mod:`titan_core.train.outcome`)."""

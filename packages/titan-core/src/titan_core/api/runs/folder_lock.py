@@ -1,8 +1,8 @@
-"""One writer a folder. Free of torch.
+"""A lock that gives a folder a single writer. Free of torch.
 
-``flock`` decides on one machine, and between machines where the file system carries it: the kernel releases it however its
-process ends. Where a network file system does not carry it, the heartbeat decides: the holder touches the lock file every
-few seconds, and a file that nobody touches any more is taken over.
+``flock`` decides on one machine, and between machines if the file system supports it; the kernel releases it when the
+process ends, for whatever reason. On network file systems without ``flock``, a heartbeat decides: the holder touches the
+lock file every few seconds, and another process takes over a file that is no longer touched.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 NAME = ".lock"
 BEAT_SECONDS = 10.0
-"""How often the holder touches the file."""
+"""Interval at which the holder touches the file."""
 STALE_SECONDS = 35.0
-"""A holder on another machine that has not touched the file for this long is gone."""
+"""Age of the last touch after which a holder on another machine counts as gone."""
 POLL_SECONDS = 1.0
-"""How often a process that waits for a file to become stale looks at it."""
+"""Interval at which a waiting process checks whether the file is stale."""
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -43,13 +43,13 @@ class Holder:
     pid: int
     pid_namespace: str | None
     machine: str
-    """The same for all containers of a machine, until it is started again."""
+    """Identifies the machine until its next boot; the same in all of its containers."""
     started: float
-    """When it took the lock, in seconds since the epoch."""
+    """Time at which the process took the lock, in seconds since the epoch."""
 
     @classmethod
     def this_process(cls) -> Holder:
-        """As of now."""
+        """Describe this process as a holder from now on."""
         return cls(socket.gethostname(), os.getpid(), pid_namespace(), _machine(), time.time())
 
     def __str__(self) -> str:
@@ -58,16 +58,15 @@ class Holder:
 
 
 class FolderLock:
-    """A context manager that holds ``folder``, which it makes, against other processes and other threads.
+    """A context manager that locks ``folder``, which it creates, against other processes and threads.
 
-    It costs a file that is touched by a thread of its own, and nothing else. A process that is killed leaves the file behind
-    but not the lock.
+    It costs one file and one thread that touches it. A process that is killed leaves the file behind, but not the lock.
     """
 
     def __init__(self, folder: Path, where: str) -> None:
         """
         Args:
-            where: what names the folder, for the error: ``"job.dump_folder = 'outputs/my'"``.
+            where: the setting that names the folder, for errors: ``"job.dump_folder = 'outputs/my'"``.
         """
         self._path, self._where = folder / NAME, where
         self._descriptor = -1
@@ -75,7 +74,7 @@ class FolderLock:
 
     @classmethod
     def beside(cls, folder: Path, where: str) -> FolderLock:
-        """Of a folder that is to be empty at first: the file lies beside it."""
+        """Return a lock for a folder that must be empty at first: the lock file is placed next to it."""
         lock = cls(folder.parent, where)
         lock._path = folder.with_name(f".{folder.name}{NAME}")
         return lock
@@ -84,7 +83,7 @@ class FolderLock:
         """Take the lock.
 
         Raises:
-            UserError: another process has it, or the folder cannot be written.
+            UserError: another process holds it, or the folder cannot be written.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +96,7 @@ class FolderLock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release it."""
+        """Release the lock."""
         self._released.set()
         descriptor, self._descriptor = self._descriptor, -1
         if self._is_at_path(descriptor):
@@ -121,29 +120,29 @@ class FolderLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # its holder has just removed the file: look again
+            os.close(descriptor)  # the holder has just removed the file: try again
 
     def _require_gone(self, holder: Holder, locked: bool | None) -> None:
-        """Raise unless the process that the file names is gone. On this machine a lock that could be taken says so."""
+        """Raise unless the holder named in the file is gone. On its own machine, a free ``flock`` proves that it is."""
         if holder.machine == _machine():
             same = holder.pid_namespace is not None and holder.pid_namespace == pid_namespace()
             if locked or (same and not _is_alive(holder.pid)):
                 return
         first = os.stat(self._path).st_mtime_ns
-        told = False
+        logged = False
         while (age := self._now() - os.stat(self._path).st_mtime) <= STALE_SECONDS:
-            if not told:
+            if not logged:
                 log.warning(
-                    "%s was left by %s; waiting %.0f s to see whether it still runs", self._path, holder, STALE_SECONDS
+                    "%s was left by %s; waiting up to %.0f s to see whether it still runs", self._path, holder, STALE_SECONDS
                 )
-                told = True
+                logged = True
             time.sleep(min(POLL_SECONDS, max(0.0, STALE_SECONDS - age) + 0.01))
-            os.close(os.open(self._path, os.O_RDONLY))  # NFS looks for news when a file is opened
+            os.close(os.open(self._path, os.O_RDONLY))  # NFS refreshes cached attributes when a file is opened
             if os.stat(self._path).st_mtime_ns != first:
                 raise self._refusal(holder)
 
     def _now(self) -> float:
-        """The time on the file system's clock, which other machines' times of files are of too."""
+        """Return the time on the file system's clock, which also sets the file times of other machines."""
         probe = self._path.with_name(f"{NAME}.{socket.gethostname()}.{os.getpid()}")
         try:
             probe.touch()
@@ -169,7 +168,7 @@ class FolderLock:
     def _beat(self) -> None:
         descriptor, lost = self._descriptor, False
         while not self._released.wait(BEAT_SECONDS):
-            # A disk that fails for a while is no reason to stop beating.
+            # Temporary disk failures must not end the heartbeat.
             with contextlib.suppress(OSError):
                 os.utime(descriptor)
                 if not lost and not self._is_at_path(descriptor):
@@ -178,7 +177,7 @@ class FolderLock:
 
 
 def _flock(descriptor: int) -> bool | None:
-    """Whether the lock could be taken; ``None`` where the file system has none."""
+    """Whether the lock could be taken; ``None`` if the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -191,7 +190,7 @@ def _flock(descriptor: int) -> bool | None:
 
 
 def _read(descriptor: int) -> Holder | None:
-    """Who the file names; ``None`` where that was never completely written."""
+    """Return the holder named in the file; ``None`` if it was never written completely."""
     try:
         return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, which a process that is killed at any instant leaves readable."""
+"""Files with one JSON object per line. A process that is killed at any instant leaves them readable."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from titan_core.api.errors import UserError
 log = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 16 * 2**20
-"""Of lines that wait for a disk with room; older ones are dropped, and counted."""
+"""Maximum total bytes of lines that wait for free disk space; older lines are dropped and counted."""
 _BLOCK = 64 * 1024
 
 
 class LineFile:
-    """Appends JSON objects to a file, a line each. Each line is with the operating system once it is written, and the file
-    never holds a torn line but the last.
+    """Appends JSON objects to a file, one per line. Each line is passed to the operating system when it is written, and only
+    the last line of the file can ever be incomplete.
 
-    What cannot be written (a full disk, a network file system that is away) is kept, reported once, and tried again with the
-    next line; nothing is raised, since a log is not worth a run. Any thread may append.
+    Lines that cannot be written (a full disk, an unavailable network file system) are kept, reported once, and retried with
+    the next line. Write errors never raise, because a log is not worth a run. Any thread may append.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class LineFile:
         self._lock = threading.Lock()
 
     def append(self, record: Mapping[str, Any]) -> bool:
-        """Append ``record``, after those that wait; whether all of them are in the file now."""
+        """Append ``record`` after any waiting lines. Return whether all of them are now in the file."""
         line = (json.dumps(record) + "\n").encode()
         with self._lock:
             self._waiting.append(line)
@@ -53,14 +53,14 @@ class LineFile:
             return not self._waiting
 
     def close(self) -> None:
-        """Try for the last time, and close the file."""
+        """Try a last time to write waiting lines, and close the file."""
         with self._lock:
             if self._waiting:
                 self._write_waiting()
             if self._waiting or self._lost:
-                log.error("%s lacks %d lines, which could not be written", self._path, len(self._waiting) + self._lost)
+                log.error("%s lacks %d lines that could not be written", self._path, len(self._waiting) + self._lost)
             self._waiting.clear()
-            self._let_go()
+            self._close_descriptor()
 
     def _write_waiting(self) -> None:
         try:
@@ -72,25 +72,25 @@ class LineFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._waiting_bytes -= len(self._waiting.popleft())
         except OSError as error:
-            self._let_go()  # what there is of a line is cut off when the file is opened again
+            self._close_descriptor()  # a partial line is truncated when the file is reopened
             if not self._failing:
-                log.warning("%s cannot be written: %s; lines are kept and tried again", self._path, error.strerror or error)
+                log.warning("%s cannot be written: %s; lines are kept and retried", self._path, error.strerror or error)
             self._failing = True
             return
         if self._failing:
-            lost = f"{self._lost} lines are lost" if self._lost else "no line is lost"
-            log.warning("%s is written again; %s", self._path, lost)
+            lost = f"{self._lost} lines were lost" if self._lost else "no line was lost"
+            log.warning("%s can be written again; %s", self._path, lost)
             self._failing, self._lost = False, 0
 
-    def _let_go(self) -> None:
+    def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # a failure to write was reported
+            with contextlib.suppress(OSError):  # the write failure was already reported
                 os.close(descriptor)
 
 
 def _open_to_append(path: Path) -> int:
-    """Open ``path``, and cut off what a killed process or a full disk left of its last line."""
+    """Open ``path``, and truncate an incomplete last line that a killed process or a full disk left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -111,19 +111,19 @@ def _open_to_append(path: Path) -> int:
 
 
 _write = os.write
-"""Replaced by tests, which have no disk to fill."""
+"""Replaced in tests to simulate a full disk."""
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of ``file``; none where there is no file. What a killed process left of its last line is left out.
+    """Return the objects in ``file``, or none if it does not exist. An incomplete last line is skipped.
 
     Raises:
-        UserError: another line is damaged.
+        UserError: any other line is damaged.
     """
     if not file.exists():
         return []
     records = []
-    with file.open("rb") as lines:  # a torn line may end within a character
+    with file.open("rb") as lines:  # binary, because an incomplete line may end within a character
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break
@@ -132,7 +132,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
             except ValueError:
                 record = None
             if not isinstance(record, dict):
-                raise UserError.one(f"{file}:{number}", "this line is no JSON object", "remove it, or restore the file")
-            # Each line would bring keys of its own, which take more memory than the values.
+                raise UserError.one(f"{file}:{number}", "is not a JSON object", "remove this line, or restore the file")
+            # Without interning, each line would hold its own copies of the keys, which take more memory than the values.
             records.append({sys.intern(key): value for key, value in record.items()})
     return records

@@ -1,1 +1,1 @@
-"""Functions that several plugins need, and that decide nothing about a job."""
+"""Functions that several plugins need. They make no decisions about a job."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Command-line arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from titan_core.api.tools.shown import shorten
 
 
 def recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """``[RECIPE|FILE]``."""
+    """Add ``[RECIPE|FILE]``."""
     parser.add_argument(
         "recipe",
         nargs="?",
         metavar="RECIPE|FILE",
-        help="a recipe's name or a TOML file (default: the one that `titan recipes` marks)",
+        help="name of a recipe or path of a TOML file (default: the recipe that `titan recipes` marks)",
     )
 
 
 def world_size_argument(parser: argparse.ArgumentParser) -> None:
-    """``--world-size N``."""
+    """Add ``--world-size N``."""
     parser.add_argument(
         "--world-size",
         type=rank_count,
         metavar="N",
-        help="number of processes (default: the smallest that the config allows)",
+        help="number of ranks (default: the smallest that the config allows)",
     )
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of an argument that takes whole numbers from ``least`` to ``most``."""
+    """Return the type of an argument that takes integers from ``least`` to ``most``."""
 
     def whole_number(text: str) -> int:
         value = parse_whole(text, least, most)
@@ -45,8 +45,8 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def parse_whole(text: str, least: int, most: int) -> int | None:
-    """``text`` as a whole number from ``least`` to ``most``; ``None`` if it is none."""
-    # Only as many digits as can count: Python takes long for very long numbers, and other scripts have digits too.
+    """Return ``text`` as an integer from ``least`` to ``most``, or ``None`` if it is not one."""
+    # Python is slow with very long numbers, and isdigit() also accepts the digits of other scripts.
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
         return None
     return int(text) if least <= int(text) <= most else None
@@ -59,11 +59,11 @@ rank_count = whole(1, MOST_RANKS)
 process_count = whole(1, MOST_PROCESSES)
 """A number of processes on one machine."""
 few = whole(1, 10_000)
-"""A number of things that are shown, written or done one after another."""
+"""A number of items to show, write or process."""
 
 
 def real(what: str, least: float, most: float) -> Callable[[str], float]:
-    """The type of an argument that takes numbers from ``least`` to ``most``; ``what`` names it in an error."""
+    """Return the type of an argument that takes numbers from ``least`` to ``most``; errors refer to it as ``what``."""
 
     def number(text: str) -> float:
         try:
@@ -78,19 +78,19 @@ def real(what: str, least: float, most: float) -> Callable[[str], float]:
 
 
 seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
-"""How long to wait, or between two looks."""
+"""A duration."""
 
 
 def json_argument(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
-    """``["--training.steps", "100", "--optimizer.lr=1e-3"]`` -> overrides.
+    """Convert ``["--training.steps", "100", "--optimizer.lr=1e-3"]`` to overrides.
 
     Raises:
-        UserError: something that is not an override, or one without a value.
+        UserError: an argument is not an override, or an override has no value.
     """
     return list(_parse(iter(arguments)))
 
@@ -102,14 +102,14 @@ def _parse(arguments: Iterator[str]) -> Iterator[Override]:
         if not flag.startswith("--") or "." not in key:
             raise UserError.one(
                 f"{COMMAND_LINE}: {argument}",
-                "not an option of this command, nor an override of the config",
-                "overrides are written --section.key VALUE; --help lists them",
+                "neither an option of this command nor a config override",
+                "write overrides as --section.key VALUE; --help lists the keys",
             )
         if not equals:
             following = next(arguments, None)
             if following is None or following.startswith("--"):
                 raise UserError.one(
-                    f"{COMMAND_LINE}: {flag}", "a value is needed", f"write {flag} VALUE (booleans too: true or false)"
+                    f"{COMMAND_LINE}: {flag}", "needs a value", f"write {flag} VALUE (for booleans, true or false)"
                 )
             text = following
         yield Override(key, text)

@@ -1,4 +1,4 @@
-"""Errors of a rank that say no more than that another rank is gone or late."""
+"""Errors that only follow from the failure or delay of another rank."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PEER = re.compile(
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """``error``, what caused it, what caused that, and so on. An error of another rank's absence has no cause here but one
-    that it names: what was being handled when it was raised has nothing to do with it."""
+    """Return ``error``, its cause, the cause of that, and so on. For an error about a lost peer, only an explicit cause
+    counts: the exception that was being handled when it was raised is unrelated."""
     errors = [error]
     while True:
         last = errors[-1]
         before = last.__cause__
-        if before is None and not last.__suppress_context__ and not _tells_of_a_peer(last):
+        if before is None and not last.__suppress_context__ and not _is_about_a_peer(last):
             before = last.__context__
         if before is None or before in errors:
             return errors
@@ -27,13 +27,14 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def follows_from_a_peer(error: BaseException) -> bool:
-    """Whether ``error`` began with another rank's failure or absence: a connection that it closed, a collective that it did
-    not join in time. Torch raises such errors as RuntimeError or as one of its ``Dist*Error``; the same words in another
-    error, such as a dataset's own connection, mean something else. The messages are those of torch 2.11 to 2.15."""
-    return _tells_of_a_peer(chain(error)[-1])
+    """Whether ``error`` began with the failure or absence of another rank: a connection that the rank closed, or a
+    collective that it did not join in time. Torch raises a RuntimeError or one of its ``Dist*Error`` types for these. The
+    same words in any other error, such as one of a dataset's connection, mean something else. Messages are those of torch
+    2.11 to 2.15."""
+    return _is_about_a_peer(chain(error)[-1])
 
 
-def _tells_of_a_peer(error: BaseException) -> bool:
+def _is_about_a_peer(error: BaseException) -> bool:
     name = type(error).__name__
     if name in ("DistNetworkError", "DistStoreError"):
         return True

@@ -1,4 +1,4 @@
-"""All that depends on the kind of device: CPU and CUDA are equals, and their differences live here."""
+"""All code that depends on the kind of device. CPU and CUDA are equally supported."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from titan_core.api.errors import UserError
 
 
 def choose_device(choice: str) -> torch.device:
-    """The device of this rank: ``"cpu"``, ``"cuda"``, or ``"auto"``.
+    """Return the device of this rank for a choice of ``"cpu"``, ``"cuda"`` or ``"auto"``.
 
     Raises:
-        UserError: CUDA was requested and is not available.
+        UserError: CUDA was requested but is not available, or this machine has more ranks than CUDA devices.
     """
     available = torch.cuda.is_available()
     if choice == "cpu" or (choice == "auto" and not available):
         return torch.device("cpu")
     if not available:
-        raise UserError.one('job.device = "cuda"', "torch sees no CUDA device", 'set job.device = "auto" or "cpu"')
+        raise UserError.one('job.device = "cuda"', "torch finds no CUDA device", 'set job.device = "auto" or "cpu"')
     index = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count()
     if index >= count:
         raise UserError.one(
-            f"local rank {index}", f"this machine has {count} CUDA devices", f"start at most {count} processes on it"
+            f"local rank {index}", f"this machine has only {count} CUDA devices", f"start at most {count} processes on it"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
@@ -34,36 +34,36 @@ def choose_device(choice: str) -> torch.device:
 
 
 def backend_for(device: torch.device) -> str:
-    """Process group backends. CUDA jobs have gloo too, for numbers that the host needs without waiting for the device."""
+    """Return the process group backends. CUDA jobs also use gloo, for host values that must not wait for the device."""
     return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name, for a person."""
+    """Return the device's name for display."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has completed all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class HostCopy:
-    """Tensors on their way to the host: the copy starts now, and is waited for when it is needed. Work that the device gets
-    afterwards may then still be under way."""
+    """Asynchronous copies of tensors to the host. The copies start on construction; :meth:`wait` does not wait for work that
+    is queued on the device afterwards."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        # Into pinned memory, where it is a GPU's; of a CPU's tensor there is nothing to copy.
+        # GPU tensors are copied to pinned memory; CPU tensors are not copied.
         self._tensors = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
         self._done = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors) else None
         if self._done is not None:
             self._done.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors, on the host."""
+        """Return the tensors on the host, once the copies are complete."""
         if self._done is not None:
             self._done.synchronize()
         return self._tensors
@@ -71,21 +71,21 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class Memory:
-    """What this process uses of its device's memory, in GiB. On a CPU, what is resident of the process."""
+    """This process's use of device memory in GiB. On a CPU, the resident memory of the process."""
 
     active_gib: float
-    """Now; on a GPU by tensors that are in use."""
+    """Current use; on a GPU, by live tensors."""
     reserved_gib: float | None
-    """What torch has taken from the GPU, to hand it out itself."""
+    """Memory that torch's caching allocator holds on the GPU."""
     peak_gib: float
-    """The most that was active so far."""
+    """Maximum active memory so far."""
     retries: int | None
-    """How often torch gave back what it had reserved and tried again, since a GPU's memory had run out. It is slow: more
-    than a few mean that the job barely fits."""
+    """Number of times that the allocator ran out of GPU memory, freed its cache and tried again. Retries are slow; more than
+    a few mean that the job barely fits."""
 
 
 def memory(device: torch.device) -> Memory:
-    """What this process uses of ``device``."""
+    """Return this process's use of the memory of ``device``."""
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
         return Memory(
@@ -104,7 +104,7 @@ def memory(device: torch.device) -> Memory:
 
 
 def _resident_gib(otherwise: float) -> float:
-    """What of the process is in memory now, where the system says."""
+    """Return the resident memory of the process, or ``otherwise`` if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30

@@ -1,4 +1,4 @@
-"""Reading the figures of steps without making a GPU wait."""
+"""Reading the values of steps without stalling a GPU."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from titan_core.api.world import World
 
 
 class LateReports(ABC):
-    """An observer that looks at each step's figures: at once on a CPU, where nothing is in flight; on a GPU when the next
-    step has been issued, or before a checkpoint keeps what the step did. What is waited for is the end of the step that is
-    looked at, not of the one that is under way."""
+    """An observer that reads each step's values. On a CPU, it reads them immediately, because nothing is in flight. On a
+    GPU, it reads them after the next step was launched, or before a checkpoint saves the step's result, so it waits for the
+    step that it reads and not for the current one."""
 
     def __init__(self) -> None:
         self._waiting: tuple[StepReport, HostCopy] | None = None
 
     @abstractmethod
     def look(self, report: StepReport) -> None:
-        """What the observer does about a step, whose tensors are on the host."""
+        """Process the report of a step, whose tensors are on the host."""
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """Look at this step on a CPU, at the one before it on a GPU."""
-        on_its_way = HostCopy([report.loss, report.rank_losses, report.grad_norm])
+        """Process this step's report on a CPU, the preceding step's on a GPU."""
+        copies = HostCopy([report.loss, report.rank_losses, report.grad_norm])
         if not report.loss.is_cuda:
-            self._look(report, on_its_way)
+            self._look(report, copies)
             return
-        before, self._waiting = self._waiting, (report, on_its_way)
+        before, self._waiting = self._waiting, (report, copies)
         if before is not None:
             self._look(*before)
 
     @hookimpl
     def titan_flush(self, step: int) -> None:
-        """Look at the step that was not looked at yet."""
+        """Process the report that is still pending, if any."""
         before, self._waiting = self._waiting, None
         if before is not None:
             self._look(*before)
 
-    def _look(self, report: StepReport, on_its_way: HostCopy) -> None:
-        loss, rank_losses, grad_norm = on_its_way.wait()
+    def _look(self, report: StepReport, copies: HostCopy) -> None:
+        loss, rank_losses, grad_norm = copies.wait()
         self.look(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm))
 
 
 def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
-    """Whether loss and gradient norm are numbers, on all ranks; to be called by all of them."""
+    """Whether loss and gradient norm are finite on all ranks. All ranks must call it."""
     finite = math.isfinite(step.loss.item()) and math.isfinite(step.grad_norm.item())
-    if world.plan.diverging_replicas > 1:  # each copy of the weights has a gradient norm of its own
+    if world.plan.diverging_replicas > 1:  # each replica has its own gradient norm
         return not world.max(torch.tensor(int(not finite))).item()
     return finite

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """``value`` as indented JSON."""
+    """Print ``value`` as indented JSON."""
     print(json.dumps(value, indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of aligned columns; the last one is as long as it is. (``rich`` would take longer to import than most
+    """Print a table with aligned columns; the last one may have any width. (``rich`` would take longer to import than most
     commands take to run.)"""
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):

@@ -1,4 +1,4 @@
-"""Name patterns, the one kind that Titan has: shell wildcards over a fully qualified name, ``*`` crossing dots."""
+"""Name patterns: shell wildcards over fully qualified names, in which ``*`` also matches dots. Titan has no other kind."""
 
 from __future__ import annotations
 

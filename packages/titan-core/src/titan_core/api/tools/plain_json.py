@@ -1,4 +1,4 @@
-"""JSON at the edges: a file that must hold an object, and values that JSON can keep."""
+"""JSON files that must hold an object, and values that survive JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from titan_core.api.errors import UserError
 
 
 def read_object(file: Path, fix: str) -> dict[str, Any]:
-    """The JSON object in ``file``.
+    """Return the JSON object in ``file``.
 
     Args:
-        fix: what to do about a damaged file.
+        fix: the fix for a missing or damaged file, for the error.
 
     Raises:
         UserError: the file cannot be read, is not JSON, or holds something other than an object.
@@ -25,14 +25,14 @@ def read_object(file: Path, fix: str) -> dict[str, Any]:
     except OSError as error:
         raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
     except (ValueError, RecursionError) as error:
-        raise UserError.one(str(file), f"not JSON: {error}", fix) from None
+        raise UserError.one(str(file), f"is not JSON: {error}", fix) from None
     if not isinstance(contents, dict):
-        raise UserError.one(str(file), f"a JSON {type(contents).__name__}, not an object", fix)
+        raise UserError.one(str(file), f"contains a JSON {type(contents).__name__}, not an object", fix)
     return contents
 
 
 def survives_json(value: object) -> bool:
-    """Whether ``value`` comes back from JSON unchanged."""
+    """Whether JSON preserves ``value``."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError, RecursionError):

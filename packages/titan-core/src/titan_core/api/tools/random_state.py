@@ -1,4 +1,4 @@
-"""Leaving random generators as they came."""
+"""Preserving the state of random generators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 @contextmanager
 def same_generators() -> Iterator[None]:
-    """The random generators that a model may draw from leave as they came: Python's, and torch's on the CPU and on the
-    current device. Observers need not draw from them knowingly to change them: a module that is imported late may (Rich
-    does), on one rank alone and in a resumed run at another step."""
+    """Restore the random generators that a model may draw from on exit: Python's, and torch's on the CPU and the current
+    device. Observers may change them unknowingly: a module that is imported late may draw from them (Rich does), on one rank
+    only, and in a resumed run at another step."""
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
-        torch: Any = sys.modules.get("torch")  # without it there is nothing to keep
+        torch: Any = sys.modules.get("torch")  # if torch is not imported, it has no state to preserve
         if torch is not None:
             devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
             stack.enter_context(torch.random.fork_rng(devices))

@@ -1,4 +1,4 @@
-"""Ranks in messages. Free of torch."""
+"""Rank numbers in messages. Free of torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """``rank 1``, or ``ranks 0-2, 5``."""
+    """Return ``rank 1``, or ``ranks 0-2, 5``."""
     numbers = sorted(set(numbers))
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """``0-2, 5``."""
+    """Return ``0-2, 5``."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Leaving secrets out of what is written or shown: run directories, checkpoints, errors, pages that are passed on."""
+"""Removing secrets from output: run directories, checkpoints, errors, and pages that users share."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from collections.abc import Mapping
 from typing import Any
 
 LEFT_OUT = "(left out)"
-"""Stands where a secret was."""
+"""Replaces a secret."""
 
 _BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-"""Between the words of a name: ``API_KEY``, ``api-key``, ``apiKey``."""
+"""Separates the words of a name: ``API_KEY``, ``api-key``, ``apiKey``."""
 _ANYWHERE = re.compile(r"passw|passphrase|secret|credential|bearer|authoriz|apikey|accesskey|privatekey")
-"""Means a secret wherever it is in a name."""
+"""Marks a secret anywhere in a name."""
 _WORDS = frozenset({"auth", "oauth", "oauth2", "authentication", "jwt", "jwts", "pwd", "cookie", "cookies"})
-_OF_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "github"})
-"""What keys and tokens that open something are called by, in the plural too."""
+_BEFORE_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "github"})
+"""Words before a secret ``key``, ``keys`` or ``tokens``."""
 _PLAIN_KEYS = frozenset({"num", "n", "max", "min", "public", "sort", "primary", "text", "json", "column", "state"})
-"""Before ``key``: a count, or the name of something that is looked up."""
+"""Words before a ``key`` that is not secret: a count, or the name of something to look up."""
 _PLAIN_TOKENS = frozenset({"per", "num", "n", "max", "min", "bos", "eos", "pad", "unk", "mask", "cls", "sep", "special"})
-"""Before ``token``: one of text."""
-_OF_TEXT = frozenset({"id", "ids", "type", "types", "count", "counts", "budget", "dim", "size", "embedding", "embeddings"})
-"""After ``token``: one of text."""
+"""Words before a ``token`` of text."""
+_AFTER_TOKEN = frozenset(
+    {"id", "ids", "type", "types", "count", "counts", "budget", "dim", "size", "embedding", "embeddings"}
+)
+"""Words after a ``token`` of text."""
 
 _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
 _QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(LEFT_OUT)}|[^&\s\"'<>#])+")
-"""Values may have been left out already: doing it twice changes nothing."""
+"""Also matches values that are already removed, so that a second pass changes nothing."""
 _SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
-"""Of a signed address, which is all that one needs to read what it leads to."""
+"""The signature of a signed URL, which grants access to its target."""
 _HEADER = re.compile(
     r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
 )
 
 
 def is_secret(name: str) -> bool:
-    """Whether what is called ``name`` (a key, a section, a dotted key, an environment variable) is to be left out.
+    """Whether the value of ``name`` (a key, a section, a dotted key or an environment variable) must be removed.
 
-    Words count, not letters: ``hf_token`` is a secret, ``tokenizer`` and ``max_tokens`` are none. A mere ``key`` is none
-    either: too much is called so.
+    Matching is by words, not letters: ``hf_token`` is secret, ``tokenizer`` and ``max_tokens`` are not. A bare ``key`` is
+    not secret either, because the word is too common.
     """
     return any(_is_secret(part) for part in name.split("."))
 
@@ -54,32 +56,32 @@ def _is_secret(name: str) -> bool:
 
 def _means_a_secret(before: str, word: str, after: str) -> bool:
     if word in ("key", "keys"):
-        return before in _OF_SECRETS or (before != "" and after == "" and before not in _PLAIN_KEYS)
+        return before in _BEFORE_SECRETS or (before != "" and after == "" and before not in _PLAIN_KEYS)
     if word == "tokens":
-        return before in _OF_SECRETS
+        return before in _BEFORE_SECRETS
     if word.endswith("token"):
-        return before not in _PLAIN_TOKENS and after not in _OF_TEXT
+        return before not in _PLAIN_TOKENS and after not in _AFTER_TOKEN
     return word in _WORDS
 
 
 _MARK = re.escape(LEFT_OUT)
-_LACKING = re.compile(
+_REMOVED = re.compile(
     rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
 )
 
 
 def lacks_secret(value: Any) -> bool:
-    """Whether a secret was left out anywhere in ``value``, by the functions of this module."""
+    """Whether the functions of this module have removed a secret anywhere in ``value``."""
     if isinstance(value, Mapping):
         return any(map(lacks_secret, value.values()))
     if isinstance(value, list | tuple):
         return any(map(lacks_secret, value))
-    return isinstance(value, str) and _LACKING.search(value) is not None
+    return isinstance(value, str) and _REMOVED.search(value) is not None
 
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` without the values of secret keys, those of everything below a secret section, and passwords within other
-    texts. Keys stay, and so do values that reveal nothing: ``None``, truth values, and what is empty."""
+    """Return ``config`` without the values of secret keys, all values in secret sections, and passwords within other
+    strings. Keys remain, and so do values that reveal nothing: ``None``, booleans and empty values."""
     return _table(config, hide=False)
 
 
@@ -95,26 +97,26 @@ def _value(value: Any, hide: bool) -> Any:
     if hide:
         return LEFT_OUT
     if isinstance(value, list | tuple):
-        return [_value(one, hide) for one in value]
+        return [_value(item, hide) for item in value]
     return text_without_secrets(value) if isinstance(value, str) else value
 
 
 def text_without_secrets(text: str) -> str:
-    """``text`` without the passwords and tokens that addresses and HTTP headers in it have (``https://user:password@host``)."""
+    """Return ``text`` without the passwords and tokens of URLs (``https://user:password@host``) and HTTP headers in it."""
     if "://" in text:
         text = _USER_AND_PASSWORD.sub(rf"\1{LEFT_OUT}@", text)
         text = _TOKEN_AS_USER.sub(rf"\1{LEFT_OUT}@", text)
-        text = _QUERY.sub(_of_query, text)
+        text = _QUERY.sub(_query_without_secret, text)
     return _HEADER.sub(rf"\1{LEFT_OUT}", text)
 
 
-def _of_query(found: re.Match[str]) -> str:
+def _query_without_secret(found: re.Match[str]) -> str:
     return found[1] + LEFT_OUT if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
 
 
 def arguments_without_secrets(arguments: list[str]) -> list[str]:
-    """The arguments of a command, without the values of secret options (``--site.api_key VALUE``, ``--a.password=VALUE``),
-    values that hold a secret (an inline table, an address), and secrets in further texts."""
+    """Return the arguments of a command without the values of secret options (``--site.api_key VALUE``,
+    ``--a.password=VALUE``), values that contain a secret (an inline table, a URL), and secrets in other strings."""
     shown: list[str] = []
     hide = False
     for argument in arguments:
@@ -133,7 +135,7 @@ def arguments_without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _argument(text: str) -> str:
-    """One value: whole, without passwords, or left out if it is a table or an array that holds a secret."""
+    """Return one value without passwords. A table or an array that contains a secret is removed completely."""
     if text.startswith(("{", "[")):
         from titan_core.api.tools.toml import BadToml, parse_toml
 

@@ -1,4 +1,4 @@
-"""Values as errors and tables show them: short, and without secrets."""
+"""Values as errors and tables show them: short and without secrets."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from titan_core.api.sane_values import DEEPEST
 from titan_core.api.tools.secrets import LEFT_OUT, is_secret, text_without_secrets
 
 LONGEST_SHOWN = 200
-"""Characters of a value in an error."""
+"""Maximum characters of a value in an error."""
 
 
 def shorten(text: str) -> str:
-    """``text``, without its middle where it is longer than a reader wants."""
+    """Return ``text``, with its middle replaced by dots if it is too long."""
     half = LONGEST_SHOWN // 2
     return text if len(text) <= LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"
 
 
 def show(value: Any, key: str = "") -> str:
-    """A value as one would write it in TOML, for an error: no longer than a reader wants, and without what is secret by
-    the name of its ``key`` or by its form."""
+    """Return ``value`` in TOML syntax for an error: shortened, and without values that are secret by the name of their
+    ``key`` or by their form."""
     return shorten(_show(value, is_secret(key), depth=0))
 
 
@@ -34,14 +34,14 @@ def _show(value: Any, hide: bool, depth: int) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
-        shown = (f"{key} = {_show(one, hide or is_secret(str(key)), depth + 1)}" for key, one in value.items())
+        shown = (f"{key} = {_show(item, hide or is_secret(str(key)), depth + 1)}" for key, item in value.items())
         return "{" + ", ".join(shown) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_show(one, hide, depth + 1) for one in value) + "]"
+        return "[" + ", ".join(_show(item, hide, depth + 1) for item in value) + "]"
     if hide and value is not None and value != "" and not isinstance(value, bool):
         return json.dumps(LEFT_OUT)
     if isinstance(value, int) and abs(value) > LARGEST:
-        return f"a number of {value.bit_length()} bits"  # Python refuses to print very long ones
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print very long integers
     if isinstance(value, str):
         value = text_without_secrets(value)
     try:

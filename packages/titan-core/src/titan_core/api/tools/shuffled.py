@@ -1,4 +1,4 @@
-"""A source over documents that can be fetched by index, in a new order each epoch."""
+"""A dataset whose documents can be fetched by index, shuffled anew for each epoch."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from numpy.typing import NDArray
 from titan_core.api.dataset import Document, DocumentShard, State
 
 _WHOLE = 4 << 20
-"""Bytes up to which everything is read."""
+"""Maximum total bytes of files to be hashed completely."""
 _SAMPLES, _SAMPLE = 64, 16 << 10
-"""Beyond that, so many places are, spread evenly from the first byte to the last."""
+"""For larger files: the number of samples, evenly spaced from the first byte to the last, and the bytes in each."""
 
 
 class RandomAccess(Protocol):
-    """Documents that can be fetched by index, as :class:`ShuffledDocuments` wants them."""
+    """Documents that can be fetched by index, for :class:`ShuffledDocuments`."""
 
     def __len__(self) -> int: ...
 
     def text(self, index: int) -> Document:
-        """The document number ``index``."""
+        """Return document number ``index``."""
         ...
 
 
 class ShuffledDocuments:
-    """A source over documents that can be fetched by index: each epoch in an order of its own, made from the seed."""
+    """A source over documents that can be fetched by index. Each epoch has its own order, derived from the seed."""
 
     def __init__(self, documents: RandomAccess, seed: int, files: Sequence[Path] = ()) -> None:
-        """``files``: where the documents are, if they are in files."""
+        """``files``: the files that contain the documents, if any."""
         self._documents = documents
         self._seed = seed
         self._files = files
@@ -42,7 +42,7 @@ class ShuffledDocuments:
 
     @property
     def num_documents(self) -> int:
-        """How many documents an epoch has."""
+        """Number of documents per epoch."""
         return len(self._documents)
 
     @cached_property
@@ -51,11 +51,11 @@ class ShuffledDocuments:
         return fingerprint_files(self._files) if self._files else None
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """Every ``count``-th document of the epoch's order, from ``index`` on."""
+        """Return every ``count``-th document of the epoch's order, starting at ``index``."""
         return _IndexedShard(self._documents, self._epoch_order(epoch)[index::count])
 
     def _epoch_order(self, epoch: int) -> NDArray[int64]:
-        """The order of an epoch; kept, since all logical shards of a rank want the same."""
+        """Return the order of an epoch. It is cached, because all logical shards of a rank use the same order."""
         if self._order is None or self._order[0] != epoch:
             generator = numpy.random.Generator(numpy.random.Philox(key=[self._seed, epoch]))
             self._order = (epoch, generator.permutation(len(self._documents)))
@@ -63,9 +63,9 @@ class ShuffledDocuments:
 
 
 def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
-    """The number of ``files``, their bytes, and the SHA-256 of their sizes and of a sample of their content, in this order.
-    Names and times are no part of it: a copy has the same fingerprint. A change that keeps every size, in one place of large
-    files, may go unnoticed."""
+    """Return the number of ``files``, their total bytes, and the SHA-256 of their sizes and of a sample of their contents,
+    in order. Names and times are excluded, so a copy has the same fingerprint. A local change in large files that preserves
+    every size may go unnoticed."""
     sizes = [file.stat().st_size for file in files]
     total = sum(sizes)
     digest = hashlib.sha256(repr(sizes).encode())
@@ -79,7 +79,7 @@ def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _read(files: Sequence[Path], sizes: Sequence[int], start: int, length: int) -> bytes:
-    """Bytes of the files as if they were one."""
+    """Read from the concatenation of the files."""
     parts = []
     for file, size in zip(files, sizes, strict=True):
         if start < size and length > 0:
@@ -104,7 +104,7 @@ class _IndexedShard:
     def __next__(self) -> Document:
         if self._next >= len(self._indices):
             raise StopIteration
-        self._next += 1  # also past a corrupt one
+        self._next += 1  # also after a corrupt record
         return self._documents.text(int(self._indices[self._next - 1]))
 
     def state_dict(self) -> State:

@@ -1,4 +1,4 @@
-"""Reading TOML that somebody else wrote: whatever it is, it is read or refused with a reason."""
+"""Reading untrusted TOML: it is either read, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import tomli
 from titan_core.api.sane_values import DEEPEST
 
 LONGEST = 2**20
-"""Bytes of a document. A recipe has a few thousand; a file of gigabytes is no recipe."""
+"""Maximum characters of a document. A recipe has a few thousand; a file of gigabytes is not a recipe."""
 
 
 class BadToml(ValueError):
-    """A text that is not TOML, or none that Titan reads. Its message says why."""
+    """The text is not TOML, or not TOML that Titan accepts. The message gives the reason."""
 
     def __init__(self, why: str, line: int | None = None) -> None:
         super().__init__(why)
         self.line = line
-        """Where, counted from 1; ``None`` where that is not known."""
+        """Line of the mistake, counted from 1; ``None`` if unknown."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """``text`` as TOML.
+    """Parse ``text`` as TOML.
 
     Raises:
         BadToml: it is not TOML, longer than :data:`LONGEST`, or nested deeper than a config can be.
@@ -34,8 +34,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomli.TOMLDecodeError as error:
         raise BadToml(f"not valid TOML: {error.msg} (column {error.colno})", error.lineno) from None
     except RecursionError:
-        raise BadToml("tables or lists are nested too deep") from None
-    except ValueError as error:  # not by tomli: an integer of more digits than Python reads
+        raise BadToml("tables or lists are nested too deeply") from None
+    except ValueError as error:  # not from tomli: an integer with more digits than Python converts
         raise BadToml(f"not valid TOML: {error}") from None
     if _is_deep(document):
         raise BadToml(f"tables or lists are nested more than {DEEPEST} deep")
@@ -43,11 +43,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _is_deep(document: dict[str, Any]) -> bool:
-    """Whether a value stands deeper than :data:`DEEPEST` below a section's key. Without recursion, which ends sooner."""
+    """Whether a value is nested more than :data:`DEEPEST` below a section's key. Not recursive: recursion has a limit."""
     level: list[Any] = [document]
-    for _ in range(DEEPEST + 2):  # the document and the section stand above the key
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-        level = [one for one in level if isinstance(one, dict | list)]
+    for _ in range(DEEPEST + 2):  # plus the document and the section, which are above the key
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [item for item in level if isinstance(item, dict | list)]
         if not level:
             return False
     return True

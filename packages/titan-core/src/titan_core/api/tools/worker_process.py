@@ -1,4 +1,4 @@
-"""Processes that work for this one. Free of torch."""
+"""Worker processes. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ENDED = "it ended unexpectedly (killed, or out of memory?)"
 
 
 def worker_processes(number: int) -> ProcessPoolExecutor:
-    """Processes that are started afresh, not forked: a fork of a process that trains has its threads' locks, and the context
-    of a GPU that it cannot use."""
+    """Return a pool of spawned processes. A fork of a training process would inherit locked locks of its threads, and a GPU
+    context that it cannot use."""
     return ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _begin)
 
 
 def end_now(pool: ProcessPoolExecutor) -> None:
-    """End the pool's processes, whatever they are at."""
+    """Kill the pool's processes, whatever they are doing."""
     # Public from Python 3.14 on, as ``kill_workers``.
     for process in list((pool._processes or {}).values()):
         process.kill()
@@ -29,7 +29,7 @@ def end_now(pool: ProcessPoolExecutor) -> None:
 
 
 def _begin() -> None:
-    """A signal to the whole group is for the parent to act on; and however the parent ends, so does the worker."""
+    """Ignore signals that reach the whole process group, which the parent handles, and end when the parent ends."""
     logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("titan_core").setLevel(logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,0 +1,80 @@
+"""Every use that titan-core makes of private torch API, for titan-core alone. Checked with torch 2.11 to 2.15:
+
+* ``DeviceMesh._concatenate``, ``_flatten`` and ``_unflatten``: torch has no public way to refold mesh dimensions.
+* ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset``: the public function rejects strided shards.
+* ``torch.distributed.tensor.debug._clear_sharding_prop_cache`` and the caches of ``torch.distributed.tensor._redistribute``.
+* ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
+* ``torch.utils._python_dispatch.TorchDispatchMode``.
+* ``torch._foreach_mul_``, ``Tensor._version``, and the hook tables of ``nn.Module``.
+* the module name ``torch._dynamo``, to see whether the compiler is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+def concatenate_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Return a mesh with the dimensions of all ``meshes``, in order."""
+    return DeviceMesh._concatenate(list(meshes))
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Return a mesh of one dimension, called ``name``, with all ranks of ``mesh``. Every rank must call this."""
+    return mesh._flatten(name)
+
+
+def unflatten_mesh(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """Return the one-dimensional ``mesh`` refolded into dimensions ``names`` of ``sizes``. Every rank must call this."""
+    return mesh._unflatten(0, sizes, names)
+
+
+def global_offset(tensor: DTensor) -> tuple[int, ...]:
+    """Return the global index of the first element of this rank's shard."""
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offset)
+
+
+def forget_meshes() -> None:
+    """Clear DTensor's caches. Their keys are mesh shapes, and their values hold process groups that may be destroyed."""
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute._planner_cache.clear()
+
+
+def reset_compiler() -> None:
+    """Call :func:`torch.compiler.reset`, which imports the compiler, only if the compiler is loaded."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def process_groups() -> list[dist.ProcessGroup]:
+    """Return every process group that this rank belongs to."""
+    return list(distributed_c10d._world.pg_map)
+
+
+def multiply_(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply all ``tensors``, on one device, by a scalar tensor in place: a few kernels, not one per tensor."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return autograd's count of the in-place changes to ``tensor``."""
+    return tensor._version
+
+
+def number_of_hooks(module: nn.Module) -> int:
+    """Return the number of forward hooks and forward pre-hooks on ``module``."""
+    return len(module._forward_hooks) + len(module._forward_pre_hooks)
