@@ -24,8 +24,9 @@ from titan_core.api.errors import UserError
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_debug.config import ProfilingSection
-from titan_debug.profiling.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
+from titan_debug.profiling.memory_snapshots import MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling.profiler import Profiler
+from titan_debug.torch_private import CudaMemoryHistory
 
 RUN: dict[str, object] = {
     **TINY,
@@ -214,12 +215,12 @@ def test_mistakes_are_reported_before_anything_is_built(overrides: dict[str, obj
 
 
 class FakeHistory(CudaMemoryHistory):
-    """In the place of CUDA's."""
+    """Replaces CUDA's memory history."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def start(self) -> None:
+    def start(self, max_events: int) -> None:
         self.calls.append("start")
 
     def write(self, file: Path) -> None:

@@ -11,29 +11,13 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_debug.config import ProfilingSection
+from titan_debug.torch_private import CudaMemoryHistory
 from titan_debug.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 100_000
 """Allocations and frees that are kept, the newest; each may take kilobytes of the host's memory."""
-
-
-class CudaMemoryHistory:
-    """torch's record of CUDA allocations. Private functions, and yet the way that torch's documentation describes; the same
-    in torch 2.11 to 2.15."""
-
-    def start(self) -> None:
-        """Record allocations from now on, with where they came from."""
-        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
-
-    def write(self, file: Path) -> None:
-        """Write a snapshot as a pickle: what is allocated, and what was recorded."""
-        torch.cuda.memory._dump_snapshot(str(file))
-
-    def stop(self) -> None:
-        """Record no longer."""
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 class MemorySnapshots:
@@ -57,7 +41,7 @@ class MemorySnapshots:
                 run.world.device.type.upper(),
             )
             return
-        self._history.start()
+        self._history.start(MOST_EVENTS)
         self._run, self._step = run, run.step
 
     @hookimpl
