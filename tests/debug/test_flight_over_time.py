@@ -11,7 +11,7 @@ import pytest
 from harness.made_dumps import ASLEEP, BESIDE, dump, entry, raised, verdict
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.dump import BACKGROUND, Entry, write_dump
-from titan_debug.flight.progress import has_gone_on
+from titan_debug.flight.progress import has_progressed
 from titan_debug.flight.read import read_dumps
 
 
@@ -45,7 +45,7 @@ LATER = entry(3000)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "lost", "gone_on"),
+    ("before", "now", "lost", "progressed"),
     [
         ([entry(2, done=False)], [entry(2, done=False)], False, False),
         ([entry(2, done=False)], [entry(2)], True, False),  # gloo lets go of what failed
@@ -62,9 +62,9 @@ LATER = entry(3000)
     ],
 )
 def test_what_a_slow_step_was_dumped_for_is_kept_until_it_is_over(
-    before: list[Entry], now: list[Entry], lost: bool, gone_on: bool
+    before: list[Entry], now: list[Entry], lost: bool, progressed: bool
 ) -> None:
-    assert has_gone_on(dump(0, before, groups=BESIDE), dump(0, now, groups=BESIDE, time=3200.0), lost) is gone_on
+    assert has_progressed(dump(0, before, groups=BESIDE), dump(0, now, groups=BESIDE, time=3200.0), lost) is progressed
 
 
 def test_a_rank_that_was_late_and_lost_the_others_by_it_is_still_the_culprit() -> None:
@@ -75,4 +75,4 @@ def test_a_rank_that_was_late_and_lost_the_others_by_it_is_still_the_culprit() -
 
 def test_a_dump_with_a_failure_is_kept_when_others_ask_afterwards() -> None:
     failed = dump(0, [entry(2, done=False)], failure=raised("RuntimeError", follows=True))
-    assert not has_gone_on(failed, dump(0, [entry(2)]), lost=False)
+    assert not has_progressed(failed, dump(0, [entry(2)]), lost=False)

@@ -19,7 +19,7 @@ from titan_core.api.runs.files import EVENTS
 from titan_core.data.loader import DataLoader
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.request import ask
+from titan_debug.request import send_request
 
 
 def raises(rank: int, step: int) -> None:
@@ -118,7 +118,7 @@ def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
 
 def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
     """With a request of an earlier attempt in the folder."""
-    ask(tmp_path / FLIGHT, "long ago", rank=1)
+    send_request(tmp_path / FLIGHT, "long ago", rank=1)
     ends, found = analysed(gloo, tmp_path, asks, PATIENT)
     assert ends == ["all steps are done"] * 2
     assert found.kind in ("nothing", "behind", "elsewhere", "not recorded"), (

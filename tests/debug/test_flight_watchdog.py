@@ -14,7 +14,7 @@ from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.stacks_file import StacksFile
 from titan_debug.flight.stacks_text import read_stacks
 from titan_debug.flight.watchdog import Watchdog
-from titan_debug.request import Request, Requests, ask
+from titan_debug.request import Request, Requests, send_request
 
 WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(names=()))
 
@@ -32,7 +32,7 @@ def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCa
     closed.close()
     watchdog.start(closed)  # a file that cannot be used is reported as well
     for why in ("first", "second"):
-        ask(tmp_path, why)
+        send_request(tmp_path, why)
         deadline = time.monotonic() + 10
         while why not in answered and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -17,7 +17,7 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.cli.main import main
-from titan_debug.request import ask
+from titan_debug.request import send_request
 from titan_debug.statistics import recorder
 from titan_debug.statistics.read import AddedStatistics, read_statistics
 
@@ -142,7 +142,7 @@ def test_what_could_not_be_written_is_written_with_the_next_request(in_tmp: Path
         @hookimpl
         def titan_step_start(self, step: int) -> None:
             if step in (2, 4):
-                ask(FOLDER, "me")
+                send_request(FOLDER, "me")
                 if step == 4:
                     (FOLDER / "rank-0.jsonl").rmdir()  # what was in the way
 

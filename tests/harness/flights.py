@@ -16,7 +16,7 @@ from harness.jobs import run_recipe
 from titan_core.api.hookspecs import hookimpl
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.request import ask
+from titan_debug.request import send_request
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",
@@ -78,7 +78,7 @@ def sleeps_again(rank: int, step: int) -> None:
 def asks(rank: int, step: int) -> None:
     """As `titan flight dump` does; nothing is wrong."""
     if rank == 0:
-        ask(FLIGHT, "a person asks")
+        send_request(FLIGHT, "a person asks")
     deadline = time.monotonic() + 60
     while not (FLIGHT / f"rank-{rank}.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -7,11 +7,11 @@ from pathlib import Path
 from harness.flights import FLIGHT, PATIENT, analysed, asks
 from harness.gloo_pool import GlooPool
 from titan_debug.flight.read import read_dumps
-from titan_debug.request import ask
+from titan_debug.request import send_request
 
 
 def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
-    ask(tmp_path / FLIGHT, "long ago", rank=1)
+    send_request(tmp_path / FLIGHT, "long ago", rank=1)
     axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
     ends, found = analysed(gloo, tmp_path, asks, axes)
     assert ends == ["all steps are done"] * 2
