@@ -164,7 +164,7 @@ def _deadlock(evidence: Evidence) -> Diagnosis | None:
         return None
     waits = [wait for wait in evidence.waits if wait.rank in circle and set(wait.behind) & set(circle)]
     calls = "; ".join(waiting(wait) for wait in waits)
-    verdict = f"deadlock{in_step(evidence)}, {words.ranks(circle)} wait for each other: {calls}"
+    verdict = f"{words.ranks(circle)} are deadlocked{in_step(evidence)}: {calls}"
     return Diagnosis("circle", circle, verdict, [called(evidence, wait) for wait in waits])
 
 

@@ -22,7 +22,7 @@ def check(context: JobContext[ProfilingSection]) -> Iterator[Problem]:
     needed = section.profiler_warmup + section.profiler_active
     if section.enable_profiling and section.profile_freq < needed:
         warmup, active = section.profiler_warmup, section.profiler_active
-        why = f"is too small: a trace needs {warmup} warmup steps and {active} recorded steps"
+        why = f"is too small: a trace takes {needed} steps ({warmup} of warmup, {active} recorded)"
         fix = f"set it to at least {needed}, or lower profiling.profiler_warmup or profiling.profiler_active"
         yield context.config.problem("profiling.profile_freq", why, fix)
 
