@@ -127,7 +127,7 @@ def test_damaged_files_and_earlier_attempts_are_reported_and_ignored(tmp_path: P
     torn = tmp_path / "rank-3.json"
     torn.write_bytes(torn.read_bytes()[:-100])
     dumps = read_dumps(tmp_path)
-    assert [one.rank for one in dumps.dumps] == [0, 1]
+    assert [dump.rank for dump in dumps.dumps] == [0, 1]
     assert dumps.missing == [2, 3]
     assert any("ignored rank-3.json" in note for note in dumps.notes)
     assert any("earlier attempt" in note and "rank 2" in note for note in dumps.notes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.made_dumps import ASLEEP, BESIDE, dump, entry, raised, verdict
+from harness.made_dumps import ASLEEP, WITH_BACKGROUND, dump, entry, raised, verdict
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.dump import BACKGROUND, Entry, write_dump
 from titan_debug.flight.progress import has_progressed
@@ -64,7 +64,10 @@ LATER = entry(3000)
 def test_a_dump_of_a_slow_step_is_kept_until_the_rank_has_progressed(
     before: list[Entry], now: list[Entry], lost: bool, progressed: bool
 ) -> None:
-    assert has_progressed(dump(0, before, groups=BESIDE), dump(0, now, groups=BESIDE, time=3200.0), lost) is progressed
+    assert (
+        has_progressed(dump(0, before, groups=WITH_BACKGROUND), dump(0, now, groups=WITH_BACKGROUND, time=3200.0), lost)
+        is progressed
+    )
 
 
 def test_a_late_rank_that_thereby_lost_the_others_is_still_the_culprit() -> None:

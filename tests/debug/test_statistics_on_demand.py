@@ -47,8 +47,8 @@ def test_a_running_job_writes_statistics_on_request(
     gloo: GlooPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = tmp_path / "run/events.jsonl"
-    with ThreadPoolExecutor(1) as beside:
-        run = beside.submit(gloo.run, 2, trained, str(tmp_path))
+    with ThreadPoolExecutor(1) as executor:
+        run = executor.submit(gloo.run, 2, trained, str(tmp_path))
         deadline = time.monotonic() + PATIENCE
         while not (run.done() or (events.exists() and events.read_text())) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -213,8 +213,8 @@ def test_several_ranks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["trace", "summary", str(tmp_path), "--json", "--top", "1"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["slowest_rank"], printed["most_waiting_rank"]) == (0, 1)
-    assert [one["shares"]["exposed"] for one in printed["ranks"]] == pytest.approx([0.1, 0.4])
-    assert [[operator["name"] for operator in one["operators"]] for one in printed["ranks"]] == [
+    assert [summary["shares"]["exposed"] for summary in printed["ranks"]] == pytest.approx([0.1, 0.4])
+    assert [[operator["name"] for operator in summary["operators"]] for summary in printed["ranks"]] == [
         ["aten::mm"],
         ["aten::mm"],
     ]
@@ -298,9 +298,9 @@ def test_real_traces_of_two_ranks_communicate(
     monkeypatch.chdir(tmp_path)
     assert main(["trace", "summary", "outputs/tiny", "--json", "--top", "400"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [(one["rank"], one["world_size"]) for one in printed["ranks"]] == [(0, 2), (1, 2)]
-    for one in printed["ranks"]:
-        shares, operators = one["shares"], {operator["name"]: operator for operator in one["operators"]}
+    assert [(summary["rank"], summary["world_size"]) for summary in printed["ranks"]] == [(0, 2), (1, 2)]
+    for summary in printed["ranks"]:
+        shares, operators = summary["shares"], {operator["name"]: operator for operator in summary["operators"]}
         assert 0 < shares["exposed"] <= shares["communication"] < 1
         assert shares["compute"] + shares["exposed"] + shares["idle"] == pytest.approx(1)
         # In each of 2 steps FSDP gathers the weights of 2 blocks and the rest, and for backward those of the blocks again

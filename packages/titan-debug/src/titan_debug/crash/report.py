@@ -82,7 +82,7 @@ class CrashReport:
         if verdict:
             self._write(run, files, verdict)
         first = first_crashes(files.crashes)[0]
-        if first.follows == own.follows:  # else a rank that failed by itself has said so
+        if first.follows == own.follows:  # otherwise a rank that failed on its own has already logged it
             shown = Path(run.dump_folder) / DEBUG / FOLDER / PAGE
             log.error("rank %d failed in step %d; the crash report is %s", first.rank, first.step, shown)
         if not files.complete:

@@ -65,9 +65,8 @@ def _mismatch(evidence: Evidence) -> Diagnosis | None:
 
 
 def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
-    return (
-        f"{words.ranks(kind)} called {words.call(mismatch.channel.by_rank[kind[0]][mismatch.seq], evidence.dumps[kind[0]])}"
-    )
+    first = kind[0]
+    return f"{words.ranks(kind)} called {words.call(mismatch.channel.by_rank[first][mismatch.seq], evidence.dumps[first])}"
 
 
 def _raised(evidence: Evidence) -> Diagnosis | None:
@@ -80,8 +79,8 @@ def _raised(evidence: Evidence) -> Diagnosis | None:
     alike = [dump.rank for dump in failed if dump.failure is not None and dump.failure.type == first.failure.type]
     where = location(first.stacks[first.failure.stack])
     raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)} at {where}: {first.failure.message}"
-    verdict = f"{raised}{victims(evidence, alike)}"
-    return Diagnosis("raised", alike, verdict, words.stack_lines(first, first.failure.stack))
+    details = [f"stack of {first.failure.type} on rank {first.rank}:", *words.stack_lines(first, first.failure.stack)]
+    return Diagnosis("raised", alike, f"{raised}{victims(evidence, alike)}", details)
 
 
 def _died(evidence: Evidence) -> Diagnosis | None:

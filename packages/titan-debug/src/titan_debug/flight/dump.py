@@ -117,7 +117,7 @@ class Dump:
     """The rank's coordinate along each mesh dimension."""
     groups: list[Group]
     entries: list[Entry]
-    """Ordered by start. The recorder has dropped the oldest ones."""
+    """Ordered by start. The recorder keeps only the newest ones."""
     threads: list[Thread]
     stacks: list[list[Frame]]
     failure: Failure | None = None

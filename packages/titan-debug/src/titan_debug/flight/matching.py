@@ -25,7 +25,7 @@ class Channel:
     group: Group
     backend: str
     by_rank: dict[int, dict[int, Entry]]
-    """For each rank with a dump, its collectives by sequence number. The recorder has dropped the oldest ones."""
+    """For each rank with a dump, its collectives by sequence number. The recorder keeps only the newest ones."""
     forgotten: set[int] = field(default_factory=set)
     """Ranks without a recorded collective here whose recorder has dropped some, possibly from this channel."""
 
