@@ -60,4 +60,4 @@ def test_a_resumed_run_knows_the_losses_before(in_tmp: Path) -> None:
     run_recipe("tiny", {**settings, "training.stop_at_step": 9})
     run_recipe("tiny", settings, observers=[Spike(11, "output", until=12)])
     (found,) = findings(in_tmp)
-    assert found.startswith("the loss is") and "the mean of the 8 before it" in found
+    assert found.startswith("the loss is") and "the mean of the preceding 8 losses" in found

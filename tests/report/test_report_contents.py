@@ -90,7 +90,7 @@ def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None
     (run / "config.toml").unlink()
     assert RunLog.read_config(run) == {}
     for read in (RunLog.read_config, RunLog.read_events):
-        with pytest.raises(UserError, match="there is no such directory"):
+        with pytest.raises(UserError, match="no such directory"):
             read(tmp_path / "none")
 
 

@@ -269,7 +269,7 @@ def test_the_curve() -> None:
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--once", str(tmp_path / "none")]) == 2
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").touch()
     assert main(["watch", "--once", str(tmp_path)]) == 2
     assert "has written nothing yet; leave out --once to wait for it" in capsys.readouterr().err

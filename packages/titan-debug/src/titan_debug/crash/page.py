@@ -90,7 +90,7 @@ def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], c
     lines = [f"# Rank {first.rank} failed in step {first.step}: {first.type}", ""]
     if first.follows:
         lines += [
-            "This error only reports that another rank is gone or late. No rank has reported the original failure.",
+            "This error only reports that another rank is gone or late; no rank has reported the original failure.",
             "",
         ]
     if silent:
