@@ -1,4 +1,4 @@
-"""The page about a failed run: what it has on top, and what it leaves out."""
+"""The page about a failed run: the order of its sections, and which secrets it omits."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ def ends_with(folder: str, fault: Fault) -> str:
     os.chdir(folder)
     try:
         return run_recipe("tiny", RUN, observers=[fault]).reason
-    except BaseException as error:  # noqa: BLE001 - the test looks at it
+    except BaseException as error:  # noqa: BLE001 - the test compares its type
         return type(error).__name__
 
 
-def test_the_first_failure_is_on_top_and_what_followed_is_folded(gloo: GlooPool, tmp_path: Path) -> None:
+def test_the_original_failure_is_on_top_and_its_consequences_are_folded(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, ends_with, str(tmp_path), Fault(fail_on_rank_1)) == ["RuntimeError"] * 2
     text = (tmp_path / CRASH / "report.md").read_text()
     assert text.startswith("# Rank 1 failed in step 3: RuntimeError\n")
-    top, _, rest = text.partition("## The other ranks")
-    assert "What rank 0 raised follows from another rank's failure." in top
+    top, _, rest = text.partition("## Other ranks")
+    assert "Rank 0 failed as a consequence of another rank's failure." in top
     assert "RuntimeError: the index is unreadable" in top
-    assert "json.decoder.JSONDecodeError: Expecting property name" in top  # what it came from
-    assert "place in the mesh: dp_shard 1" in top
+    assert "json.decoder.JSONDecodeError: Expecting property name" in top  # the chained exception
+    assert "mesh coordinates: dp_shard 1" in top
     assert "<details>\n<summary>rank 0: RuntimeError: " in rest
     assert '"step": 2,' in rest and "[training]\n" in rest and "titan-debug 0." in rest
     assert "RANK = 1" in rest and "torch = 2." in rest
@@ -100,24 +100,24 @@ def test_the_first_failure_is_on_top_and_what_followed_is_folded(gloo: GlooPool,
     assert (report["rank"], report["step"], report["type"], report["follows"]) == (1, 3, "RuntimeError", False)
 
 
-def test_a_run_of_one_rank_has_one_too_and_says_where(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_of_one_rank_has_a_page_and_logs_its_path(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError):
         run_recipe("tiny", RUN, observers=[Fault(refuse)])
     text = (in_tmp / CRASH / "report.md").read_text()
     assert "the data: it is damaged; restore it\n" in text
-    assert "Traceback" not in text  # a mistake of the user's is one line
-    told = [record.getMessage() for record in caplog.records if "crash report" in record.getMessage()]
-    assert told == ["rank 0 failed in step 3; the crash report is run/debug/crash/report.md"]
+    assert "Traceback" not in text  # a user's mistake needs no traceback
+    logged = [record.getMessage() for record in caplog.records if "crash report" in record.getMessage()]
+    assert logged == ["rank 0 failed in step 3; the crash report is run/debug/crash/report.md"]
 
 
 @pytest.mark.parametrize("fault", [Fault(interrupt), Fault(refuse, "assembled")], ids=["interrupt", "before training"])
-def test_there_is_none_for_an_interrupt_and_before_training(in_tmp: Path, fault: Fault) -> None:
+def test_no_page_for_an_interrupt_or_before_training(in_tmp: Path, fault: Fault) -> None:
     with pytest.raises((KeyboardInterrupt, UserError)):
         run_recipe("tiny", RUN, observers=[fault])
     assert not (in_tmp / "run" / "debug").exists()
 
 
-def test_what_cannot_be_written_hides_no_error(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_cannot_be_written_does_not_hide_the_error(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     def block() -> None:
         CRASH.parent.mkdir(exist_ok=True)
         CRASH.write_text("a file in the folder's place")
@@ -125,7 +125,7 @@ def test_what_cannot_be_written_hides_no_error(in_tmp: Path, caplog: pytest.LogC
 
     with pytest.raises(ValueError, match="the error itself"):
         run_recipe("tiny", RUN, observers=[Fault(block)])
-    assert "the crash report cannot be written: [Errno 17] File exists" in caplog.text
+    assert "cannot write the crash report: [Errno 17] File exists" in caplog.text
     assert "Traceback" not in caplog.text
 
 
@@ -137,18 +137,18 @@ def crash(rank: int, time: float, follows: bool = False) -> RankCrash:
     )
 
 
-def test_a_consequence_never_comes_before_its_cause_even_if_it_was_noticed_earlier() -> None:
+def test_a_cause_comes_before_its_consequences_even_if_these_were_detected_earlier() -> None:
     crashes = [crash(0, time=1.0, follows=True), crash(3, time=3.0), crash(2, time=2.0)]
-    assert [one.rank for one in first_crashes(crashes)] == [2, 3, 0]
+    assert [crash.rank for crash in first_crashes(crashes)] == [2, 3, 0]
     text = page(crashes, Context("[job]\n", [], [], "rank 2 raised ValueError", "outputs/run"))
     assert text.startswith("# Rank 2 failed in step 7: ValueError\n")
-    assert "No report from rank 1:" in text
+    assert "No report from rank 1. Possible reasons: killed" in text
     assert "Collectives and threads: rank 2 raised ValueError" in text
-    assert "````\nTraceback" in text  # a traceback with a fence of its own does not end the block
+    assert "````\nTraceback" in text  # a fence within the traceback does not end the block
 
 
 class DistBackendError(RuntimeError):
-    """As torch's, which cannot be made from Python."""
+    """Stands in for torch's class, which Python cannot construct."""
 
 
 @pytest.mark.parametrize(
@@ -164,14 +164,14 @@ class DistBackendError(RuntimeError):
         (RuntimeError("shape mismatch"), False),
     ],
 )
-def test_an_error_that_says_that_a_peer_is_gone_is_a_consequence(error: Exception, follows: bool) -> None:
+def test_an_error_that_reports_a_lost_peer_is_a_consequence(error: Exception, follows: bool) -> None:
     assert follows_from_a_peer(error) is follows
     wrapped = UserError.one("the run", "it ended")
     wrapped.__cause__ = error
     assert follows_from_a_peer(wrapped) is follows
 
 
-def test_secrets_are_left_out() -> None:
+def test_secrets_are_omitted() -> None:
     found = relevant_variables(
         {
             "TITAN_API_KEY": "s3cret", "SLURM_JWT": "s3cret", "TORCHX_AUTH": "s3cret", "NCCL_DEBUG": "INFO", "RANK": "0",
@@ -190,7 +190,7 @@ def deny() -> None:
     raise ConnectionError("https://user:s3cret@host has refused\nAuthorization: Bearer s3cret-s3cret")
 
 
-def test_no_file_of_the_report_holds_a_secret_of_the_config_or_of_the_error(in_tmp: Path) -> None:
+def test_no_file_of_the_report_contains_a_secret_of_the_config_or_the_error(in_tmp: Path) -> None:
     described = {**RUN, "job.description": "the one of https://user:s3cret@host/wiki"}
     with pytest.raises(ConnectionError):
         run_recipe("tiny", described, observers=[Fault(deny)])
@@ -201,11 +201,11 @@ def test_no_file_of_the_report_holds_a_secret_of_the_config_or_of_the_error(in_t
 
 
 CLOSED = RuntimeError("[...pair.cc:561] Connection closed by peer [127.0.0.1]:43699.")
-"""What a rank raises whose peer is gone."""
+"""The error of a rank that lost its peer."""
 
 
 class Ranks:
-    """Crash reports of a job's ranks, all in this process."""
+    """The crash reporters of a job's ranks, all in this process."""
 
     def __init__(self, folder: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -214,7 +214,7 @@ class Ranks:
         self._job = SimpleNamespace(config=config, plugin_versions=list)
 
     def fail(self, rank: int, error: Exception) -> None:
-        """What the trainer of ``rank`` does when it raises ``error``."""
+        """Report ``error`` as the trainer of ``rank`` does."""
         mesh = SimpleNamespace(names=())
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
         run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
@@ -223,14 +223,14 @@ class Ranks:
         report.titan_exception(error)
 
     def page(self) -> str:
-        """The page, once nobody writes it any more."""
+        """Return the page after all writers have finished."""
         for thread in threading.enumerate():
             if thread.name == "crash report":
                 thread.join()
         return (self._folder / "debug/crash/report.md").read_text()
 
 
-def test_a_page_that_is_written_last_knows_what_was_reported_meanwhile(
+def test_the_last_version_of_the_page_includes_reports_that_arrived_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(tmp_path, 2, monkeypatch)
@@ -238,7 +238,7 @@ def test_a_page_that_is_written_last_knows_what_was_reported_meanwhile(
 
     def slow_page(*given: Any) -> str:
         text = page(*given)
-        if meanwhile:  # rank 1 reports, and writes its own page, while rank 0 is about to put this one in place
+        if meanwhile:  # rank 1 reports and writes its own page just before rank 0 puts this one in place
             meanwhile.pop()()
         return text
 
@@ -250,7 +250,7 @@ def test_a_page_that_is_written_last_knows_what_was_reported_meanwhile(
 
 
 @pytest.mark.parametrize("order", [[1, 2, 0, 3], [0, 1, 2, 3], [3, 2, 0, 1]], ids=str)
-def test_the_page_is_right_whichever_rank_comes_last(
+def test_the_page_is_correct_whichever_rank_fails_last(
     order: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(tmp_path, 4, monkeypatch)
@@ -259,20 +259,20 @@ def test_the_page_is_right_whichever_rank_comes_last(
         time.sleep(0.02)
     text = ranks.page()
     assert text.startswith("# Rank 1 failed in step 3: ValueError\n")
-    assert "What ranks 0, 2-3 raised follows from another rank's failure." in text and "No report" not in text
+    assert "Ranks 0, 2-3 failed as a consequence of another rank's failure." in text and "No report" not in text
 
 
-def test_a_page_is_there_if_every_rank_only_lost_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_if_every_rank_only_lost_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(tmp_path, 4, monkeypatch)
     for rank in (3, 2, 1):  # rank 0 was killed
         ranks.fail(rank, CLOSED)
     text = ranks.page()
-    assert "no rank has reported one of its own" in text and "No report from rank 0: killed" in text
+    assert "no rank has reported the original failure" in text and "No report from rank 0. Possible" in text
     assert "<summary>rank 2" in text or "<summary>rank 3" in text
 
 
-@pytest.mark.parametrize("error", [CLOSED, FileNotFoundError("/data")], ids=["follow", "of their own"])
-def test_of_many_ranks_that_fail_at_once_few_read_what_the_others_wrote(
+@pytest.mark.parametrize("error", [CLOSED, FileNotFoundError("/data")], ids=["consequences", "original failures"])
+def test_if_many_ranks_fail_at_once_only_a_few_read_the_others_files(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, cause = 200, 150
@@ -281,7 +281,7 @@ def test_of_many_ranks_that_fail_at_once_few_read_what_the_others_wrote(
     monkeypatch.setattr(CrashReport, "_verdict", lambda self, run: (analysed.append(run), "a verdict")[1])
     monkeypatch.setattr(rank_files, "MOST_READ", 20)
     for module in (rank_files, crash_report):
-        monkeypatch.setattr(module, "QUIET", 5.0)  # all fail within it, however slow the machine
+        monkeypatch.setattr(module, "QUIET", 5.0)  # so long that all ranks fail within it on any machine
     read: list[Path] = []
     parse = rank_files._crash
     monkeypatch.setattr(rank_files, "_crash", lambda file: (read.append(file), parse(file))[1])
@@ -292,22 +292,25 @@ def test_of_many_ranks_that_fail_at_once_few_read_what_the_others_wrote(
         ranks.fail(rank, error)
     text = ranks.page()
     assert text.startswith(f"# Rank {cause} failed in step 3: ValueError\n")
-    assert "more ranks there are files beside this page" in text and "No report" not in text
+    assert "The directory of this page has files of" in text and "No report" not in text
     assert "Collectives and threads: a verdict" in text
     assert len(list((tmp_path / "debug/crash").glob("rank-*.json"))) == size
-    assert len(analysed) <= 30  # twice for each of the few that come before every lower rank
+    assert len(analysed) <= 30  # twice for each of the few ranks that fail before every lower rank
     assert len(read) <= 30 * 41
 
 
-def test_what_an_earlier_attempt_left_is_not_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_earlier_attempt_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "debug/crash"
-    for one in (crash(0, time=0.5), crash(2, time=0.5, follows=True)):
-        CrashFiles(folder, 0.5, 4).add(dataclasses.replace(one, attempt=0.5))
+    for old in (crash(0, time=0.5), crash(2, time=0.5, follows=True)):
+        CrashFiles(folder, 0.5, 4).add(dataclasses.replace(old, attempt=0.5))
     for file in folder.iterdir():
         os.utime(file, (1.0, 1.0))
     ranks = Ranks(tmp_path, 3, monkeypatch)
     ranks.fail(2, ValueError("the cause"))
     ranks.fail(1, CLOSED)
     text = ranks.page()
-    assert text.startswith("# Rank 2 failed in step 3: ValueError\n") and "No report from rank 0: killed" in text
+    assert (
+        text.startswith("# Rank 2 failed in step 3: ValueError\n")
+        and "No report from rank 0. Possible reasons: killed" in text
+    )
     assert sorted(file.name for file in folder.glob("rank-*")) == ["rank-0.json", "rank-1-follows.json", "rank-2.json"]

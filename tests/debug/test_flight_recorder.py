@@ -1,4 +1,4 @@
-"""Faults in real processes, and what the dumps say of them."""
+"""The verdicts on faults in real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from titan_core.api.runs.files import EVENTS
 from titan_core.data.loader import DataLoader
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.request import ask
+from titan_debug.request import send_request
 
 
 def raises(rank: int, step: int) -> None:
@@ -28,7 +28,7 @@ def raises(rank: int, step: int) -> None:
 
 
 def waits_for_data(rank: int, step: int) -> None:
-    """Rank 1's next batch takes as long to load as the watchdogs take to notice."""
+    """Rank 1's next batch takes as long to load as the watchdogs need to detect it."""
     if rank == 1:
         patch = pytest.MonkeyPatch()
         peek = DataLoader.peek
@@ -57,22 +57,24 @@ def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tm
     ends, found = analysed(gloo, tmp_path, sleeps, PATIENT)
     assert ends == ["all steps are done"] * 2
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
-    assert "rank 1 is behind in step 3: it is in time.sleep(1), at" in found.verdict
-    assert re.search(r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce", found.verdict)
-    assert "of all ranks (dp_shard)" in found.verdict
+    assert "rank 1 is behind in step 3: it is in time.sleep(1) at" in found.verdict
+    assert re.search(
+        r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce #\d+ on all ranks", found.verdict
+    )
+    assert "on all ranks (dp_shard)" in found.verdict
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
-    finding = next(event for event in events if event["event"] == "finding")  # a later step may be slow in earnest
+    finding = next(event for event in events if event["event"] == "finding")  # a later step may really be slow
     assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
 
 
 def test_a_loader_that_hangs_is_found(gloo: GlooPool, tmp_path: Path) -> None:
     _, found = analysed(gloo, tmp_path, waits_for_data, PATIENT)
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
-    assert "rank 1 is behind in step 3: it is in time.sleep(1), at" in found.verdict
+    assert "rank 1 is behind in step 3: it is in time.sleep(1) at" in found.verdict
 
 
 def test_steps_that_are_always_slow_are_reported_once(gloo: GlooPool, tmp_path: Path) -> None:
-    """Each is dumped, for the next may be the one that hangs."""
+    """Every slow step is dumped, because it may be the one that hangs."""
     ends, found = analysed(gloo, tmp_path, sleeps_again, {**PATIENT, "training.steps": AT + 1})
     assert ends == ["all steps are done"] * 2
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT + 1)
@@ -93,13 +95,13 @@ def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_pa
     ends, found = analysed(gloo, tmp_path, other_operation)
     assert all(end.startswith("RuntimeError") for end in ends)
     assert (found.kind, found.step) == ("mismatch", AT)
-    assert "rank 0 calls all_reduce of [6] float32, called at" in found.verdict
-    assert "rank 1 calls broadcast of [6] float32, called at" in found.verdict
+    assert "rank 0 called all_reduce of [6] float32 at" in found.verdict
+    assert "rank 1 called broadcast of [6] float32 at" in found.verdict
     assert found.verdict.count("in other_operation") == 2
 
 
-def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
-    """gloo aborts a process that is sent more than it expects; these processes are nobody else's."""
+def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
+    """gloo aborts a process that receives more than it expects, so this test uses its own processes."""
     pool = GlooPool()
     try:
         with pytest.raises(RuntimeError, match="has died"):
@@ -111,19 +113,19 @@ def test_a_rank_that_gloo_ends_leaves_where_it_was(tmp_path: Path) -> None:
         pool.close()
     found = analyse(read_dumps(tmp_path / FLIGHT))
     assert (found.kind, found.culprits, found.step) == ("died", [0], AT)
-    assert "rank 0 died (Aborted)" in found.verdict and "in other_shape in step 3" in found.verdict
+    assert "rank 0 died in step 3 (Aborted)" in found.verdict and "in other_shape, while" in found.verdict
     assert "while rank 1 was in all_reduce" in found.verdict
     assert any("all_reduce of [600] float32" in line for line in found.details)
 
 
-def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
-    """With a request of an earlier attempt in the folder."""
-    ask(tmp_path / FLIGHT, "long ago", rank=1)
+def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
+    """A request of an earlier attempt in the folder has no effect."""
+    send_request(tmp_path / FLIGHT, "long ago", rank=1)
     ends, found = analysed(gloo, tmp_path, asks, PATIENT)
     assert ends == ["all steps are done"] * 2
     assert found.kind in ("nothing", "behind", "elsewhere", "not recorded"), (
         found.verdict
-    )  # a slow poll may catch one in its next collective
+    )  # a slow poll may find a rank in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}
 
 
@@ -132,6 +134,6 @@ def untroubled(folder: str) -> str:
     return run_recipe("tiny", {**RUN, "comm.watchdog_seconds": 0}).reason
 
 
-def test_a_run_without_trouble_leaves_nothing(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_run_without_problems_leaves_no_files(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, untroubled, str(tmp_path)) == ["all steps are done"] * 2
     assert not (tmp_path / "run" / "debug").exists()

@@ -1,4 +1,4 @@
-"""What the Flight Recorder's own troubles leave working."""
+"""The Flight Recorder keeps working after its own errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.stacks_file import StacksFile
 from titan_debug.flight.stacks_text import read_stacks
 from titan_debug.flight.watchdog import Watchdog
-from titan_debug.request import Request, Requests, ask
+from titan_debug.request import Request, Requests, send_request
 
 WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(names=()))
 
@@ -30,9 +30,9 @@ def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCa
     watchdog = Watchdog(Requests(tmp_path), 0.2, 0.2, lambda step, seconds: None, answer)
     closed = (tmp_path / "stacks").open("w")
     closed.close()
-    watchdog.start(closed)  # a file that cannot be used is reported as well
+    watchdog.start(closed)  # an unusable file is reported too
     for why in ("first", "second"):
-        ask(tmp_path, why)
+        send_request(tmp_path, why)
         deadline = time.monotonic() + 10
         while why not in answered and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -44,7 +44,7 @@ def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCa
     assert "a private table of torch's" in caplog.text and "closed file" in caplog.text
 
 
-def test_without_torch_s_records_a_rank_still_dumps_stacks_and_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_dumps_stacks_and_failure_without_torchs_records(monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(*arguments: object) -> None:
         raise KeyError("process_group")
 
@@ -52,7 +52,7 @@ def test_without_torch_s_records_a_rank_still_dumps_stacks_and_failure(monkeypat
     monkeypatch.setattr(collecting, "recorded_entries", changed)
     dump = collect(WORLD, "why", attempt=1.0, since=0.0, step=3, in_step=True, stuck=False)
     assert (dump.recorded, dump.entries, dump.step) == (False, [], 3)
-    assert any(frame.function.startswith("test_without_torch") for frame in dump.main_stack)
+    assert any(frame.function.startswith("test_a_rank_dumps") for frame in dump.main_stack)
     failed = with_failure(dump, ValueError("on fire"), 3, in_step=True, main_is_here=False)
     assert failed.failure is not None and failed.failure.message == "on fire" and failed.main_stack == dump.main_stack
 
@@ -60,7 +60,7 @@ def test_without_torch_s_records_a_rank_still_dumps_stacks_and_failure(monkeypat
 DEATH = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00000000000000ff (most recent call first):\n"
 
 
-def test_an_attempt_that_begins_keeps_what_a_crashed_one_has_left(tmp_path: Path) -> None:
+def test_a_new_attempt_keeps_the_stacks_of_a_crashed_one(tmp_path: Path) -> None:
     path = tmp_path / "debug" / "flight" / "rank-1.stacks.txt"
     first = StacksFile(path.parent, WORLD, 1.0)
     assert first.file is not None
@@ -70,9 +70,9 @@ def test_an_attempt_that_begins_keeps_what_a_crashed_one_has_left(tmp_path: Path
     second = StacksFile(path.parent, WORLD, 2.0)
     assert [dump.attempt for dump in read_stacks(path)] == [1.0]
     second.close()
-    assert path.read_text() == crashed  # the second said nothing
+    assert path.read_text() == crashed  # the second wrote no stacks
 
 
-def test_an_attempt_that_says_nothing_leaves_no_file(tmp_path: Path) -> None:
+def test_an_attempt_without_stacks_leaves_no_file(tmp_path: Path) -> None:
     StacksFile(tmp_path / "debug" / "flight", WORLD, 1.0).close()
     assert not (tmp_path / "debug").exists()

@@ -1,4 +1,4 @@
-"""A disk that is full for a while costs a run no line of statistics."""
+"""No statistics are lost if the disk is full for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class Disk:
-    """Fails ``failures`` times from the ``first`` write on, each time with a part of the line written."""
+    """Lets ``failures`` writes fail from the ``first`` one on, each after a part of the line has been written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, first: int, failures: int) -> None:
         self._number, self._failing = number, range(first, first + failures)
@@ -36,7 +36,7 @@ class Disk:
         return os.write(descriptor, line)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_line_of_statistics(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_statistics_are_lost_while_the_disk_is_full(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Disk(monkeypatch, errno.ENOSPC, first=1, failures=5)
     run_recipe("tiny", {**RUN, "numerics.statistics_freq": 1})
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]

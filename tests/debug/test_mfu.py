@@ -1,4 +1,4 @@
-"""MFU is a share of what the device can do; where that is an estimate, it says so."""
+"""MFU is relative to the device's peak, and marked as an estimate if that peak was measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Seconds that pass as the products of a machine would take that is busy with something else most of the time."""
+    """A clock on which matmuls take as long as on a busy machine."""
 
     def __init__(self, flops: float, slowed: list[float]) -> None:
         self.now, self._flops, self._slowed = 0.0, flops, itertools.cycle(slowed)
@@ -36,12 +36,12 @@ class Clock:
 
 
 @pytest.mark.parametrize("slowed", [[1.0], [9.0, 3.0, 8.0, 5.0, 1.0], [40.0] * 9 + [1.0]], ids=["idle", "busy", "very busy"])
-def test_the_best_of_many_short_products_is_the_peak(monkeypatch: pytest.MonkeyPatch, slowed: list[float]) -> None:
+def test_the_peak_is_the_fastest_of_many_short_matmuls(monkeypatch: pytest.MonkeyPatch, slowed: list[float]) -> None:
     clock = Clock(1e11, slowed)
     monkeypatch.setattr(torch, "mm", clock.mm)
     monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
     assert measured_flops(CPU, torch.float32) == pytest.approx(1e11)
-    assert clock.now < 3.0  # it does not wait for ever
+    assert clock.now < 3.0  # it does not measure forever
 
 
 def test_a_peak_is_measured_quickly_and_draws_no_random_number() -> None:
@@ -52,7 +52,7 @@ def test_a_peak_is_measured_quickly_and_draws_no_random_number() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_of_a_known_gpu_the_data_sheet_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_sheet_of_a_known_gpu_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     gpu = torch.device("cuda")
     assert ideal_time_per_token(989e12, torch.bfloat16, {}, gpu) == IdealTime(1.0, estimated=False)
@@ -79,7 +79,7 @@ def test_a_run_says_that_its_mfu_is_an_estimate(
     capsys: pytest.CaptureFixture[str],
     seconds: float,
 ) -> None:
-    """In its records and on the console; and once in the log where it cannot be right."""
+    """In its records and on the console. An impossible MFU is logged once."""
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(mfu, "ideal_time_per_token", lambda *arguments: IdealTime(seconds, estimated=True))
     trainer.train(make_job("tiny", TINY))
@@ -90,11 +90,11 @@ def test_a_run_says_that_its_mfu_is_an_estimate(
     shown = [line for line in capsys.readouterr().out.splitlines() if "| mfu " in line]
     assert len(shown) == len(run.steps) and all("| mfu ~" in line for line in shown)
     assert all(("(peak too low)" in line) == impossible for line in shown)
-    assert caplog.text.count("so the estimated peak of this device is too low: it was measured while") == impossible
+    assert caplog.text.count("so the estimated peak of this device is too low: it was probably measured") == impossible
 
 
-def test_products_are_counted_by_the_type_that_they_are_made_in() -> None:
-    """A third of the time of bf16 and half of float8's, as an H100 would take: MFU is ideal time over time."""
+def test_matmuls_count_by_their_type() -> None:
+    """With two thirds of the FLOPs in float8 at twice the peak, the ideal time falls from 6 s to 4 s."""
     peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peak_flops, "peak_flops", lambda device, dtype: peaks[dtype])

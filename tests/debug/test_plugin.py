@@ -1,4 +1,4 @@
-"""titan-debug is found, with what it offers."""
+"""titan-debug is discovered with its components."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from titan_core.api.components import Debugger
 from titan_core.plugins.registry import Registry
 
 
-def test_it_offers_debuggers_and_commands() -> None:
+def test_its_debuggers_and_commands_are_registered() -> None:
     registry = Registry.from_installed()
     (plugin,) = (plugin for plugin in registry.found.plugins if plugin.distribution == "titan-debug")
     assert plugin.name == "debug"
-    assert {"flight_recorder", "crash_report"} <= {one.name for one in plugin.components if isinstance(one, Debugger)}
-    assert {"flight analyse", "flight dump"} <= {one.name for one in plugin.components if isinstance(one, Command)}
+    assert {"flight_recorder", "crash_report"} <= {
+        component.name for component in plugin.components if isinstance(component, Debugger)
+    }
+    assert {"flight analyse", "flight dump"} <= {
+        component.name for component in plugin.components if isinstance(component, Command)
+    }
     assert registry.conflicts == []

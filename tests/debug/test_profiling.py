@@ -1,4 +1,4 @@
-"""Traces and memory snapshots: when they are written, where, and that training is none the worse for it."""
+"""When and where traces and memory snapshots are written, and that they do not affect training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from titan_core.api.errors import UserError
 from titan_core.api.events import RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_debug.config import ProfilingSection
-from titan_debug.profiling.memory_snapshots import CudaMemoryHistory, MemorySnapshots, ran_out_of_memory
+from titan_debug.profiling.memory_snapshots import MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling.profiler import Profiler
+from titan_debug.torch_private import CudaMemoryHistory
 
 RUN: dict[str, object] = {
     **TINY,
@@ -38,7 +39,7 @@ TRACES = "outputs/tiny/debug/traces"
 
 
 class AtEndOf:
-    """Does something when a step has ended."""
+    """Calls a function at the end of a step."""
 
     def __init__(self, step: int, action: Any) -> None:
         self.step, self.action = step, action
@@ -49,7 +50,7 @@ class AtEndOf:
             self.action()
 
 
-def ask() -> None:
+def send_signal() -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
@@ -58,7 +59,7 @@ def fail() -> None:
 
 
 def traces(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every file below the folder of traces, read as Perfetto would."""
+    """Return every trace in the folder of traces, after checks of the fields that Perfetto needs."""
     found = {}
     for file in sorted(path for path in (folder / TRACES).rglob("*") if path.is_file()):
         trace = json.loads(gzip.decompress(file.read_bytes()))
@@ -71,12 +72,12 @@ def traces(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def marked(trace: dict[str, Any]) -> list[str]:
-    """The steps in a trace."""
+    """Return the numbers of the steps marked in a trace."""
     names = (event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
     return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
 
 
-def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
+def test_periodic_traces_do_not_change_the_losses(in_tmp: Path) -> None:
     plain = run_recipe("tiny", RUN)
     assert traces(in_tmp) == {}
     profiled = run_recipe("tiny", {**ON, "profiling.profile_freq": 3})
@@ -90,12 +91,12 @@ def test_a_trace_every_so_many_steps_and_the_same_losses(in_tmp: Path) -> None:
     shapes = [event["args"].get("Input Dims") for event in found["step-3/rank-0.json.gz"]["traceEvents"] if "args" in event]
     assert [[64, 32], [32, 32]] in shapes
     events = [json.loads(line) for line in (in_tmp / "outputs/tiny/events.jsonl").read_text().splitlines()]
-    assert [(one["step"], one["message"]) for one in events if one["event"] == "finding" and one["kind"] == "trace"] == [
+    assert [(event["step"], event["message"]) for event in events if event.get("kind") == "trace"] == [
         (step, f"{TRACES}/step-{step}/rank-0.json.gz") for step in (3, 6)
     ]
 
 
-def test_several_steps_in_a_trace_elsewhere(in_tmp: Path) -> None:
+def test_a_trace_of_several_steps_in_another_folder(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 4, "profiling.profiler_active": 2, "profiling.save_traces_folder": "debug/traces/mine"}
     run_recipe("tiny", {**ON, **more, "profiling.with_stack": "true", "profiling.record_shapes": "false"})
     ((name, trace),) = traces(in_tmp).items()
@@ -105,11 +106,11 @@ def test_several_steps_in_a_trace_elsewhere(in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("former", [signal.SIG_IGN, lambda number, frame: None], ids=["ignored", "own"])
-def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixture, former: Any) -> None:
+def test_a_signal_requests_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixture, former: Any) -> None:
     before = signal.signal(signal.SIGUSR2, former)
     try:
         with caplog.at_level(logging.INFO, "titan_debug"):
-            run_recipe("tiny", RUN, observers=[AtEndOf(2, ask)])
+            run_recipe("tiny", RUN, observers=[AtEndOf(2, send_signal)])
         assert signal.getsignal(signal.SIGUSR2) is former
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -118,9 +119,10 @@ def test_a_signal_asks_for_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
-    # A regular trace of steps 3 and 4, asked during its warmup; then one of 6 and 7, in the place of that of 7 and 8.
+    # The signal arrives during the warmup of the regular trace of steps 3 and 4. The requested trace of steps 6 and 7
+    # then replaces the regular one of steps 7 and 8.
     more = {"training.steps": 12, "profiling.profile_freq": 4, "profiling.profiler_active": 2}
-    run_recipe("tiny", {**ON, **more}, observers=[AtEndOf(2, ask)])
+    run_recipe("tiny", {**ON, **more}, observers=[AtEndOf(2, send_signal)])
     assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {
         "step-4/rank-0.json.gz": ["3", "4"],
         "step-7/rank-0.json.gz": ["6", "7"],
@@ -128,7 +130,7 @@ def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
     }
 
 
-def test_an_exception_leaves_the_trace_as_far_as_it_is(in_tmp: Path) -> None:
+def test_an_exception_writes_the_trace_in_progress(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 6, "profiling.profiler_active": 5}
     with pytest.raises(RuntimeError, match="on purpose"):
         run_recipe("tiny", {**ON, **more}, observers=[AtEndOf(3, fail)])
@@ -136,29 +138,29 @@ def test_an_exception_leaves_the_trace_as_far_as_it_is(in_tmp: Path) -> None:
     assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-3/rank-0.json.gz": ["2", "3"]}
 
 
-def test_the_end_of_the_run_leaves_the_trace_as_far_as_it_is(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_the_run_writes_the_trace_in_progress(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "titan_debug"):
-        run_recipe("tiny", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, ask)])
+        run_recipe("tiny", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, send_signal)])
         assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-6/rank-0.json.gz": ["6"]}
-        run_recipe("tiny", {**RUN, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, ask)])
-    assert traces(in_tmp) == {}  # a fresh start has moved the older run's away
+        run_recipe("tiny", {**RUN, "profiling.profiler_warmup": 9}, observers=[AtEndOf(4, send_signal)])
+    assert traces(in_tmp) == {}  # the new run has moved the files of the old one away
     assert not torch.autograd._profiler_enabled()
-    assert "the run ended in the warmup of a trace, so there is none" in caplog.messages
+    assert "no trace was written: the run ended during its warmup" in caplog.messages
 
 
 def test_a_trace_that_cannot_be_written_does_not_stop_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     in_the_way = {"profiling.profile_freq": 3, "profiling.save_traces_folder": "config.toml"}
     assert len(run_recipe("tiny", {**ON, **in_the_way}).losses) == 6
-    assert re.search(r"trace \S+config\.toml/step-3/rank-0\.json\.gz cannot be written: Not a directory", caplog.text)
+    assert re.search(r"cannot write trace \S+config\.toml/step-3/rank-0\.json\.gz: Not a directory", caplog.text)
 
 
 def _ranks_job(folder: str) -> None:
     os.chdir(folder)
     overrides = {**ON, "profiling.profile_freq": 4, "profiling.ranks": "[1]", "training.local_batch_size": 1}
-    run_recipe("tiny", overrides, observers=[AtEndOf(1, ask)] if os.environ["RANK"] == "0" else [])
+    run_recipe("tiny", overrides, observers=[AtEndOf(1, send_signal)] if os.environ["RANK"] == "0" else [])
 
 
-def test_chosen_ranks_write_and_any_rank_can_be_asked(gloo: GlooPool, tmp_path: Path) -> None:
+def test_selected_ranks_write_traces_and_any_rank_accepts_the_signal(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(2, _ranks_job, str(tmp_path))
     found = traces(tmp_path)
     assert {name: marked(trace) for name, trace in found.items()} == {
@@ -170,7 +172,7 @@ def test_chosen_ranks_write_and_any_rank_can_be_asked(gloo: GlooPool, tmp_path: 
         assert (f"rank-{about['rank']}.json.gz", about["world_size"]) == (name.partition("/")[2], 2)
 
 
-def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
+def test_a_step_without_a_trace_costs_almost_nothing() -> None:
     profiler = Profiler(job_context(ProfilingSection()))
     report: Any = object()
 
@@ -184,11 +186,11 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (3, r"this job has 1 rank\(s\), numbered from 0, and no rank 3; name other ranks"),
+        (3, r"rank 3 does not exist: this job has 1 rank\(s\), numbered from 0; list existing ranks"),
         (-1, r"profiling\.ranks\[1\] = -1: must be at least 0"),
     ],
 )
-def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, message: str) -> None:
+def test_a_rank_that_the_job_does_not_have(in_tmp: Path, rank: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_recipe("tiny", {**RUN, "profiling.ranks": f"[0, {rank}]"})
 
@@ -196,14 +198,17 @@ def test_a_rank_that_a_starting_job_does_not_have(in_tmp: Path, rank: int, messa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"profiling.ranks": "[]", "profiling.enable_profiling": "true"}, "no rank would write anything; name ranks, or"),
+        (
+            {"profiling.ranks": "[]", "profiling.enable_profiling": "true"},
+            "no rank would write anything; list some ranks, or",
+        ),
         (
             {"profiling.profile_freq": 3, "profiling.enable_profiling": "true"},
-            "profile_freq = 3: a trace takes 3 steps of warmup and 1 that it holds; set it to at least 4, or lower",
+            "profile_freq = 3: is too small: a trace takes 4 steps (3 of warmup, 1 recorded); set it to at least 4",
         ),
         (
             {"profiling.enable_memory_snapshot": "true", "job.device": "cpu"},
-            'enable_memory_snapshot = true: it records the allocations of GPUs, and job.device is "cpu"; set it to false',
+            'enable_memory_snapshot = true: records GPU allocations, but job.device is "cpu"; set it to false',
         ),
     ],
 )
@@ -214,12 +219,12 @@ def test_mistakes_are_reported_before_anything_is_built(overrides: dict[str, obj
 
 
 class FakeHistory(CudaMemoryHistory):
-    """In the place of CUDA's."""
+    """Replaces CUDA's memory history."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def start(self) -> None:
+    def start(self, max_events: int) -> None:
         self.calls.append("start")
 
     def write(self, file: Path) -> None:
@@ -231,7 +236,7 @@ class FakeHistory(CudaMemoryHistory):
 
 
 class SnapshotsAsOnCuda(MemorySnapshots):
-    """Told that the run is on a GPU."""
+    """Memory snapshots of a run that appears to be on a GPU."""
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
@@ -243,14 +248,14 @@ def snapshots(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(memory)) for file in memory.rglob("*") if file.is_file())
 
 
-def test_memory_snapshots_every_so_many_steps(in_tmp: Path) -> None:
+def test_periodic_memory_snapshots(in_tmp: Path) -> None:
     history = FakeHistory()
     section = ProfilingSection(enable_memory_snapshot=True, profile_freq=2, ranks=[0])
     run_recipe("tiny", {**RUN, "training.steps": 5}, observers=[SnapshotsAsOnCuda(job_context(section), history)])
     assert snapshots(in_tmp) == ["step-2/rank-0.pickle", "step-4/rank-0.pickle"]
     assert history.calls == ["start", "write", "write", "stop"]
     found = [json.loads(line) for line in (in_tmp / "outputs/tiny/events.jsonl").read_text().splitlines()]
-    assert [one["step"] for one in found if one.get("kind") == "memory snapshot"] == [2, 4]
+    assert [event["step"] for event in found if event.get("kind") == "memory snapshot"] == [2, 4]
     other = FakeHistory()
     run_recipe("tiny", RUN, observers=[SnapshotsAsOnCuda(job_context(section.model_copy(update={"ranks": [1]})), other)])
     assert other.calls == []
@@ -274,7 +279,7 @@ def test_a_memory_snapshot_when_memory_runs_out(in_tmp: Path, chained: bool) -> 
     assert history.calls == ["start", "write", "stop"]
 
 
-def test_what_counts_as_running_out_of_memory() -> None:
+def test_errors_that_count_as_out_of_memory() -> None:
     during = RuntimeError("while that was handled")
     during.__context__ = torch.OutOfMemoryError("CUDA out of memory")
     assert ran_out_of_memory(during)
@@ -284,23 +289,23 @@ def test_what_counts_as_running_out_of_memory() -> None:
     assert not ran_out_of_memory(circle)
 
 
-def test_memory_snapshots_without_a_gpu_say_so(
+def test_memory_snapshots_without_a_gpu_log_a_warning(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run_recipe("tiny", {**RUN, "job.device": "auto", "profiling.enable_memory_snapshot": "true"})
-    assert "this job trains on CPU: no snapshots" in caplog.text
+    assert "this job trains on CPU" in caplog.text
     assert snapshots(in_tmp) == []
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA keeps a history of allocations, CPUs keep none")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, whose allocator keeps a history")
 def test_on_a_gpu(in_tmp: Path) -> None:
     more = {"job.device": "cuda", "profiling.enable_memory_snapshot": "true", "profiling.profile_freq": 3}
     run_recipe("tiny", {**ON, **more})
     assert snapshots(in_tmp) == ["step-3/rank-0.pickle", "step-6/rank-0.pickle"]
     snapshot = pickle.loads((in_tmp / "outputs/tiny/debug/memory/step-3/rank-0.pickle").read_bytes())
-    assert any(entry["action"] == "alloc" for of_device in snapshot["device_traces"] for entry in of_device)
+    assert any(entry["action"] == "alloc" for device_trace in snapshot["device_traces"] for entry in device_trace)
     trace = traces(in_tmp)["step-3/rank-0.json.gz"]
     assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
     with pytest.raises(torch.OutOfMemoryError):

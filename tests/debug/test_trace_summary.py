@@ -1,4 +1,4 @@
-"""``titan trace summary``: exact shares of made-up traces, and what it finds in real ones."""
+"""``titan trace summary``: exact shares of handmade traces, and summaries of real ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 
 
 def event(name: str, start: float, end: float, category: str = "cpu_op", tid: int | str = MAIN, pid: int = 100) -> Event:
-    """From ``start`` to ``end``, in milliseconds."""
+    """An event from ``start`` to ``end``, in milliseconds."""
     times = {"ts": 1000.0 * (5000 + start), "dur": 1000.0 * (end - start)}
     return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": {"External id": 1}}
 
@@ -46,7 +46,7 @@ def step(number: int, start: float, end: float, category: str = "user_annotation
 
 
 def write(file: Path, events: Iterable[Event], **more: Any) -> Path:
-    """A trace of ``events`` and some that take no time."""
+    """Write a trace of ``events`` and some events without a duration."""
     file.parent.mkdir(parents=True, exist_ok=True)
     others = [
         {"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "ts": 0.0, "args": {"name": "python"}},
@@ -63,31 +63,31 @@ def summary(file: Path) -> TraceSummary:
 
 
 def parts(one: TraceSummary) -> tuple[float, ...]:
-    """Milliseconds of the whole, compute, communication, overlap and idle."""
+    """Return the milliseconds of wall time, compute, communication, overlap and idle time."""
     return tuple(round(ms, 6) for ms in (one.wall_ms, one.compute_ms, one.communication_ms, one.overlap_ms, one.idle_ms))
 
 
 def on_threads() -> list[Event]:
-    """100 ms. Computes in [0, 40) [50, 60) [62, 70), communicates in [35, 55)."""
+    """A step of 100 ms that computes in [0, 40), [50, 60) and [62, 70), and communicates in [35, 55)."""
     return [
         step(7, 0, 100),
         event("aten::mm", 0, 30),
-        event("aten::sub", 10, 20),  # within
-        event("aten::linear", 30, 60),  # of a DTensor: it waits within
+        event("aten::sub", 10, 20),  # nested
+        event("aten::linear", 30, 60),  # a DTensor operator, which contains a wait
         event("_c10d_functional::wait_tensor", 40, 50),
         event("gloo:all_reduce", 35, 55, "user_annotation", GLOO),
-        event("aten::add_", 36, 40, tid=GLOO),  # within the collective
+        event("aten::add_", 36, 40, tid=GLOO),  # nested in the collective
         event("aten::copy_", 52, 58, tid=OTHER),
         event("autograd::engine::evaluate_function: MmBackward0", 60, 80),
         event("MmBackward0", 60, 75),
         event("aten::mm", 62, 70),
-        event("FSDP::post_backward", 60, 95, "user_annotation"),  # a mark is no operator
+        event("FSDP::post_backward", 60, 95, "user_annotation"),  # an annotation, not an operator
         event("model.py(12): forward", 0, 100, "python_function"),
         event("aten::mm", 120, 150),  # after the step
     ]
 
 
-def test_shares_of_threads_count_each_moment_once(tmp_path: Path) -> None:
+def test_shares_of_threads_count_each_time_once(tmp_path: Path) -> None:
     one = summary(write(tmp_path / "trace.json", on_threads()))
     assert (one.gpu, one.steps, one.rank, one.world_size) == (False, [7], 0, 1)
     assert parts(one) == (100, 58, 20, 10, 32)
@@ -112,7 +112,7 @@ def test_operators_are_ranked_by_self_time(tmp_path: Path) -> None:
     assert one.kernels == []
 
 
-def test_a_compiled_graph_computes_where_it_does_not_communicate(tmp_path: Path) -> None:
+def test_a_compiled_graph_is_compute_except_for_its_communication(tmp_path: Path) -> None:
     events = [
         step(1, 0, 10),
         step(2, 10, 20),
@@ -133,12 +133,12 @@ def test_shares_of_gpu_streams(tmp_path: Path) -> None:
     events = [
         step(9, 0, 60),
         step(9, 20, 115, "gpu_user_annotation", tid=7),
-        event("aten::mm", 0, 50),  # what the CPU does is not what the shares are of
+        event("aten::mm", 0, 50),  # CPU events do not affect the shares
         event("nccl:all_reduce", 50, 58, "user_annotation"),
         event("cudaLaunchKernel", 5, 6, "cuda_runtime"),
-        kernel(gemm, -5, 16),  # of the step before: this one begins when it is done
+        kernel(gemm, -5, 16),  # belongs to the previous step; this step starts when it ends
         kernel(gemm, 20, 60),
-        kernel(gemm, 30, 50, 8),  # on another stream, at the same time
+        kernel(gemm, 30, 50, 8),  # concurrent, on another stream
         kernel(reduce, 55, 90, 20),
         kernel("Memcpy HtoD (Pinned -> Device)", 80, 85, 8, "gpu_memcpy"),
         kernel("void multi_tensor_apply", 100, 115),
@@ -146,16 +146,16 @@ def test_shares_of_gpu_streams(tmp_path: Path) -> None:
     ]
     one = summary(write(tmp_path / "trace.json", events))
     assert (one.gpu, one.steps) == (True, [9])
-    # From 16 to 116: computes in [20, 60) [80, 85) [100, 116), communicates in [55, 90).
+    # From 16 to 116: compute in [20, 60), [80, 85) and [100, 116), communication in [55, 90).
     assert parts(one) == (100, 61, 35, 10, 14)
     assert [(operator.name, operator.kind, operator.calls, round(operator.self_ms, 6)) for operator in one.kernels[:2]] == [
         (gemm, "compute", 2, 60),
         (reduce, "communication", 1, 35),
     ]
-    assert [operator.name for operator in one.operators] == ["nccl:all_reduce"]  # aten::mm began before the GPU got to it
+    assert [operator.name for operator in one.operators] == ["nccl:all_reduce"]  # aten::mm starts before the window
 
 
-def test_a_gpu_that_waits_for_the_cpu_idles_within_the_step(tmp_path: Path) -> None:
+def test_a_gpu_that_waits_for_the_cpu_is_idle(tmp_path: Path) -> None:
     events = [step(3, 0, 100), event("kernel", 40, 50, "kernel", 7, 0), event("kernel", -20, -10, "kernel", 7, 0)]
     assert parts(summary(write(tmp_path / "a.json", [*events, step(3, 40, 50, "gpu_user_annotation", 7)]))) == (
         100,
@@ -167,7 +167,7 @@ def test_a_gpu_that_waits_for_the_cpu_idles_within_the_step(tmp_path: Path) -> N
     assert parts(summary(write(tmp_path / "b.json", events))) == (100, 10, 0, 0, 90)
 
 
-def test_a_trace_without_marked_steps_is_summed_up_whole(tmp_path: Path) -> None:
+def test_a_trace_without_marked_steps_is_summarised_as_a_whole(tmp_path: Path) -> None:
     one = summary(write(tmp_path / "trace.json", [event("aten::mm", 10, 20), event("aten::mm", 30, 50)]))
     assert (one.steps, parts(one)) == ([], (40, 30, 0, 0, 10))
 
@@ -176,7 +176,7 @@ small = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), 
 
 
 @given(small, small)
-def test_intervals_hold_what_brute_force_finds(one: list[list[int]], other: list[list[int]]) -> None:
+def test_interval_operations_match_brute_force(one: list[list[int]], other: list[list[int]]) -> None:
     def moments(intervals: Iterable[Iterable[float]]) -> set[int]:
         return {moment for start, end in intervals for moment in range(int(start), int(end))}
 
@@ -190,41 +190,41 @@ def test_intervals_hold_what_brute_force_finds(one: list[list[int]], other: list
         assert moments(found) == expected
         assert length(found) == len(expected)
         edges = found.ravel()
-        assert (numpy.diff(edges) > 0).all()  # sorted, none empty, none touching the next
+        assert (numpy.diff(edges) > 0).all()  # sorted, not empty, disjoint
     assert length(a) == len(moments(one))
 
 
 def rank_trace(file: Path, rank: int, compute: float) -> Path:
-    """Of a step of 100 ms, ``compute`` ms are computed and the rest communicated."""
+    """Write a step of 100 ms: ``compute`` ms of compute, then communication."""
     events = [step(4, 0, 100), event("aten::mm", 0, compute), event("c10d::allreduce_", compute, 100)]
     return write(file, events, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
 
 
-def test_several_ranks_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_ranks_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank, compute in ((0, 90.0), (1, 60.0)):
         rank_trace(tmp_path / f"rank-{rank}.json.gz", rank, compute)
     assert main(["trace", "summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "rank 1 waits most: 40.0% of its step is communication that no compute hides\n" in out
-    assert "rank 0 is the slowest: it is busy otherwise for 90.0 ms a step\n" in out
+    assert "rank 1 waits most: 40.0% of its step is exposed communication\n" in out
+    assert "rank 0 is the slowest: 90.0 ms of its step are not exposed communication\n" in out
     lines = [line.split() for line in out.splitlines()]
     assert ["0", "100.00", "90.0%", "10.0%", "0.0%", "10.0%", "0.0%", str(tmp_path / "rank-0.json.gz")] in lines
     assert ["90.00", "90.0%", "1", "compute", "aten::mm"] in lines
     assert main(["trace", "summary", str(tmp_path), "--json", "--top", "1"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["slowest_rank"], told["most_waiting_rank"]) == (0, 1)
-    assert [one["shares"]["exposed"] for one in told["ranks"]] == pytest.approx([0.1, 0.4])
-    assert [[operator["name"] for operator in one["operators"]] for one in told["ranks"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["slowest_rank"], printed["most_waiting_rank"]) == (0, 1)
+    assert [summary["shares"]["exposed"] for summary in printed["ranks"]] == pytest.approx([0.1, 0.4])
+    assert [[operator["name"] for operator in summary["operators"]] for summary in printed["ranks"]] == [
         ["aten::mm"],
         ["aten::mm"],
     ]
 
 
-def test_which_files_a_path_means(tmp_path: Path) -> None:
+def test_the_files_for_a_path(tmp_path: Path) -> None:
     run = tmp_path / "run"
     files = [rank_trace(run / "mine" / f"step-10/rank-{rank}.json.gz", rank, 50) for rank in (0, 2, 10)]
     older = rank_trace(run / "mine/step-9/rank-0.json", 0, 50)
-    (run / "mine/step-11").mkdir()  # nothing was written there yet, or not all of it
+    (run / "mine/step-11").mkdir()  # no complete trace yet
     (run / "mine/step-11/.rank-0.json.gz.json").write_text("{")
     (run / "metrics.jsonl").touch()
     (run / "config.toml").write_text('[profiling]\nsave_traces_folder = "mine"\n')
@@ -233,7 +233,7 @@ def test_which_files_a_path_means(tmp_path: Path) -> None:
     assert trace_files(run / "mine/step-9") == [older]
     assert trace_files(older) == [older]
     (run / "config.toml").write_text("")
-    with pytest.raises(UserError, match=r"there are no traces in .*run/debug/traces; profile with"):
+    with pytest.raises(UserError, match=r"no traces in .*run/debug/traces; train with"):
         trace_files(run)
 
 
@@ -255,7 +255,7 @@ def bad_files() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", list(bad_files()))
-def test_bad_files_are_reported_in_a_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files_are_reported_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_bytes(bad_files()[name])
     assert main(["trace", "summary", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
@@ -263,11 +263,11 @@ def test_bad_files_are_reported_in_a_line(name: str, tmp_path: Path, capsys: pyt
     assert error.count("\n") == 1
 
 
-def test_nothing_there_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_without_traces_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "summary", "nowhere"]) == 2
-    assert "nowhere: there is no such file or folder; name a trace" in capsys.readouterr().err
+    assert "nowhere: no such file or folder; pass a trace" in capsys.readouterr().err
     assert main(["trace", "summary", "."]) == 2
-    assert "there are no traces in ." in capsys.readouterr().err
+    assert ".: no traces in .; train with" in capsys.readouterr().err
 
 
 def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,9 +280,9 @@ def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture
     assert 0.1 < one["shares"]["compute"] < 1
     assert one["shares"]["compute"] + one["shares"]["idle"] == pytest.approx(1)
     calls = {operator["name"]: operator["calls"] for operator in one["operators"]}
-    # 2 steps of 2 microbatches: 15 matrix products forward and twice as many backward
+    # 2 steps of 2 microbatches: 15 matmuls forward and twice as many backward
     assert calls["aten::mm"] == 2 * 2 * 3 * 15
-    # One thread at a time: self times add up to no more than the window.
+    # Only one thread runs at a time, so self times add up to at most the wall time.
     assert sum(operator["self_ms"] for operator in one["operators"]) <= one["wall_ms"] * 1.001
 
 
@@ -297,12 +297,12 @@ def test_real_traces_of_two_ranks_communicate(
     gloo.run(2, _fsdp_job, str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(["trace", "summary", "outputs/tiny", "--json", "--top", "400"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["rank"], one["world_size"]) for one in told["ranks"]] == [(0, 2), (1, 2)]
-    for one in told["ranks"]:
-        shares, operators = one["shares"], {operator["name"]: operator for operator in one["operators"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert [(summary["rank"], summary["world_size"]) for summary in printed["ranks"]] == [(0, 2), (1, 2)]
+    for summary in printed["ranks"]:
+        shares, operators = summary["shares"], {operator["name"]: operator for operator in summary["operators"]}
         assert 0 < shares["exposed"] <= shares["communication"] < 1
         assert shares["compute"] + shares["exposed"] + shares["idle"] == pytest.approx(1)
-        # In each of 2 steps FSDP gathers the weights of two blocks and of what is left, and the blocks' once more
+        # In each of 2 steps FSDP gathers the weights of 2 blocks and the rest, and for backward those of the blocks again
         assert operators["gloo:all_gather"]["kind"] == "communication"
         assert operators["c10d::_allgather_base_"]["calls"] >= 2 * 5

@@ -1,4 +1,4 @@
-"""``titan verify``: meshes that give the same, and a plugin that does not, found out."""
+"""``titan verify``: the comparison of runs, and mistakes in its arguments."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ TINY = [
     "--training.seq_len", "32", "--training.local_batch_size", "4", "--training.global_batch_size", "4",
 ]  # fmt: skip
 
-# Changes what a feed-forward layer puts out, from step 2 on, wherever there is more than one process.
-
 
 def moments(rms: float, mean: float = 0.0) -> Moments:
     return Moments(100, 100 * mean, 100 * rms**2, rms, 0)
@@ -48,40 +46,40 @@ def curve(
     [
         (curve(), None),
         (curve(loss=2.0001, output=1.0005), None),
-        (curve(loss=2.001), "step 2, the loss: loss 2.001 instead of 2 (5.0e-04 apart, 1.0e-04 allowed)"),
-        (curve(loss=float("nan")), "step 2, the loss: loss nan instead of 2"),
+        (curve(loss=2.001), "step 2 in the loss: loss 2.001 instead of 2 (difference 5.0e-04, allowed 1.0e-04)"),
+        (curve(loss=float("nan")), "step 2 in the loss: loss nan instead of 2"),
         (
             curve(loss=2.001, output=1.01),
-            "step 1, the output of second: rms 1.01 instead of 1 (1.0e-02 apart, 1.0e-03 allowed)",
+            "step 1 in the output of second: rms 1.01 instead of 1 (difference 1.0e-02, allowed 1.0e-03)",
         ),
-        (curve(mean=0.01), "step 1, the output of second: mean 0.01 instead of 0"),
-        (curve(gradient=0.0), "step 1, the gradient of first.weight: rms 0 instead of 1"),
-        (curve(zero=5e-7), None),  # a gradient that is zero but for rounding
-        (curve(zero=5e-3), "step 1, the gradient of key.bias: rms 0.005 instead of 0"),
+        (curve(mean=0.01), "step 1 in the output of second: mean 0.01 instead of 0"),
+        (curve(gradient=0.0), "step 1 in the gradient of first.weight: rms 0 instead of 1"),
+        (curve(zero=5e-7), None),  # zero except for rounding errors
+        (curve(zero=5e-3), "step 1 in the gradient of key.bias: rms 0.005 instead of 0"),
         (curve(norm=1.0005), None),
-        (curve(norm=1.01), "step 2, the gradient norm: norm 1.01 instead of 1 (1.0e-02 apart, 1.0e-03 allowed)"),
-        (curve(norm=float("nan")), "step 2, the gradient norm: norm nan instead of 1"),
+        (curve(norm=1.01), "step 2 in the gradient norm: norm 1.01 instead of 1 (difference 1.0e-02, allowed 1.0e-03)"),
+        (curve(norm=float("nan")), "step 2 in the gradient norm: norm nan instead of 1"),
     ],
 )
-def test_what_is_reported(other: Curve, where: str | None) -> None:
+def test_the_first_difference_beyond_the_tolerance_is_reported(other: Curve, where: str | None) -> None:
     departure = compare(curve(), other, 1e-4).departure
     assert departure is None if where is None else str(departure).startswith(where)
 
 
-def test_a_gradient_that_is_missing_is_reported() -> None:
+def test_a_missing_gradient_is_reported() -> None:
     other = curve()
     for step in other.statistics.values():
         step.gradients.pop("norm")
-    assert str(compare(curve(), other, 1e-4).departure).startswith("step 1, the gradient of norm: rms 0 instead of 1")
+    assert str(compare(curve(), other, 1e-4).departure).startswith("step 1 in the gradient of norm: rms 0 instead of 1")
 
 
 def test_a_run_that_ended_before_the_reference_is_reported() -> None:
     verdict = compare(curve(), Curve({1: 3.0}, {1: 1.0}, curve().statistics), 1e-4)
-    assert str(verdict.departure).startswith("step 2, the loss: loss nan instead of 2")
+    assert str(verdict.departure).startswith("step 2 in the loss: loss nan instead of 2")
     assert verdict.loss_difference != verdict.loss_difference
 
 
-def test_statistics_of_a_step_that_was_taken_again_by_fewer_ranks(tmp_path: Path) -> None:
+def test_statistics_of_a_step_that_fewer_ranks_repeated(tmp_path: Path) -> None:
     def line(step: int, attempt: float, value: float) -> str:
         outputs = {"b": [10, 10 * value, 10 * value**2, value, 0], "a": [10, 0.0, 0.0, 0.0, 0]}
         places = {"a": [1, 0], "b": [1, 7], "w": [0, 0]}
@@ -93,14 +91,14 @@ def test_statistics_of_a_step_that_was_taken_again_by_fewer_ranks(tmp_path: Path
         again = [line(2, 200.0, 1.0)] if rank < 2 else []
         (tmp_path / f"rank-{rank}.jsonl").write_text("".join([line(1, 100.0, 1.0), line(2, 100.0, 5.0), *again]) + '{"to')
     first, second = read_statistics(tmp_path).values()
-    assert list(first.outputs) == ["a", "b"]  # as the model has them
+    assert list(first.outputs) == ["a", "b"]  # in the model's order
     assert (first.outputs["b"].count, second.outputs["b"].count) == (40, 20)
     assert second.outputs["b"].abs_max == 1.0
     assert second.gradients["w"].not_finite == 2 and math.isnan(second.gradients["w"].rms)
 
 
 def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = {one.removeprefix("--"): value for one, value in zip(TINY[::2], TINY[1::2], strict=True)}
+    given = {option.removeprefix("--"): value for option, value in zip(TINY[::2], TINY[1::2], strict=True)}
     settings = {
         **given,
         "training.steps": 2,
@@ -113,20 +111,20 @@ def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, capl
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "much"])
-def test_tolerances_that_are_none(in_tmp: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_invalid_tolerances(in_tmp: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert main(["verify", "tiny", "--mesh", "tp=2", f"--tolerance={text}", *TINY]) == 2
     assert "is not a relative difference from 0 to 1000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("mesh", "told"),
+    ("mesh", "message"),
     [
-        ("dp_shrad=2", "there is no mesh dimension 'dp_shrad'; did you mean 'dp_shard'"),
-        ("tp", "'tp' is no degree"),
-        ("tp=0", "'tp=0' is no degree"),
-        ("tp=2,tp=2", "'tp=2' is no degree"),
+        ("dp_shrad=2", "unknown mesh dimension 'dp_shrad'; did you mean 'dp_shard'"),
+        ("tp", "the degree in 'tp' must be a whole number"),
+        ("tp=0", "the degree in 'tp=0' must be"),
+        ("tp=2,tp=2", "repeats the dimension 'tp'; remove one"),
     ],
 )
-def test_mistakes(mesh: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_mistakes(mesh: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse_mesh(mesh, STANDARD_DIMS)

@@ -1,4 +1,4 @@
-"""Runs of two ranks with a fault, and what their dumps say."""
+"""Runs of two ranks with a fault, and the analysis of their dumps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.jobs import run_recipe
 from titan_core.api.hookspecs import hookimpl
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.request import ask
+from titan_debug.request import send_request
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",
@@ -36,14 +36,14 @@ AT = 3
 FLIGHT = Path("run/debug/flight")
 
 SEEN = Path("run/debug/flight-of-the-fault")
-"""The dumps of the fault: a later step, slow on a busy machine, is dumped over them."""
+"""A copy of the dumps of the fault: the dumps of a later step that is slow on a busy machine would replace them."""
 
 PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
-"""For faults that wait for the watchdogs: only they make a step late, not a busy machine."""
+"""Limits for faults that wait for the watchdogs, so long that a busy machine alone makes no step late."""
 
 
 class Fault:
-    """Does something at a step, on each rank."""
+    """Calls a function at a step, on each rank."""
 
     def __init__(self, act: Callable[[int, int], object]) -> None:
         self._act = act
@@ -55,13 +55,13 @@ class Fault:
 
 
 def dumped(step: int) -> bool:
-    """Whether both ranks have dumped ``step``."""
+    """Return whether both ranks have dumped ``step``."""
     files = [FLIGHT / f"rank-{rank}.json" for rank in range(2)]
     return all(file.exists() and json.loads(file.read_text())["step"] == step for file in files)
 
 
 def sleeps(rank: int, step: int) -> None:
-    """Until the watchdogs have seen it, however busy the machine is."""
+    """Sleep until the watchdogs have detected it, however busy the machine is."""
     if rank == 0:
         return
     deadline = time.monotonic() + 60
@@ -71,21 +71,21 @@ def sleeps(rank: int, step: int) -> None:
 
 
 def sleeps_again(rank: int, step: int) -> None:
-    """In two steps, one after another."""
+    """Sleep in two consecutive steps."""
     sleeps(rank, step)
 
 
 def asks(rank: int, step: int) -> None:
-    """As `titan flight dump` does; nothing is wrong."""
+    """Request a dump of a healthy job, as `titan flight dump` does."""
     if rank == 0:
-        ask(FLIGHT, "a person asks")
+        send_request(FLIGHT, "a person asks")
     deadline = time.monotonic() + 60
     while not (FLIGHT / f"rank-{rank}.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[str, object]) -> str:
-    """What the run ends with on this rank."""
+    """Return how the run ends on this rank."""
     os.chdir(folder)
     try:
         return run_recipe("tiny", {**RUN, **overrides}, observers=[Fault(fault)]).reason
@@ -96,7 +96,7 @@ def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[s
 def analysed(
     gloo: GlooPool, folder: Path, fault: Callable[[int, int], object], more: dict[str, object] | None = None
 ) -> tuple[list[str], Analysis]:
-    """What each rank ends with, and the verdict over the dumps of the fault."""
+    """Return how the run ends on each rank, and the analysis of the dumps of the fault."""
     ends = gloo.run(2, run_with, str(folder), fault, more or {})
     dumps = folder / SEEN
     return ends, analyse(read_dumps(dumps if dumps.exists() else folder / FLIGHT))

@@ -1,4 +1,4 @@
-"""Dumps of ranks, made by hand: what `titan flight analyse` would find."""
+"""Handmade dumps and their analysis."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def of_mesh(rank: int, entries: list[Entry], **more: Any) -> Dump:
     return dump(rank, entries, world_size=4, groups=own, **more)
 
 
-BESIDE: dict[str, Sequence[int]] = {BACKGROUND: (0, 1)}
+WITH_BACKGROUND: dict[str, Sequence[int]] = {BACKGROUND: (0, 1)}
 ITEM = [Frame("/home/me/train.py", 80, "step", "loss.item()")]
-"""A GPU is waited for outside torch.distributed."""
+"""The main thread waits for a GPU outside torch.distributed."""

@@ -43,7 +43,7 @@ def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: P
     module = "layers.1" if "interleaved" in mesh else "layers.3"
     told = gloo.run(ranks, planted, str(tmp_path), (3, module), overrides)
     assert "step 3: the loss is nan" in told[0]
-    holders = "ranks 0, 1" if mesh in ("FSDP 2", "TP 2") else "rank 1" if "PP" in mesh else "rank 0"
+    holders = "ranks 0-1" if mesh in ("FSDP 2", "TP 2") else "rank 1" if "PP" in mesh else "rank 0"
     expected = f"step 3: the first output that is not finite is that of {module} on {holders}"
     assert findings(tmp_path) == [expected]
 
@@ -60,4 +60,4 @@ def test_a_resumed_run_knows_the_losses_before(in_tmp: Path) -> None:
     run_recipe("tiny", {**settings, "training.stop_at_step": 9})
     run_recipe("tiny", settings, observers=[Spike(11, "output", until=12)])
     (found,) = findings(in_tmp)
-    assert found.startswith("the loss is") and "the mean of the 8 before it" in found
+    assert found.startswith("the loss is") and "the mean of the preceding 8 losses" in found

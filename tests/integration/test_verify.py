@@ -66,7 +66,7 @@ def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[st
     assert main(["statistics", str(folder / "tp=2")]) == 0
     assert "gradient of  layers.0.attention.wq.weight" in capsys.readouterr().out
     assert main(["statistics", str(folder / "tp=2"), "--step", "7"]) == 2
-    assert "there are no statistics of it; there are those of 1, 2" in capsys.readouterr().err
+    assert "the run has no statistics of this step; pass a step with statistics: 1-2" in capsys.readouterr().err
 
 
 def test_a_wrong_mesh_is_found_out_with_step_and_module(
@@ -76,9 +76,9 @@ def test_a_wrong_mesh_is_found_out_with_step_and_module(
     monkeypatch.setenv("PYTHONPATH", str(in_tmp / "site"), prepend=os.pathsep)
     assert main(["verify", "--mesh", "1", "--mesh", "dp_shard=2", "--steps", "3", *TINY]) == 1
     told = capsys.readouterr().out
-    assert "parts at step 2" in told
-    assert "dp_shard=2 parts from one device at step 2, the output of layers.1.feed_forward: rms" in told
-    assert "(5.0e-02 apart, 1.0e-03 allowed)" in told
+    assert "differs at step 2" in told
+    assert "dp_shard=2 first differs from one device at step 2 in the output of layers.1.feed_forward: rms" in told
+    assert "(difference 5.0e-02, allowed 1.0e-03)" in told
 
 
 def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,7 +291,7 @@ def test_png(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
     run = write_run(tmp_path / "a")
     assert main(["report", str(run), "-o", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err

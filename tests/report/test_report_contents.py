@@ -63,14 +63,14 @@ def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
     ("file", "line", "flaw"),
     [
         ("events.jsonl", {}, "it has no 'event'"),
-        ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is no text"),
-        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is no time"),
-        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is no time"),
-        ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is no whole number"),
+        ("events.jsonl", {"event": 1, "time": 1.0, "step": 1}, "its 'event' is not a string"),
+        ("events.jsonl", {"event": "end", "time": "noon", "step": 1}, "its 'time' is not a time"),
+        ("events.jsonl", {"event": "end", "time": float("nan"), "step": 1}, "its 'time' is not a time"),
+        ("events.jsonl", {"event": "end", "time": 1.0, "step": None}, "its 'step' is not a whole number"),
         ("events.jsonl", {"event": "finding", "time": 1.0, "step": 1, "kind": "hang"}, "it has no 'message'"),
         ("metrics.jsonl", {"loss": 1.0}, "it has no 'step'"),
-        ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is no whole number"),
-        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is no time"),
+        ("metrics.jsonl", {"step": True, "loss": 1.0}, "its 'step' is not a whole number"),
+        ("metrics.jsonl", {"step": 1, "loss": 1.0, "time": "noon"}, "its 'time' is not a time"),
     ],
 )
 def test_a_foreign_line_is_named(
@@ -79,7 +79,7 @@ def test_a_foreign_line_is_named(
     run = write_run(tmp_path / "a", steps=2)
     write_lines(run / file, [line], mode="a")
     assert main(["report", str(run)]) == 2
-    assert f"{run / file}:3: this line is none of a run's: {flaw}; remove it" in capsys.readouterr().err
+    assert f"{run / file}:3: invalid record: {flaw}; remove this line" in capsys.readouterr().err
 
 
 def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None
     (run / "config.toml").unlink()
     assert RunLog.read_config(run) == {}
     for read in (RunLog.read_config, RunLog.read_events):
-        with pytest.raises(UserError, match="there is no such directory"):
+        with pytest.raises(UserError, match="no such directory"):
             read(tmp_path / "none")
 
 
@@ -110,7 +110,7 @@ def test_the_summary(tmp_path: Path) -> None:
         (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
         (end(50, at=60, preempted=True), "preempted"),
         (end(50, at=60, failed=True, error="ValueError: no"), "failed: ValueError: no"),
-        (None, "no end: killed, or stalled"),
+        (None, "no end event: killed or stalled"),
     ],
 )
 def test_how_runs_end(tmp_path: Path, ending: dict[str, Any] | None, told: str) -> None:

@@ -118,7 +118,7 @@ def test_a_running_run_tells_when_it_will_be_done(tmp_path: Path) -> None:
     ("ago", "processes", "told"),
     [
         (30.0, [{"host": "elsewhere", "pid": 1}], "running"),
-        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end: killed, or stalled; no line for 1 h 0 min"),
+        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end event: killed or stalled; no line for 1 h 0 min"),
         (1.0, [{**HERE, "pid": os.getpid()}], "running"),
         pytest.param(1.0, [{**HERE, "pid": NOBODY}], "killed", marks=TOLD_APART),
         # A container of this host that numbers its processes for itself, and a run of before that was recorded.
@@ -269,7 +269,7 @@ def test_the_curve() -> None:
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "--once", str(tmp_path / "none")]) == 2
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").touch()
     assert main(["watch", "--once", str(tmp_path)]) == 2
     assert "has written nothing yet; leave out --once to wait for it" in capsys.readouterr().err

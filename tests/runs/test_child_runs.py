@@ -1,4 +1,4 @@
-"""Runs that a command makes in child processes."""
+"""Runs in child processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from titan_core.api.runs.folder_lock import FolderLock
 from titan_runs.child_runs import ChildRun
 
 
-def test_a_running_job_is_not_moved_away(in_tmp: Path) -> None:
+def test_the_directory_of_a_running_job_is_not_moved(in_tmp: Path) -> None:
     with FolderLock(in_tmp / "run", "it"), pytest.raises(UserError, match="run 'run': process"):
         ChildRun("tiny", [], 1, Path("run")).train()
     assert (in_tmp / "run").is_dir()

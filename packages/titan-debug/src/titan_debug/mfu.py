@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: what share of the device's peak a run gets out of it."""
+"""Model FLOPs utilisation (MFU): the share of the devices' peak that a run achieves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Mfu:
-    """Adds ``mfu`` and ``mfu_estimated`` to the figures of each logged step."""
+    """Adds ``mfu`` and ``mfu_estimated`` to the metrics of each logged step."""
 
     def __init__(self, context: JobContext[None]) -> None:
         self._facts = context.facts
@@ -31,7 +31,7 @@ class Mfu:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Find out how long a token takes at peak speed; rank 0 alone, which has the loggers."""
+        """Determine the time per token at peak speed, on rank 0 only, which has the loggers."""
         others = flops_by_type(run.parts, run.world)
         self._devices = run.world.size
         if run.world.rank == 0:
@@ -41,7 +41,7 @@ class Mfu:
 
     @hookimpl
     def titan_figures(self, record: Record) -> Mapping[str, float]:
-        """The share of the peak, and whether that peak was measured rather than published."""
+        """Return the share of the peak, and whether that peak was measured rather than published."""
         speed = record["tokens_per_second"]
         assert speed is not None
         mfu = speed * self._ideal.seconds / self._devices
@@ -51,25 +51,25 @@ class Mfu:
                 "MFU is %.0f %%, so the %s peak of this device is too low: %s",
                 100 * mfu,
                 "estimated" if self._ideal.estimated else "published",
-                "it was measured while the machine was busy" if self._ideal.estimated else "is it the right device?",
+                "it was probably measured on a busy machine" if self._ideal.estimated else "check the device's model name",
             )
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
 
 
 FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
-"""The type that a layer's products are made in, where it is not the job's, and their floating-point operations for a token,
-forward and backward: of the whole layer, however ranks divide it later."""
+"""The matmul type of a layer if it differs from the job's, and the layer's matmul FLOPs per token, forward and backward. The
+count covers the whole layer, however ranks shard it later."""
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
-    """Of the whole model, the operations of a token's products in types other than the job's; to be called by all ranks."""
+    """Return the whole model's matmul FLOPs per token in types other than the job's. All ranks must call this."""
     mine: dict[torch.dtype, float] = defaultdict(float)
-    if world.is_first_along("batch", "sequence", "weights"):  # stages of a pipeline have layers of their own
+    if world.is_first_along("batch", "sequence", "weights"):  # one rank per pipeline stage
         for part in parts:
             for dtype, per_token in part.entries(FLOPS).values():
                 mine[dtype] += per_token
     total: dict[torch.dtype, float] = defaultdict(float)
-    for of_rank in world.gather(dict(mine)):
-        for dtype, per_token in of_rank.items():
+    for flops in world.gather(dict(mine)):
+        for dtype, per_token in flops.items():
             total[dtype] += per_token
     return dict(total)

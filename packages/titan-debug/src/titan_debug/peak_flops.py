@@ -1,7 +1,7 @@
-"""The most floating-point operations a second that a device can do: what MFU is a share of.
+"""Peak FLOP/s of a device, the reference for MFU.
 
-Data sheets give it for known GPUs. Elsewhere it is measured, and so an estimate: a CPU that is busy with something else
-meanwhile seems slower than it is, and MFU then too high, even above 100 %.
+For known GPUs the peak comes from data sheets. For other devices it is measured and hence an estimate: a CPU that is busy
+with other work appears slower than it is, so that MFU is too high and may exceed 100 %.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Dense peaks in bf16 and in 8 bits (where there are units for it) from the makers' data sheets, by a part of the device's
-# name; the first that fits counts.
+# Dense peaks in bf16 and in 8 bits (None without 8-bit units) from the vendors' data sheets. The first entry whose words all
+# occur in the device's name applies.
 _KNOWN_GPUS = (
     ("H100 NVL", 835e12, 1671e12),
     ("H100 PCIe", 756e12, 1513e12),
@@ -47,16 +47,16 @@ _KNOWN_GPUS = (
 
 @dataclass(frozen=True)
 class IdealTime:
-    """How long a token would take at peak speed."""
+    """Time per token at peak speed."""
 
     seconds: float
     estimated: bool
-    """Whether some peak was measured, and is not a data sheet's."""
+    """Whether any of the peaks was measured rather than taken from a data sheet."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Peak FLOP/s of a known GPU for products in ``dtype``: the maker's figure, in bf16 for types of 16 bits and more.
-    ``None`` for any other device."""
+    """Return the published peak FLOP/s of a known GPU for matmuls in ``dtype``; types of 16 bits and more use the bf16
+    figure. Return ``None`` for any other device."""
     if device.type == "cuda":
         words = set(re.split(r"[\s-]+", torch.cuda.get_device_name(device)))
         for part, bf16, in_8_bits in _KNOWN_GPUS:
@@ -68,48 +68,49 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 def ideal_time_per_token(
     flops_per_token: float, dtype: torch.dtype, others: Mapping[torch.dtype, float], device: torch.device
 ) -> IdealTime:
-    """What one device would take for a token if each product ran at the peak of the type that it is made in: what MFU is
-    measured by.
+    """Return the time that one device would take for a token if each matmul ran at the peak of its type. MFU is relative to
+    this time.
 
     Args:
-        flops_per_token: of all products, forward and backward.
-        dtype: the type that products are made in.
-        others: of the products that are made in another one, by type.
+        flops_per_token: FLOPs of all matmuls, forward and backward.
+        dtype: the type of most matmuls.
+        others: FLOPs of the matmuls in other types, by type.
+        device: the device.
     """
     flops = {dtype: flops_per_token - sum(others.values())}
     for other, count in others.items():
         flops[other] = flops.get(other, 0.0) + count
     seconds, estimated = 0.0, False
-    for one, count in flops.items():
-        peak = peak_flops(device, one)
+    for matmul_dtype, count in flops.items():
+        peak = peak_flops(device, matmul_dtype)
         estimated |= peak is None
-        seconds += count / (peak if peak is not None else measured_flops(device, one))
+        seconds += count / (peak if peak is not None else measured_flops(device, matmul_dtype))
     return IdealTime(seconds, estimated)
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """The best of many short matrix products under the present ``float32_matmul_precision``, on the threads that this
-    process has. Takes some 0.1 s on an idle CPU."""
+    """Return the FLOP/s of the fastest of many short matmuls under the current ``float32_matmul_precision`` and number of
+    threads. Takes about 0.1 s on an idle CPU."""
     if dtype.itemsize == 1:
-        dtype = torch.bfloat16  # 8-bit products cannot be measured everywhere; those devices count by their 16-bit ones
+        dtype = torch.bfloat16  # not every device can multiply in 8 bits, so use its 16-bit speed
     if device.type == "cuda":
-        # Several large ones at once: what passes between the host and the device must not count.
-        size, products, repeats, seconds = 8192, 10, 8, 0.0
+        # Several large matmuls per repeat, so that launch and synchronisation overhead is negligible.
+        size, matmuls, repeats, seconds = 8192, 10, 8, 0.0
     else:
-        # One takes 1 to 3 ms on a core: so short that the system rarely interrupts it, and the fastest of many is as fast as
-        # on an idle machine even where others compete for it.
-        size, products, repeats, seconds = 512, 1, 20, 0.1
-    # Not random: a draw on this rank alone would part its generator from those of ranks that see the same tokens.
+        # A matmul takes 1 to 3 ms on a core. The system rarely interrupts anything so short, so even on a busy machine the
+        # fastest of many runs at full speed.
+        size, matmuls, repeats, seconds = 512, 1, 20, 0.1
+    # Not random: drawing on this rank alone would desynchronise its generator from those of ranks with the same tokens.
     left = torch.linspace(-1.0, 1.0, size * size, device=device, dtype=dtype).view(size, size)
     right = left.T.contiguous()
-    result = left @ right  # the first one sets up
+    result = left @ right  # warmup
     result[0, 0].item()
     best, done, end = math.inf, 0, time.perf_counter() + seconds
     while done < repeats or time.perf_counter() < end:
         started = time.perf_counter()
-        for _ in range(products):
+        for _ in range(matmuls):
             torch.mm(left, right, out=result)
         result[0, 0].item()  # waits for the device
-        best = min(best, (time.perf_counter() - started) / products)
+        best = min(best, (time.perf_counter() - started) / matmuls)
         done += 1
     return 2 * size**3 / best

@@ -1,4 +1,4 @@
-"""What titan-debug contributes."""
+"""The components, commands and hooks of titan-debug."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ def titan_debuggers() -> list[Debugger]:
     return [
         Debugger(
             name="locate_nan",
-            summary="the first module whose output is not finite, when the loss is not",
+            summary="names the first module whose output is not finite if the loss is not",
             config=NumericsSection,
             active=lambda context: context.section.locate_nan,
             build=Ref("titan_debug.numerics.locate_nan:NanLocator"),
         ),
         Debugger(
             name="loss_spike",
-            summary="reports losses far above those before them, leaves out their updates, or stops",
+            summary="on a loss far above the preceding ones, warns, skips the update or stops",
             config=NumericsSection,
             active=lambda context: context.section.spike_action != "off",
             build=Ref("titan_debug.numerics.loss_spike:LossSpikes"),
         ),
         Debugger(
             name="mfu",
-            summary="the share of the device's peak that training gets out of it, beside the other metrics",
+            summary="adds model FLOPs utilisation to the metrics",
             active=lambda context: True,
             build=Ref("titan_debug.mfu:Mfu"),
         ),
         Debugger(
             name="statistics",
-            summary="mean, size and largest element of outputs and gradients, every so many steps or on request",
+            summary="mean, rms and largest element of outputs and gradients, periodically or on request",
             config=NumericsSection,
             active=lambda context: True,
             build=Ref("titan_debug.statistics.recorder:StatisticsRecorder"),
         ),
         Debugger(
             name="profiler",
-            summary="traces of torch's profiler: every so many steps, and on SIGUSR2",
+            summary="torch profiler traces, periodically and on SIGUSR2",
             config=ProfilingSection,
             active=lambda context: True,
             build=Ref("titan_debug.profiling.profiler:Profiler"),
@@ -51,7 +51,7 @@ def titan_debuggers() -> list[Debugger]:
         ),
         Debugger(
             name="memory_snapshots",
-            summary="CUDA's memory with the history of its allocations: every so many steps, and when it runs out",
+            summary="CUDA memory with its allocation history, periodically and when memory runs out",
             config=ProfilingSection,
             active=lambda context: context.section.enable_memory_snapshot,
             build=Ref("titan_debug.profiling.memory_snapshots:MemorySnapshots"),
@@ -59,14 +59,14 @@ def titan_debuggers() -> list[Debugger]:
         ),
         Debugger(
             name="flight_recorder",
-            summary="dumps every rank's collectives and threads when a step takes too long or the run fails",
+            summary="dumps every rank's collectives and stacks when a step takes too long or the run fails",
             config=CommTraceSection,
             active=lambda context: context.section.flight_recorder,
             build=Ref("titan_debug.flight.recorder:FlightRecorder"),
         ),
         Debugger(
             name="crash_report",
-            summary="one page about a failed run: the first failure, the other ranks, config and environment",
+            summary="one page about a failed run: original failure, other ranks, config and environment",
             active=lambda context: True,
             build=Ref("titan_debug.crash.report:CrashReport"),
         ),
@@ -85,32 +85,32 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="flight analyse",
-            summary="say which rank holds the others up, and where it is",
+            summary="report which rank holds up the others, and where it is",
             arguments=Ref("titan_debug.cli.flight:analyse_arguments"),
             run=Ref("titan_debug.cli.flight:run_analyse"),
         ),
         Command(
             name="flight dump",
-            summary="ask every rank of a running job for its collectives and threads",
+            summary="dump the collectives and stacks of every rank of a running job",
             arguments=Ref("titan_debug.cli.flight:dump_arguments"),
             run=Ref("titan_debug.cli.flight:run_dump"),
         ),
         Command(
             name="statistics",
-            summary="statistics of modules' outputs and of gradients that a run has written",
+            summary="print a run's statistics of module outputs and gradients",
             arguments=Ref("titan_debug.cli.statistics:arguments"),
             run=Ref("titan_debug.cli.statistics:run"),
         ),
         Command(
             name="verify",
-            summary="train a recipe on several meshes, and say whether the losses are the same",
+            summary="train a recipe on several meshes, and check that the losses agree",
             arguments=Ref("titan_debug.cli.verify:arguments"),
             run=Ref("titan_debug.cli.verify:run"),
             overrides=True,
         ),
         Command(
             name="trace summary",
-            summary="where the time of a profiled step went",
+            summary="show where the time of a profiled step went",
             arguments=Ref("titan_debug.cli.trace:arguments"),
             run=Ref("titan_debug.cli.trace:run"),
         ),

@@ -1,4 +1,4 @@
-"""Asking a running job for something, by a file that it looks at."""
+"""Requests to a running job, sent as a file that the job polls."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from titan_debug.whole_file import whole_file
+from titan_debug.atomic_write import atomic_write
 
 REQUEST_FILE = "requested"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who asks, and why."""
+    """The content of a request file."""
 
     why: str
     rank: int | None = None
-    """The rank that asks; ``None`` for a person."""
+    """The rank that sent the request; ``None`` for a person."""
     time: float = 0.0
+    """Seconds since the epoch."""
 
 
-def ask(folder: Path, why: str, rank: int | None = None) -> float:
-    """Ask for what is written into ``folder``; returns when, in seconds since the epoch.
+def send_request(folder: Path, why: str, rank: int | None = None) -> float:
+    """Request the files that the job writes to ``folder``. Return the time of the request in seconds since the epoch.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the request file cannot be written.
     """
     request = Request(why, rank, time.time())
-    with whole_file(folder / REQUEST_FILE) as file:
+    with atomic_write(folder / REQUEST_FILE) as file:
         file.write_text(json.dumps(asdict(request)))
     return request.time
 
 
 class Requests:
-    """Notices requests that come after it was made: what an earlier attempt has left is none. Clocks do not matter."""
+    """Receives requests that arrive after its construction. It ignores a file that an earlier attempt left behind, and does
+    not depend on synchronised clocks."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / REQUEST_FILE
         self._seen = version(self._file)
 
     def new(self) -> Request | None:
-        """The request that has come since the last look, if any."""
+        """Return the request that arrived since the last call, if any."""
         now = version(self._file)
         if now is None or now == self._seen:
             return None
@@ -50,22 +52,22 @@ class Requests:
         try:
             read = json.loads(self._file.read_text(encoding="utf-8"))
             return Request(str(read["why"]), read["rank"], float(read["time"]))
-        except (OSError, ValueError, KeyError, TypeError):  # touched by hand, or gone again
+        except (OSError, ValueError, KeyError, TypeError):  # touched by hand, or already removed
             return Request(f"{REQUEST_FILE} was touched")
 
-    def ask(self, why: str, rank: int) -> None:
-        """Ask the other ranks, unless somebody has just done so.
+    def send(self, why: str, rank: int) -> None:
+        """Send a request to the other ranks, unless a new request is already pending.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the request file cannot be written.
         """
         if version(self._file) == self._seen:
-            ask(self._file.parent, why, rank)
+            send_request(self._file.parent, why, rank)
             self._seen = version(self._file)
 
 
 def version(file: Path) -> tuple[int, int] | None:
-    """Another one whenever ``file`` is written; ``None`` where there is none."""
+    """Return a value that changes whenever ``file`` is written; ``None`` if the file does not exist."""
     try:
         status = file.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""Runs from outside: reads the directory of a run, while it trains and afterwards, and trains recipes in child processes."""
+"""Tools for runs: read a run's directory during and after training, and train recipes in child processes."""

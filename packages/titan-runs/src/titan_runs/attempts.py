@@ -1,4 +1,4 @@
-"""A run's attempts: it may have been started several times, and how each time ended, as far as its files say."""
+"""The attempts of a run, and how each of them ended according to the run's files. Resuming a run starts a new attempt."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from typing import Any, Literal
 from titan_core.api.processes import pid_namespace
 
 State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "interrupted", "failed"]
-"""``ended``: before the last step, as it should (the data's end, ``training.stop_at_step``)."""
+"""``ended``: stopped as intended before the last step, by the end of the data or ``training.stop_at_step``."""
 
 QUIET_AT_LEAST = 60.0
-"""A run is never called stalled before it has been quiet for so many seconds."""
+"""Shortest time in seconds without a new record after which a run counts as stalled."""
 QUIET_AT_FIRST = 600.0
-"""The same before its first line: the first step may compile."""
+"""The same before the first record, because the first step may compile."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """From a start to an end, a kill, or now. Times are seconds since the epoch."""
+    """One attempt, from its start to its end, to the moment it was killed, or to now. Times are seconds since the epoch."""
 
     start: Mapping[str, Any]
-    """The event."""
+    """The start event."""
     end: Mapping[str, Any] | None
-    """The event; ``None`` if it was killed, or has not ended yet."""
+    """The end event; ``None`` if the attempt was killed or is still running."""
     last: float
-    """When it gave its last sign of life."""
+    """Time of its last event or record."""
     replaced: bool
-    """Whether another one was started after it."""
+    """Whether a later attempt exists."""
 
     @property
     def began(self) -> float:
-        """When."""
+        """Time of the start."""
         return float(self.start["time"])
 
     @property
     def seconds(self) -> float:
-        """How long it lived, as far as is known."""
+        """Seconds from the start to the last event or record."""
         return max(0.0, self.last - self.began)
 
 
 def attempts_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> list[Attempt]:
-    """The attempts that ``events`` record.
+    """Return the attempts in ``events``.
 
     Args:
-        times: of the records of metrics: further signs of life, in any order.
+        events: events of the run, in order.
+        times: times of the metric records, in any order.
     """
     starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
     signs = sorted([*times, *(float(event["time"]) for event in events)])
@@ -69,11 +70,11 @@ def attempts_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> 
 
 
 def state_of(attempt: Attempt, pace: float | None, quiet: float) -> State:
-    """How it stands with ``attempt``.
+    """Return the state of ``attempt``.
 
     Args:
-        pace: seconds that usually pass between its lines (:func:`pace_of`); ``None`` before there are some.
-        quiet: seconds since its last line.
+        pace: longest plausible number of seconds between records (:func:`pace_of`); ``None`` if there are too few records.
+        quiet: seconds since the last record.
     """
     end = attempt.end
     if end is not None:
@@ -89,24 +90,28 @@ def state_of(attempt: Attempt, pace: float | None, quiet: float) -> State:
 
 
 def pace_of(times: Sequence[float]) -> float | None:
-    """After how many seconds without a line something is wrong, from the times of its last lines: ten times what usually
-    passes between two, and twice the longest (a checkpoint, a validation)."""
+    """Return the longest plausible number of seconds between two records: ten times the median gap, and at least twice the
+    longest gap (a checkpoint or a validation). Return ``None`` without gaps.
+
+    Args:
+        times: times of the latest records, in order.
+    """
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return max(10 * statistics.median(gaps), 2 * max(gaps)) if gaps else None
 
 
 def state_now(attempt: Attempt, times: Iterable[float]) -> State:
-    """How it stands at this moment, for one look.
+    """Return the current state of ``attempt``.
 
     Args:
-        times: of the records of metrics.
+        times: times of the run's metric records, in any order.
     """
-    own = sorted(one for one in times if attempt.began <= one <= attempt.last)
+    own = sorted(moment for moment in times if attempt.began <= moment <= attempt.last)
     return state_of(attempt, pace_of(own), time.time() - attempt.last)
 
 
 def describe_end(attempt: Attempt, state: State) -> str:
-    """How it ended, in a few words."""
+    """Return a short description of how the attempt ended."""
     end = attempt.end or {}
     words = {
         "finished": "finished",
@@ -115,25 +120,25 @@ def describe_end(attempt: Attempt, state: State) -> str:
         "preempted": "preempted",
         "interrupted": "interrupted",
         "killed": "killed",
-        "stalled": "no end: killed, or stalled",
+        "stalled": "no end event: killed or stalled",
         "running": "running",
     }
     return words[state]
 
 
 def processes_are_gone(start: Mapping[str, Any]) -> bool:
-    """Whether the first rank, if its process is visible from here, is there no longer."""
+    """Whether the first rank's process no longer exists. ``False`` if that process is not visible from here."""
     processes = start.get("processes") or []
     if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
         return False
     own = pid_namespace()
     pid = processes[0].get("pid")
     if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
-        return False  # containers of one host may number their processes each for itself
+        return False  # containers on one host may each have their own process ids
     try:
-        os.kill(pid, 0)  # signal 0 only asks
+        os.kill(pid, 0)  # signal 0 only checks existence
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False  # another user's
+        return False  # it exists and belongs to another user
     return False

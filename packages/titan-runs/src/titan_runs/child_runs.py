@@ -1,4 +1,4 @@
-"""Training a recipe in processes of its own, for commands that compare runs. Imports no torch."""
+"""Trains recipes in child processes, for commands that compare runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.folder_lock import FolderLock
 
 PATIENCE_SECONDS = 60.0
-"""How long a child that is to end has for it."""
+"""Time that a child process has to terminate before it is killed, in seconds."""
 
 
 def without_checkpoints(job: Job) -> list[Override]:
-    """What keeps a run of ``job`` from saving checkpoints, which are not wanted."""
+    """Return overrides that prevent ``job`` from saving checkpoints."""
     section = job.checkpoint.config if job.checkpoint is not None else None
     return (
         [Override(f"{section.section}.enable", "false")] if section is not None and "enable" in section.model_fields else []
@@ -32,8 +32,8 @@ def without_checkpoints(job: Job) -> list[Override]:
 
 
 def without_loggers(job: Job) -> list[Override]:
-    """What switches off the metric loggers of ``job`` that can be: those whose section has a key ``enable_...``."""
-    sections = [one.config for one in job.loggers if one.config is not None]
+    """Return overrides that disable the metric loggers of ``job`` whose section has a key ``enable_...``."""
+    sections = [logger.config for logger in job.loggers if logger.config is not None]
     return [
         Override(f"{section.section}.{key}", "false")
         for section in sections
@@ -44,26 +44,27 @@ def without_loggers(job: Job) -> list[Override]:
 
 @dataclass(frozen=True)
 class ChildRun:
-    """A run to be made."""
+    """A run in child processes."""
 
     recipe: str
     overrides: Sequence[Override]
-    """Of two of a key the later one counts."""
+    """If a key occurs twice, the later override applies."""
     processes: int
+    """Number of ranks."""
     folder: Path
-    """The run's directory. What it prints goes to a file of that name with ``.log`` at its end."""
+    """The run's directory. Its output goes to a file beside it, with ``.log`` appended to the name."""
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file for the run's output."""
         return self.folder.with_name(self.folder.name + ".log")
 
     def train(self) -> None:
-        """Train, and wait for the end. What lies in the directory is moved to ``previous`` beside it first: a run that went
-        on from an earlier one would compare with nothing. The child ends with this process.
+        """Train, and wait for the run to end. An existing directory is first moved to ``previous`` beside it, because a run
+        that resumes an earlier one could not be compared. If this process ends, the child ends too.
 
         Raises:
-            UserError: it failed, with the last line that says why; or another job is writing to the directory.
+            UserError: the run failed, or another job is writing to the directory.
         """
         self._make_room()
         command = [sys.executable, "-m", "titan_core", "train", self.recipe]
@@ -75,8 +76,7 @@ class ChildRun:
             environment = {**os.environ, **environment_of_child()}
             status = _wait_for(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         if status:
-            why = f"it failed: {self._reason(status)}"
-            raise UserError.one(f"run {str(self.folder)!r}", why, f"all of it is in {self.log}")
+            raise UserError.one(f"run {str(self.folder)!r}", f"failed: {self._reason(status)}", f"see {self.log}")
 
     def _make_room(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -85,22 +85,22 @@ class ChildRun:
         previous = self.folder.parent / "previous"
         previous.mkdir(exist_ok=True)
         number = next(number for number in itertools.count(1) if not (previous / f"{self.folder.name}.{number}").exists())
-        with FolderLock(self.folder, f"run {str(self.folder)!r}"):  # a job that writes there must not be moved
+        with FolderLock(self.folder, f"run {str(self.folder)!r}"):  # do not move the directory of a running job
             self.folder.rename(previous / f"{self.folder.name}.{number}")
 
     def _reason(self, status: int) -> str:
         lines = [
             line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
         ]
-        told = [
+        errors = [
             line for line in lines if (line.startswith("titan: ") and "error" in line) or line.startswith("titan: stopped")
         ]
-        return (told or lines or [f"status {status}"])[-1].removeprefix("titan: ").removeprefix("error: ")
+        return (errors or lines or [f"exit status {status}"])[-1].removeprefix("titan: ").removeprefix("error: ")
 
 
 def _wait_for(child: subprocess.Popen[bytes]) -> int:
-    """The child's exit status. What ends this process ends the child too: an interrupt reaches it by itself, SIGTERM is
-    passed on; either way it is given time to end well."""
+    """Wait for ``child`` and return its exit status. If this process is ended, the child has ``PATIENCE_SECONDS`` to
+    terminate: an interrupt reaches the child directly, and SIGTERM is forwarded."""
 
     def end(*_: object) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What every line of a run's files must have for its readers; a foreign or damaged one is reported, and not used."""
+"""Checks the records in a run's files. Foreign or damaged records are reported and not used."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from titan_core.api.errors import UserError
 from titan_core.api.runs.json_lines import read_lines
 
 _LAST_TIME = 253402300800.0
-"""Seconds since the epoch: the year 10000, which no clock shows."""
+"""Upper bound of plausible times: the year 10000, in seconds since the epoch."""
 
-_OF_KIND: Mapping[str, Mapping[str, str]] = {
+_REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
     "start": {"steps": "whole number", "world_size": "whole number"},
-    "checkpoint": {"path": "text"},
-    "finding": {"kind": "text", "message": "text"},
+    "checkpoint": {"path": "string"},
+    "finding": {"kind": "string", "message": "string"},
 }
-"""What events of a kind must have besides."""
+"""Additional required keys and their types, by kind of event."""
 
 
 def checked_records(file: Path, flaw_of: Callable[[Mapping[str, Any]], str | None]) -> list[dict[str, Any]]:
-    """The records of ``file``, each without a flaw; none where there is no file.
+    """Return the records of ``file``; empty if the file does not exist.
+
+    Args:
+        flaw_of: returns what is wrong with a record, or ``None``.
 
     Raises:
-        UserError: it cannot be read, or one has a flaw.
+        UserError: the file cannot be read, or a record has a flaw.
     """
     try:
         records = read_lines(file)
@@ -33,22 +36,21 @@ def checked_records(file: Path, flaw_of: Callable[[Mapping[str, Any]], str | Non
     for number, record in enumerate(records, 1):
         flaw = flaw_of(record)
         if flaw is not None:
-            why = f"this line is none of a run's: {flaw}"
-            raise UserError.one(f"{file}:{number}", why, "remove it, or restore the file")
+            raise UserError.one(f"{file}:{number}", f"invalid record: {flaw}", "remove this line, or restore the file")
     return records
 
 
 def metrics_flaw(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line of ``metrics.jsonl``, in words; ``None`` if nothing is."""
+    """Return what is wrong with a record of ``metrics.jsonl``, or ``None``."""
     timed = {"time": "time"} if record.get("time") is not None else {}
     return _flaw(record, {"step": "whole number", **timed})
 
 
 def event_flaw(event: Mapping[str, Any]) -> str | None:
-    """The same of ``events.jsonl``."""
-    flaw = _flaw(event, {"event": "text", "time": "time", "step": "whole number"})
-    mesh = {"mesh": "table"} if event.get("mesh") is not None else {}
-    return flaw or _flaw(event, {**_OF_KIND.get(event["event"], {}), **mesh})
+    """Return what is wrong with a record of ``events.jsonl``, or ``None``."""
+    flaw = _flaw(event, {"event": "string", "time": "time", "step": "whole number"})
+    mesh = {"mesh": "mapping"} if event.get("mesh") is not None else {}
+    return flaw or _flaw(event, {**_REQUIRED_BY_EVENT.get(event["event"], {}), **mesh})
 
 
 def _flaw(record: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
@@ -56,14 +58,14 @@ def _flaw(record: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
         if key not in record:
             return f"it has no {key!r}"
         if not _is(record[key], kind):
-            return f"its {key!r} is no {kind}"
+            return f"its {key!r} is not a {kind}"
     return None
 
 
 def _is(value: Any, kind: str) -> bool:
-    if kind == "text":
+    if kind == "string":
         return isinstance(value, str)
-    if kind == "table":
+    if kind == "mapping":
         return isinstance(value, Mapping)
     if isinstance(value, bool):
         return False

@@ -1,4 +1,4 @@
-"""A run's directory, read back: what `titan report`, `titan watch` and `titan compare` know of a run."""
+"""Reads a run's directory for `titan report`, `titan watch`, `titan compare` and similar commands."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from titan_runs.record_checks import checked_records, event_flaw, metrics_flaw
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run has written so far. It may still be running, or have been killed at any instant."""
+    """The files that a run has written so far. The run may still be running, or may have been killed at any time."""
 
     path: Path
+    """The run's directory."""
     config: dict[str, Any]
-    """Resolved, by section."""
+    """The resolved config, by section."""
     plugins: list[dict[str, str]]
+    """Versions of the plugins."""
     steps: list[dict[str, Any]]
-    """The records of logged steps, in order."""
+    """Records of logged steps, in order."""
     validations: list[dict[str, Any]]
-    """Those of validations."""
+    """Records of validations, in order."""
     events: list[dict[str, Any]]
-    """Starts, checkpoints and ends (:mod:`titan_core.runlog.event_log`), in order; of earlier attempts too."""
+    """Events of all attempts, such as starts, checkpoints and ends (:mod:`titan_core.runlog.event_log`), in order."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunLog:
-        """The run in directory ``path``.
+        """Read the run in directory ``path``.
 
         Raises:
-            UserError: no run is there, or its files are damaged.
+            UserError: ``path`` is not a run's directory, or its files are damaged.
         """
         path = _directory(path)
         if not (path / METRICS).exists() and not (path / EVENTS).exists():
-            raise _no_run(path, f"it has neither {METRICS} nor {EVENTS}")
+            raise _no_run(path, f"has neither {METRICS} nor {EVENTS}")
         records = checked_records(path / METRICS, metrics_flaw)
         plugins = path / PLUGINS
         try:
@@ -55,10 +57,10 @@ class RunLog:
 
     @staticmethod
     def read_config(path: str | Path) -> dict[str, Any]:
-        """The resolved config of the run in directory ``path`` alone, by section; empty where there is none.
+        """Read only the resolved config of the run in directory ``path``, by section; empty if the file does not exist.
 
         Raises:
-            UserError: there is no such directory, or the file is damaged.
+            UserError: the directory does not exist, or the file is damaged.
         """
         file = _directory(path) / CONFIG
         try:
@@ -68,42 +70,47 @@ class RunLog:
 
     @classmethod
     def read_folder(cls, path: str | Path, key: str, default: str) -> Path:
-        """The folder below the run's directory ``path`` that its config's ``key`` (``"comm.save_traces_folder"``) names.
+        """Return the folder that ``key`` (such as ``"comm.save_traces_folder"``) of the run's config names.
+
+        Args:
+            path: the run's directory.
+            key: key of a folder relative to ``path``.
+            default: the folder if the config lacks the key.
 
         Raises:
-            UserError: there is no such directory, or its config is damaged.
+            UserError: the directory does not exist, or its config is damaged.
         """
         section, _, field = key.partition(".")
         values = cls.read_config(path).get(section, {})
         folder = values.get(field, default) if isinstance(values, dict) else None
         if not isinstance(folder, str):
-            raise _unreadable(path, ValueError(f"{key} in its {CONFIG} names no folder"))
+            raise _unreadable(path, ValueError(f"{key} in its {CONFIG} is not a folder's name"))
         return Path(path) / folder
 
     @staticmethod
     def read_events(path: str | Path) -> list[dict[str, Any]]:
-        """The events of the run in directory ``path`` alone, in order; none where there is no file.
+        """Read only the events of the run in directory ``path``, in order; empty if the file does not exist.
 
         Raises:
-            UserError: there is no such directory, or the file is damaged.
+            UserError: the directory does not exist, or the file is damaged.
         """
         return checked_records(_directory(path) / EVENTS, event_flaw)
 
     @property
     def times(self) -> list[float]:
-        """When its records were written, in seconds since the epoch; steps first, then validations."""
+        """Times of the records in seconds since the epoch, first of steps, then of validations."""
         return [record["time"] for record in (*self.steps, *self.validations) if record.get("time") is not None]
 
 
 def _directory(path: str | Path) -> Path:
     if not Path(path).is_dir():
-        raise _no_run(path, "there is no such directory")
+        raise _no_run(path, "no such directory")
     return Path(path)
 
 
 def _no_run(path: str | Path, why: str) -> UserError:
-    return UserError.one(f"run {str(path)!r}", why, "give a run's directory (job.dump_folder)")
+    return UserError.one(f"run {str(path)!r}", why, "pass a run's directory (job.dump_folder)")
 
 
 def _unreadable(path: str | Path, error: Exception) -> UserError:
-    return UserError.one(f"run {str(path)!r}", f"cannot be read: {error}", "restore its files")
+    return UserError.one(f"run {str(path)!r}", f"cannot be read: {error}", "restore the run's files")

@@ -1,4 +1,4 @@
-"""The end of a file that others write: what is new in it, read once."""
+"""Follows a growing file, and returns each new record once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from titan_core.api.errors import UserError
 
 _MARK = 512
-"""As many of the last bytes that were read are remembered, to see that the file still continues from them."""
+"""Number of last-read bytes to keep. If the file no longer contains them at the same offset, it has been replaced."""
 
 
 class Tail:
-    """Follows a file of one JSON object a line. It may not exist yet, end in half a line, or be replaced by another.
+    """Follows a file with one JSON object per line. The file may not exist yet, may end in an incomplete line, and may be
+    replaced by another file.
 
     Args:
-        flaw_of: what is wrong with an object, ``None`` if nothing is; one with a flaw is damaged.
+        flaw_of: returns what is wrong with an object, or ``None``. An object with a flaw counts as damaged.
     """
 
     def __init__(self, file: Path, flaw_of: Callable[[dict[str, Any]], str | None] = lambda record: None) -> None:
@@ -26,14 +27,13 @@ class Tail:
         self._offset = 0
         self._mark = b""
         self.damaged = 0
-        """Whole lines so far that are no JSON objects, or have a flaw."""
+        """Number of complete lines so far that are not JSON objects or have a flaw."""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the file is another one than before (then what was read before counts no longer), and the objects of the
-        lines that are new.
+        """Return whether the file has been replaced, which invalidates all earlier records, and the objects on new lines.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file cannot be read.
         """
         records = []
         try:
@@ -45,7 +45,7 @@ class Tail:
                     file.seek(0)
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # it is being written, or a killed process has left it
+                        break  # still being written, or left incomplete by a killed process
                     self._offset += len(line)
                     self._mark = (self._mark + line)[-_MARK:]
                     record = _parsed(line)
@@ -57,7 +57,8 @@ class Tail:
             replaced = self._offset > 0
             self._forget()
         except OSError as error:
-            raise UserError.one(str(self._file), f"cannot be read: {error.strerror}", "see to it, and try again") from None
+            why = f"cannot be read: {error.strerror}"
+            raise UserError.one(str(self._file), why, "make the file readable, and try again") from None
         return replaced, records
 
     def _forget(self) -> None:

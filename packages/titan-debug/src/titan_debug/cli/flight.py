@@ -1,4 +1,4 @@
-"""``titan flight analyse | dump``. Free of torch."""
+"""``titan flight analyse`` and ``titan flight dump``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import argparse
 from titan_core.api.command import CommandContext
 from titan_core.api.tools.arguments import json_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_debug.cli.running import ask_and_wait, world_size
+from titan_core.api.tools.rank_names import ranks
+from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE
 from titan_debug.flight.read import dump_folder, read_dumps
 from titan_debug.request import version
 
 ANSWER_SECONDS = 15.0
-"""How long `titan flight dump` waits for ranks to answer."""
+"""How long `titan flight dump` waits for the ranks' dumps."""
 EXIT_UNANSWERED = 1
 
 
 def analyse_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan flight analyse``."""
+    """Add the arguments of ``titan flight analyse``."""
     parser.add_argument("path", metavar="RUN|DIR", help="a run's directory, or a folder of dumps")
     json_argument(parser)
 
 
 def dump_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan flight dump``."""
+    """Add the arguments of ``titan flight dump``."""
     parser.add_argument("run", metavar="RUN", help="the directory of a running job")
 
 
 def run_analyse(context: CommandContext) -> int:
-    """Say which rank holds the others up."""
+    """Print which rank holds up the others, and why."""
     arguments = context.arguments
     found = analyse(read_dumps(dump_folder(arguments.path)))
     if arguments.json:
@@ -47,7 +48,7 @@ def _print(found: Analysis) -> None:
     print()
     print_table(
         ("rank", "step", "state"),
-        [(str(one.rank), "?" if one.step is None else str(one.step), one.state) for one in found.ranks],
+        [(str(rank.rank), "?" if rank.step is None else str(rank.step), rank.state) for rank in found.ranks],
     )
     if found.notes:
         print()
@@ -56,9 +57,9 @@ def _print(found: Analysis) -> None:
 
 
 def run_dump(context: CommandContext) -> int:
-    """Ask every rank of a running job for a dump; the status is 1 if some do not answer."""
+    """Request a dump from every rank of a running job. Return 1 if some rank does not answer."""
     arguments = context.arguments
-    size = world_size(arguments.run, "`titan flight analyse` reads what it has left")
+    size = world_size(arguments.run, f"run `titan flight analyse {arguments.run}` to read its last dumps")
     folder = dump_folder(arguments.run)
     files = [folder / RANK_FILE.format(rank) for rank in range(size)]
     before = [version(file) for file in files]
@@ -66,8 +67,9 @@ def run_dump(context: CommandContext) -> int:
     def missing() -> list[int]:
         return [rank for rank, file in enumerate(files) if version(file) == before[rank]]
 
-    waiting = ask_and_wait(arguments.run, folder, "requested by `titan flight dump`", missing, ANSWER_SECONDS)
-    print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; `titan flight analyse {arguments.run}` reads them")
+    waiting = request_and_wait(arguments.run, folder, "requested by `titan flight dump`", missing, ANSWER_SECONDS)
+    command = f"`titan flight analyse {arguments.run}`"
+    print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; run {command} to read the dumps")
     if waiting:
-        print(f"not (yet): {', '.join(map(str, waiting))}")
+        print(f"no answer within {ANSWER_SECONDS:g} s from {ranks(waiting)}")
     return EXIT_UNANSWERED if waiting else 0

@@ -1,4 +1,4 @@
-"""``titan trace summary``. Free of torch."""
+"""``titan trace summary``: prints where the time of a profiled step went. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from titan_debug.profiling.trace_summary import OperatorTime, TraceSummary
 
 _WIDEST = 90
-"""Characters of a name that are shown; those of kernels may have thousands."""
+"""Number of characters of a name to print. Names of kernels may have thousands."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan trace summary``."""
+    """Add the arguments of ``titan trace summary``."""
     parser.add_argument(
         "path", metavar="PATH", help="a trace (.json or .json.gz), a folder of one step's traces, or a run's directory"
     )
-    parser.add_argument("--top", type=few, default=10, metavar="N", help="how many operators (default: 10)")
+    parser.add_argument("--top", type=few, default=10, metavar="N", help="number of operators to print (default: 10)")
     json_argument(parser)
 
 
 def run(context: CommandContext) -> int:
-    """Print where the time of a step went, by rank, and the operators that took most of the slowest rank's."""
+    """Print where the time of a step went on each rank, and the operators that took the most time on the slowest rank."""
     arguments = context.arguments
     from titan_debug.profiling.trace_events import TraceEvents
     from titan_debug.profiling.trace_files import trace_files
     from titan_debug.profiling.trace_summary import most_waiting, slowest, summarise
 
-    # One after the other, since each takes memory.
+    # One trace at a time, to save memory.
     summaries = [summarise(TraceEvents.read(file)) for file in trace_files(Path(arguments.path))]
     slow, waiting = slowest(summaries), most_waiting(summaries)
     if arguments.json:
         print_json({
-            "ranks": [_as_json(one, arguments.top) for one in summaries],
+            "ranks": [_as_json(summary, arguments.top) for summary in summaries],
             "slowest_rank": slow.rank,
             "most_waiting_rank": waiting.rank,
         })  # fmt: skip
@@ -49,32 +49,33 @@ def run(context: CommandContext) -> int:
         _print_shares(slow)
     else:
         _print_ranks(summaries)
-        waits = f"{waiting.share(waiting.exposed_ms):.1%} of its step is communication that no compute hides"
-        print(f"rank {waiting.rank} waits most: {waits}")
-        print(f"rank {slow.rank} is the slowest: it is busy otherwise for {slow.busy_ms:.1f} ms a step")
-        print(f"\nof rank {slow.rank}:")
-    for header, all_of_them in (("operator", slow.operators), ("kernel", slow.kernels)):
-        if all_of_them:
+        exposed = waiting.share(waiting.exposed_ms)
+        print(f"rank {waiting.rank} waits most: {exposed:.1%} of its step is exposed communication")
+        print(f"rank {slow.rank} is the slowest: {slow.busy_ms:.1f} ms of its step are not exposed communication")
+        print(f"\nrank {slow.rank}:")
+    for header, operators in (("operator", slow.operators), ("kernel", slow.kernels)):
+        if operators:
             print()
-            _print_operators(header, all_of_them, arguments.top)
+            _print_operators(header, operators, arguments.top)
     return 0
 
 
-def _print_shares(one: TraceSummary) -> None:
-    print(one.path)
-    what = "on the GPU" if one.gpu else "on the CPU's threads"
-    print(f"rank {one.rank} of {one.world_size}, {_steps(one)}, {what}\n")
-    count = max(len(one.steps), 1)
-    rows = [(name, f"{one.share(ms):.1%}", f"{ms / count:,.2f}") for name, ms in _parts(one)]
-    print_table(("a step" if one.steps else "the trace", "share", "ms"), [*rows, ("all", "", f"{one.wall_ms / count:,.2f}")])
+def _print_shares(summary: TraceSummary) -> None:
+    print(summary.path)
+    where = "GPU streams" if summary.gpu else "CPU threads"
+    print(f"rank {summary.rank} of {summary.world_size}, {_steps(summary)}, {where}\n")
+    count = max(len(summary.steps), 1)
+    rows = [(name, f"{summary.share(ms):.1%}", f"{ms / count:,.2f}") for name, ms in _parts(summary)]
+    period = "per step" if summary.steps else "whole trace"
+    print_table((period, "share", "ms"), [*rows, ("wall time", "", f"{summary.wall_ms / count:,.2f}")])
 
 
 def _print_ranks(summaries: Sequence[TraceSummary]) -> None:
-    headers = ("rank", "ms a step", *(name.strip() for name, _ in _parts(summaries[0])), "trace")
+    headers = ("rank", "ms per step", *(name.strip() for name, _ in _parts(summaries[0])), "trace")
     print_table(headers, [
-        (str(one.rank), f"{one.wall_ms / max(len(one.steps), 1):,.2f}",
-         *(f"{one.share(ms):.1%}" for _, ms in _parts(one)), str(one.path))
-        for one in summaries
+        (str(summary.rank), f"{summary.wall_ms / max(len(summary.steps), 1):,.2f}",
+         *(f"{summary.share(ms):.1%}" for _, ms in _parts(summary)), str(summary.path))
+        for summary in summaries
     ])  # fmt: skip
 
 
@@ -82,44 +83,51 @@ def _print_operators(header: str, operators: Sequence[OperatorTime], top: int) -
     print_table(
         ("self ms", "share", "calls", "kind", header),
         [
-            (f"{one.self_ms:,.2f}", f"{one.share:.1%}", f"{one.calls:,}", one.kind, _short(one.name))
-            for one in operators[:top]
+            (
+                f"{operator.self_ms:,.2f}",
+                f"{operator.share:.1%}",
+                f"{operator.calls:,}",
+                operator.kind,
+                _short(operator.name),
+            )
+            for operator in operators[:top]
         ],
     )
     if len(operators) > top:
-        print(f"and {len(operators) - top} more (--top)")
+        print(f"and {len(operators) - top} more (see --top)")
 
 
-def _parts(one: TraceSummary) -> Iterator[tuple[str, float]]:
-    """What a step's time went into, in milliseconds."""
-    yield "compute", one.compute_ms
-    yield "communication", one.communication_ms
-    yield "  overlap", one.overlap_ms
-    yield "  exposed", one.exposed_ms
-    yield "idle", one.idle_ms
+def _parts(summary: TraceSummary) -> Iterator[tuple[str, float]]:
+    """Yield the name and the milliseconds of each part of the wall time."""
+    yield "compute", summary.compute_ms
+    yield "communication", summary.communication_ms
+    yield "  overlap", summary.overlap_ms
+    yield "  exposed", summary.exposed_ms
+    yield "idle", summary.idle_ms
 
 
-def _steps(one: TraceSummary) -> str:
-    if not one.steps:
+def _steps(summary: TraceSummary) -> str:
+    if not summary.steps:
         return "no marked steps"
-    return f"step {one.steps[0]}" if len(one.steps) == 1 else f"steps {one.steps[0]} to {one.steps[-1]}"
+    first, last = summary.steps[0], summary.steps[-1]
+    return f"step {first}" if len(summary.steps) == 1 else f"steps {first} to {last}"
 
 
 def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}..."
 
 
-def _as_json(one: TraceSummary, top: int) -> dict[str, Any]:
-    parts = {name.strip(): ms for name, ms in _parts(one)}
+def _as_json(summary: TraceSummary, top: int) -> dict[str, Any]:
+    parts = {name.strip(): ms for name, ms in _parts(summary)}
     return {
-        "rank": one.rank,
-        "world_size": one.world_size,
-        "path": str(one.path),
-        "steps": one.steps,
-        "gpu": one.gpu,
-        "wall_ms": one.wall_ms,
+        "rank": summary.rank,
+        "world_size": summary.world_size,
+        "path": str(summary.path),
+        "steps": summary.steps,
+        "gpu": summary.gpu,
+        "wall_ms": summary.wall_ms,
         "ms": parts,
-        "shares": {name: one.share(ms) for name, ms in parts.items()},
-        "operators": [asdict(operator) for operator in one.operators[:top]],
-        "kernels": [asdict(kernel) for kernel in one.kernels[:top]],
+        "shares": {name: summary.share(ms) for name, ms in parts.items()},
+        "operators": [asdict(operator) for operator in summary.operators[:top]],
+        "kernels": [asdict(kernel) for kernel in summary.kernels[:top]],
     }

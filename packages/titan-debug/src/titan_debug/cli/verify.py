@@ -1,4 +1,4 @@
-"""``titan verify``: one loss curve, whatever the mesh."""
+"""``titan verify``: checks that a recipe gives the same loss curve on every mesh."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from titan_runs.run_log import RunLog
 
 EXIT_DIFFERENT = 1
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-"""What rounding makes of a loss over a few steps, by the type that is computed in."""
+"""Largest relative difference between losses that rounding explains over a few steps, by compute type."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan verify``."""
+    """Add the arguments of ``titan verify``."""
     recipe_arguments(parser)
     parser.add_argument(
         "--mesh", action="append", default=[], metavar="DIM=N,...",
-        help="a mesh such as dp_shard=2,tp=2, or 1 for one device; give it several times: the first is the reference "
-             "(of one alone, the reference is one device)",
+        help="a mesh such as dp_shard=2,tp=2, or 1 for one device; repeat the option for several meshes: the first is the "
+             "reference (with a single mesh, the reference is one device)",
     )  # fmt: skip
     parser.add_argument("--steps", type=step_count, default=5, metavar="N", help="steps to train (default: 5)")
     parser.add_argument(
         "--tolerance", type=real("a relative difference", 0.0, 1e6), metavar="X",
-        help="the largest relative difference of losses that is rounding (default: 1e-4; in bfloat16 2e-2)",
+        help="largest relative difference between losses that counts as rounding (default: 1e-4; 2e-2 in bfloat16)",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="DIR", help="where the runs go (default: outputs/verify/<recipe>)")
+    parser.add_argument("--output", metavar="DIR", help="directory of the runs (default: outputs/verify/<recipe>)")
     json_argument(parser)
 
 
 def run(context: CommandContext) -> int:
-    """Train on each mesh, compare, report; exit status 1 where they differ."""
+    """Train on each mesh, compare the runs, and print the verdict. Return 1 if they differ."""
     arguments = context.arguments
     dims = mesh_dims(context.registry)
     meshes = [parse_mesh(text, dims) for text in arguments.mesh]
     if not meshes:
-        raise UserError.one("titan verify", "no mesh", "give --mesh dp_shard=2, or several meshes")
+        raise UserError.one("titan verify", "needs at least one mesh", "pass --mesh, for example --mesh dp_shard=2")
     if len(meshes) == 1:
         meshes.insert(0, Mesh({}))
     if len(set(map(str, meshes))) < len(meshes):
-        raise UserError.one("titan verify", "a mesh is given twice", "drop one")
+        raise UserError.one("titan verify", "got the same mesh twice", "remove one of the two --mesh options")
     reference = job_on(meshes[0], context, dims)
     steps = min(arguments.steps, reference.config.section(TrainingSection).steps)
     folder = Path(arguments.output or Path("outputs", "verify", Path(reference.config.section(JobSection).dump_folder).name))
     runs = []
     for mesh in meshes:
         more = [*same_batch(mesh, reference, dims), *observed(reference, steps)]
-        job_on(mesh, context, dims, more)  # every mistake is reported before anything is trained
+        job_on(mesh, context, dims, more)  # report every mistake before any training
         place = folder / str(mesh).replace(" ", "_")
         runs.append(
             ChildRun(arguments.recipe, [*context.overrides, *more, *overrides_for(mesh, dims)], mesh.processes, place)
@@ -80,12 +80,13 @@ def run(context: CommandContext) -> int:
 
 
 def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:
-    """For JSON, which has none."""
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in figures.items()}
+    """Replace values that are not finite by ``None``, because JSON cannot represent them."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in figures.items()}
 
 
 def observed(job: Job, steps: int) -> list[Override]:
-    """Every step is logged, with statistics, and nothing ends a run or leaves the run's directory."""
+    """Return overrides that log every step with statistics, disable early stops, and confine all output to the run's
+    directory."""
     settings = {
         "training.stop_at_step": steps,
         "metrics.log_freq": 1,
@@ -104,12 +105,12 @@ def observed(job: Job, steps: int) -> list[Override]:
 
 
 def tolerance_of(job: Job) -> float:
-    """By the type that the job computes in."""
+    """Return the default tolerance for the job's compute type."""
     return TOLERANCE[job.config.section(TrainingSection).mixed_precision_param]
 
 
 def read_curve(folder: Path) -> Curve:
-    """What the run in ``folder`` did."""
+    """Read the figures of the run in ``folder``."""
     log = RunLog.read(folder)
     losses, norms = (
         {record["step"]: math.nan if record[figure] is None else record[figure] for record in log.steps}
@@ -122,7 +123,7 @@ def read_curve(folder: Path) -> Curve:
 def print_verdicts(
     meshes: list[Mesh], curves: list[Curve], verdicts: list[Verdict], tolerance: float, as_json: bool
 ) -> None:
-    """The verdict on each mesh."""
+    """Print the verdict on each mesh."""
     last = max(curves[0].losses)
     if as_json:
         print_json(
@@ -144,10 +145,10 @@ def print_verdicts(
         return
     rows = [(str(meshes[0]), f"{curves[0].losses[last]:.6f}", "", "reference")]
     for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True):
-        answer = "the same" if verdict.departure is None else f"parts at step {verdict.departure.step}"
+        answer = "same" if verdict.departure is None else f"differs at step {verdict.departure.step}"
         rows.append((str(mesh), f"{curve.losses.get(last, math.nan):.6f}", f"{verdict.loss_difference:.1e}", answer))
     print()
     print_table(("mesh", f"loss of step {last}", "largest difference", "verdict"), rows)
     for mesh, verdict in zip(meshes[1:], verdicts, strict=True):
         if verdict.departure is not None:
-            print(f"\n{mesh} parts from {meshes[0]} at {verdict.departure}")
+            print(f"\n{mesh} first differs from {meshes[0]} at {verdict.departure}")

@@ -1,4 +1,4 @@
-"""Where a process runs: versions, devices, and the environment variables that matter; without secrets."""
+"""Describes the environment of a process without secrets: versions, devices and relevant environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELEVANT = re.compile(
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:
-    """Versions, devices and variables of this process. CUDA is asked only where it is already in use."""
+    """Return versions, devices and environment variables of this process. Queries CUDA only if it is already in use."""
     found = {
         "python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}",
@@ -31,7 +31,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that torch, NCCL, CUDA, OpenMP, Titan and launchers read, by name."""
+    """Return the variables that torch, NCCL, CUDA, OpenMP, Titan and launchers read, sorted by name."""
     return {
         name: LEFT_OUT if is_secret(name) else text_without_secrets(value)
         for name, value in sorted(environment.items())
@@ -40,5 +40,5 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """The command that started this process (default: this one's), as a shell takes it."""
+    """Return a command line, quoted for a shell. Default: the command that started this process."""
     return shlex.join(arguments_without_secrets(list(sys.argv if arguments is None else arguments)))

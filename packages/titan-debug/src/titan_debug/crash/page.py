@@ -1,4 +1,4 @@
-"""The page of a crash report, in Markdown. Free of torch."""
+"""The Markdown page of a crash report. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from titan_core.api.tools.rank_names import ranks
 
 @dataclass(frozen=True)
 class RankCrash:
-    """What one rank has to say."""
+    """The failure of one rank."""
 
     rank: int
     world_size: int
     attempt: float
-    """When the attempt at the run began, on rank 0's clock; the same on all of its ranks."""
+    """When the attempt at the run began, in seconds since the epoch on rank 0's clock; the same on all of its ranks."""
     time: float
     """When the rank failed, in seconds since the epoch."""
     host: str
@@ -26,42 +26,43 @@ class RankCrash:
     """The exception's class."""
     message: str
     traceback: list[str]
-    """Its lines, with those of the exceptions that it came from; none where the message says all."""
+    """The lines of the traceback, including chained exceptions; empty if the message is sufficient."""
     follows: bool
-    """Whether it only says that another rank is gone or late."""
+    """Whether the exception only reports that another rank is gone or late."""
     coordinates: dict[str, int]
-    """The rank's place in the mesh."""
+    """The rank's coordinate along each mesh dimension."""
     environment: dict[str, str]
     command: str
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the page says of the run."""
+    """Information about the run."""
 
     config: str
-    """Resolved, as TOML."""
+    """The resolved config as TOML."""
     plugins: list[dict[str, str]]
     metrics: list[str]
-    """The last records, each a JSON object."""
+    """The last records, one JSON object each."""
     verdict: str
-    """What the dumps of collectives and threads say, in a line; empty where there are none."""
+    """One-line verdict over the dumps of collectives and threads; empty without dumps."""
     run: str
-    """Its directory."""
+    """The run's directory."""
 
 
 def first_crashes(crashes: Sequence[RankCrash]) -> list[RankCrash]:
-    """In the order in which they explain each other: failures of a rank's own, then those that follow from another's; the
-    earliest first."""
+    """Sort causes before consequences: first ranks that failed on their own, then ranks that failed because of another;
+    each the earliest first."""
     return sorted(crashes, key=lambda crash: (crash.follows, crash.time, crash.rank))
 
 
 def page(crashes: Sequence[RankCrash], context: Context, unread: Collection[int] = ()) -> str:
-    """The whole page.
+    """Return the page.
 
     Args:
-        crashes: of at least one rank, all of one attempt.
-        unread: further ranks that have left files.
+        crashes: failures of one attempt, at least one.
+        context: information about the run.
+        unread: further ranks that left files.
     """
     first, *others = first_crashes(crashes)
     silent = sorted(set(range(first.world_size)) - {crash.rank for crash in crashes} - set(unread))
@@ -71,10 +72,16 @@ def page(crashes: Sequence[RankCrash], context: Context, unread: Collection[int]
         _block("Last records of metrics.jsonl", "json", "\n".join(context.metrics) or "(none)"),
         _block("Config", "toml", context.config.rstrip()),
         _block(
-            "Plugins", "", "\n".join(f"{one['distribution']} {one['version']} ({one['name']})" for one in context.plugins)
+            "Plugins",
+            "",
+            "\n".join(f"{plugin['distribution']} {plugin['version']} ({plugin['name']})" for plugin in context.plugins),
         ),
-        _block("Environment of that rank", "", "\n".join(f"{name} = {value}" for name, value in first.environment.items())),
-        _block("Command line of that rank", "", first.command),
+        _block(
+            f"Environment of rank {first.rank}",
+            "",
+            "\n".join(f"{name} = {value}" for name, value in first.environment.items()),
+        ),
+        _block(f"Command line of rank {first.rank}", "", first.command),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -82,27 +89,31 @@ def page(crashes: Sequence[RankCrash], context: Context, unread: Collection[int]
 def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], context: Context) -> str:
     lines = [f"# Rank {first.rank} failed in step {first.step}: {first.type}", ""]
     if first.follows:
-        lines += ["This error only says that another rank is gone or late, and no rank has reported one of its own.", ""]
+        lines += [
+            "This error only reports that another rank is gone or late; no rank has reported the original failure.",
+            "",
+        ]
     if silent:
         lines += [
-            f"No report from {ranks(silent)}: killed (out of memory, by a scheduler, by a signal), stuck, "
-            "on a machine whose files are not here, or failed later than this page was written.",
+            f"No report from {ranks(silent)}. Possible reasons: killed (out of memory, by the scheduler, by a signal), "
+            "stuck, report written on another machine, or failed after this page was written.",
             "",
         ]
     following = sorted(crash.rank for crash in others if crash.follows)
     if following and not first.follows:
-        lines += [f"What {ranks(following)} raised follows from another rank's failure.", ""]
+        failed = ranks(following)
+        lines += [f"{failed[0].upper()}{failed[1:]} failed as a consequence of another rank's failure.", ""]
     if context.verdict:
         lines += [f"Collectives and threads: {context.verdict} (see `titan flight analyse {context.run}`)", ""]
     return "\n".join([*lines, *_facts(first), "", *_error(first)])
 
 
 def _others(others: Sequence[RankCrash], unread: int) -> str:
-    lines = ["## The other ranks"]
+    lines = ["## Other ranks"]
     if unread:
-        lines += ["", f"Of {unread:,} more ranks there are files beside this page."]
+        lines += ["", f"The directory of this page has files of {unread:,} more ranks."]
     for crash in others:
-        follows = ", follows from another rank's failure" if crash.follows else ""
+        follows = " (a consequence of another rank's failure)" if crash.follows else ""
         title = f"rank {crash.rank}: {crash.type}: {crash.message.partition(chr(10))[0]}{follows}"
         summary = title.replace("&", "&amp;").replace("<", "&lt;")
         lines += ["", "<details>", f"<summary>{summary}</summary>", "", *_facts(crash), "", *_error(crash), "", "</details>"]
@@ -112,7 +123,7 @@ def _others(others: Sequence[RankCrash], unread: int) -> str:
 def _facts(crash: RankCrash) -> list[str]:
     when = datetime.datetime.fromtimestamp(crash.time, datetime.UTC).isoformat(sep=" ", timespec="milliseconds")
     place = ", ".join(f"{dim} {index}" for dim, index in crash.coordinates.items())
-    return [f"* {when}, process {crash.pid} on {crash.host}", *([f"* place in the mesh: {place}"] if place else [])]
+    return [f"* {when}, process {crash.pid} on {crash.host}", *([f"* mesh coordinates: {place}"] if place else [])]
 
 
 def _error(crash: RankCrash) -> list[str]:

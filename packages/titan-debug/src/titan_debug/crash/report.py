@@ -1,4 +1,5 @@
-"""One page about a failed run: what each rank raised, the first one on top, and what is needed to look into it."""
+"""Writes one page about a failed run: the exception of each rank, the original failure first, and the context needed to
+investigate it."""
 
 from __future__ import annotations
 
@@ -17,27 +18,27 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.files import DEBUG, METRICS
 from titan_core.api.tools.consequences import follows_from_a_peer
 from titan_core.api.tools.secrets import text_without_secrets, without_secrets
+from titan_debug.atomic_write import atomic_write
 from titan_debug.config import CommTraceSection
 from titan_debug.crash.environment import command_line, describe_environment
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page
 from titan_debug.crash.rank_files import QUIET, CrashFiles
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.read import read_dumps
-from titan_debug.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
 FOLDER = "crash"
 PAGE = "report.md"
 LONGEST = 10.0
-"""Seconds for which the page is kept up to date at most."""
+"""Longest time for which the page is updated, in seconds."""
 LAST_RECORDS = 5
-"""Records of metrics that the page shows."""
+"""Number of metric records on the page."""
 _MOST_READ = 256 * 1024
 
 
 class CrashReport:
-    """One rank's. A run that has not begun to train needs none: its error says what was wrong with the job."""
+    """The crash reporter of one rank. A run that fails before training needs no report: its error explains the problem."""
 
     def __init__(self, context: JobContext[None]) -> None:
         self._run: RunStart | None = None
@@ -46,27 +47,27 @@ class CrashReport:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """From now on an error is worth a report."""
+        """Enable the report."""
         self._step = run.step
         self._folder = Path(run.dump_folder).absolute()
         self._run = run
 
     @hookimpl(tryfirst=True)
     def titan_step_start(self, step: int) -> None:
-        """Remember where the run is."""
+        """Record the current step."""
         self._step = step
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Write what this rank has to say. If this rank reports for all, write the page too, and keep it up to date
-        while others fail; without holding up this process, whose end others may be waiting for."""
+        """Write this rank's file. If this rank is the one that writes the page, write it and update it in the background
+        while other ranks fail: they may be waiting for this process to end."""
         run = self._run
         if run is None or isinstance(error, KeyboardInterrupt):
             return
         try:
             self._report(run, error)
         except OSError as problem:  # a full disk must not hide the error itself behind a traceback
-            log.error("the crash report cannot be written: %s", problem)
+            log.error("cannot write the crash report: %s", problem)
 
     def _report(self, run: RunStart, error: BaseException) -> None:
         folder = self._folder / DEBUG / FOLDER
@@ -75,44 +76,44 @@ class CrashReport:
         files.add(own)
         if not files.writes_the_page(own):
             return
-        files.look()
-        self._write(run, files, verdict="")  # at once: a launcher may end this process soon
+        files.poll()
+        self._write(run, files, verdict="")  # immediately: the launcher may soon end this process
         verdict = self._verdict(run)
         if verdict:
             self._write(run, files, verdict)
         first = first_crashes(files.crashes)[0]
-        if first.follows == own.follows:  # else a rank that failed by itself has said so
+        if first.follows == own.follows:  # otherwise a rank that failed on its own has already logged it
             shown = Path(run.dump_folder) / DEBUG / FOLDER / PAGE
             log.error("rank %d failed in step %d; the crash report is %s", first.rank, first.step, shown)
         if not files.complete:
             Thread(target=self._follow, args=(run, files, verdict), name="crash report").start()
 
     def _write(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
-        """Write the page, and again if meanwhile others have reported: the last writer must know of all."""
+        """Write the page, and rewrite it if other ranks have reported meanwhile: the last version must include all ranks."""
         context = self._context(run, verdict)
         while True:
-            with whole_file(self._folder / DEBUG / FOLDER / PAGE) as file:
+            with atomic_write(self._folder / DEBUG / FOLDER / PAGE) as file:
                 file.write_text(page(files.crashes, context, files.unread), encoding="utf-8")
-            if not files.look():
+            if not files.poll():
                 return
 
     def _follow(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
-        """In a thread of its own: rewrite the page as others report, until none has for a while."""
+        """Rewrite the page as other ranks report, until none has for ``QUIET`` seconds. Runs in its own thread."""
         began = quiet = time.monotonic()
         end = began + LONGEST
         try:
             while not files.complete and time.monotonic() < min(quiet + QUIET, end):
                 time.sleep(QUIET / 10)
-                if files.look():
+                if files.poll():
                     self._write(run, files, verdict)
                     quiet = time.monotonic()
-            if quiet > began:  # they have left dumps too
+            if quiet > began:  # the other ranks have written dumps too
                 self._write(run, files, self._verdict(run))
         except OSError as error:
-            log.warning("the crash report cannot be kept up to date: %s", error)
+            log.warning("cannot update the crash report: %s", error)
 
     def _crash(self, run: RunStart, error: BaseException) -> RankCrash:
-        told = isinstance(error, UserError | RunStopped) and not isinstance(error, PluginFailure)
+        explained = isinstance(error, UserError | RunStopped) and not isinstance(error, PluginFailure)
         return RankCrash(
             rank=run.world.rank,
             world_size=run.world.size,
@@ -123,8 +124,7 @@ class CrashReport:
             step=self._step,
             type=type(error).__name__,
             message=text_without_secrets(str(error)),
-            # Who raises these has said all in the message.
-            traceback=[] if told else _lines_of(error),
+            traceback=[] if explained else _lines_of(error),
             follows=follows_from_a_peer(error),
             coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.names},
             environment=describe_environment(run.world.device),
@@ -132,7 +132,7 @@ class CrashReport:
         )
 
     def _context(self, run: RunStart, verdict: str) -> Context:
-        import tomli_w  # only wanted here
+        import tomli_w  # rarely needed
 
         return Context(
             config=tomli_w.dumps(without_secrets(run.job.config.as_dict())),
@@ -143,12 +143,12 @@ class CrashReport:
         )
 
     def _verdict(self, run: RunStart) -> str:
-        """Of the dumps that this attempt has left so far."""
+        """Return the verdict over the dumps that this attempt has written so far."""
         if run.world.size > MOST_ANALYSED:
             return ""
         try:
             dumps = read_dumps(self._folder / run.job.config.section(CommTraceSection).save_traces_folder)
-        except UserError:  # there are none
+        except UserError:  # no dumps
             return ""
         return analyse(dumps).verdict if dumps.dumps[0].attempt == run.attempt else ""
 
@@ -158,10 +158,10 @@ def _lines_of(error: BaseException) -> list[str]:
 
 
 def last_lines(file: Path) -> list[str]:
-    """The last whole lines of a file of records."""
+    """Return the last complete lines of a file of records."""
     if not file.exists():
         return []
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - _MOST_READ))
         lines = opened.read().decode(errors="replace").split("\n")
-    return lines[:-1][-LAST_RECORDS:]  # what follows the last newline is empty, or torn
+    return lines[:-1][-LAST_RECORDS:]  # the text after the last newline is empty or incomplete

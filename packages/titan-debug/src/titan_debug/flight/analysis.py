@@ -1,4 +1,4 @@
-"""Which rank holds the others up, and why: a verdict over the dumps of all ranks. Free of torch."""
+"""The verdict over all ranks' dumps: which rank holds up the others, and why. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,61 +7,62 @@ from typing import Any
 
 from titan_core.api.errors import UserError
 from titan_debug.flight.diagnose import Kind, diagnose
-from titan_debug.flight.evidence import Evidence, waiting
+from titan_debug.flight.evidence import Evidence, waiting_for
 from titan_debug.flight.read import Dumps, dump_folder, read_dumps
 from titan_debug.flight.stacks import place
 
 MOST_ANALYSED = 256
-"""Ranks up to which a rank reads the dumps of all while the job still runs."""
+"""Largest job in which a rank analyses all dumps while the job is still running."""
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank."""
+    """Summary of one rank."""
 
     rank: int
     step: int | None
     state: str
-    """In words."""
+    """What the rank was doing, in words."""
     host: str = ""
     why: str = ""
-    """Why it has dumped."""
+    """The reason for its dump."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the dumps of all ranks say together."""
+    """The result of analysing all ranks' dumps."""
 
     kind: Kind
     verdict: str
     """One line."""
     culprits: list[int]
-    """The ranks that the others' trouble comes from; none where that is unknown."""
+    """The ranks that caused the problem; empty if unknown."""
     step: int | None
-    """The step that it happened in."""
+    """The step in which it happened."""
     details: list[str] = field(default_factory=list)
-    """What else is to be said, a line each."""
+    """Further findings, one line each."""
     ranks: list[RankState] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What was left out of the analysis."""
+    """Dumps that the analysis ignored, and why."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the analysis as JSON-compatible values."""
         return asdict(self)
 
 
 def analyse(dumps: Dumps) -> Analysis:
-    """The verdict: of several findings the one that explains the others."""
+    """Return the verdict. Of several diagnoses it is the one that explains the others."""
     evidence = Evidence.of(dumps)
     first, *rest = diagnose(evidence)
-    also = [f"also: {one.verdict}" for one in rest if not one.culprits or not set(one.culprits) <= set(first.culprits)]
+    others = (other for other in rest if not other.culprits or not set(other.culprits) <= set(first.culprits))
+    also = [f"also: {other.verdict}" for other in others]
     states = [_state(evidence, rank) for rank in range(dumps.world_size)]
     return Analysis(first.kind, first.verdict, first.culprits, evidence.step, [*first.details, *also], states, dumps.notes)
 
 
 def verdict_on(run: str, since: float) -> str | None:
-    """The verdict on the attempt at ``run`` that began at ``since`` (seconds since the epoch), in one line, with the command
-    that prints the whole analysis. ``None`` if that attempt left no dumps."""
+    """Return a one-line verdict on the attempt at ``run`` that began at ``since`` (seconds since the epoch), with the
+    command that prints the whole analysis. Return ``None`` if that attempt left no dumps."""
     command = f"see `titan flight analyse {run}`"
     try:
         dumps = read_dumps(dump_folder(run))
@@ -76,12 +77,13 @@ def _state(evidence: Evidence, rank: int) -> RankState:
     dump = evidence.dumps.get(rank)
     if dump is None:
         return RankState(rank, None, "left no dump")
-    beside = [wait for wait in evidence.background_waits if wait.rank == rank]
+    in_background = [wait for wait in evidence.background_waits if wait.rank == rank]
     states = []
     if dump.failure is not None:
-        states.append(f"raised {dump.failure.type}{', as another rank was gone or late' if dump.failure.follows else ''}")
+        because = " because another rank was gone or late" if dump.failure.follows else ""
+        states.append(f"raised {dump.failure.type}{because}")
     if dump.died:
         states.append(f"died ({dump.died})")
-    states += [waiting(wait).partition(" ")[2].partition(" ")[2] for wait in [*evidence.waits_of(rank), *beside]]
+    states += [waiting_for(wait) for wait in [*evidence.waits_of(rank), *in_background]]
     states.append(f"main thread {place(dump.main_stack)}")
     return RankState(rank, dump.step if dump.step_known else None, "; ".join(states), dump.host, dump.why)

@@ -1,4 +1,4 @@
-"""Putting together what a rank dumps."""
+"""Collects the content of a rank's dump."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ log = logging.getLogger(__name__)
 
 
 def collect(world: World, why: str, attempt: float, since: float, step: int, in_step: bool, stuck: bool) -> Dump:
-    """What this rank is doing now. Where torch's records cannot be had, the stacks alone.
+    """Return what this rank is doing now. If torch's records cannot be read, the dump contains the stacks alone.
 
     Args:
-        since: in seconds since the epoch; collectives of before are of an earlier job of this process.
+        why: reason for the dump.
+        attempt: start of the attempt, in seconds since the epoch on rank 0's clock.
+        since: seconds since the epoch. Earlier collectives belong to a previous job of this process and are omitted.
+        step: the last step that the rank started.
+        in_step: whether that step is still running.
+        stuck: whether Python itself was stuck for too long before this call.
     """
     stacks: dict[tuple[Frame, ...], int] = {}
     groups: list[Group] = []
@@ -30,8 +35,8 @@ def collect(world: World, why: str, attempt: float, since: float, step: int, in_
     recorded = True
     try:
         groups, entries = process_groups(world), recorded_entries(stacks, since)
-    except Exception:  # private functions of torch, which another version may change: the stacks say much without them
-        log.exception("torch's record of collectives cannot be read")
+    except Exception:  # another torch version may change this private API, and the stacks are useful on their own
+        log.exception("cannot read torch's record of collectives; the dump contains stacks only")
         recorded = False
     threads = [Thread(name, main, stacks.setdefault(tuple(stack), len(stacks))) for name, main, stack in thread_stacks()]
     return Dump(
@@ -55,11 +60,11 @@ def collect(world: World, why: str, attempt: float, since: float, step: int, in_
 
 
 def with_failure(dump: Dump, error: BaseException, step: int, in_step: bool, main_is_here: bool) -> Dump:
-    """``dump`` with what ended the run.
+    """Return ``dump`` with the exception that ended the run.
 
     Args:
-        main_is_here: whether the main thread was dumped while it handled ``error``, which nobody wants to know: where it was
-            raised takes the place of that.
+        main_is_here: whether the main thread's stack was taken while it handled ``error``. That stack is of no interest, so
+            the stack of the ``raise`` replaces it.
     """
     raised = stack_of_traceback(chain(error)[-1].__traceback__)
     index = len(dump.stacks)

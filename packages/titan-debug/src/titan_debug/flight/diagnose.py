@@ -1,4 +1,4 @@
-"""Diagnoses of what the dumps show, one function for each kind of problem. Free of torch."""
+"""Diagnoses the problems that the dumps show, with one function for each kind of problem. Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ class Diagnosis(NamedTuple):
 
     kind: Kind
     culprits: list[int]
-    """The ranks that it comes from; none where that is unknown."""
+    """The ranks that caused it; empty if unknown."""
     verdict: str
     """One line."""
     details: list[str]
 
 
 def diagnose(evidence: Evidence) -> Iterator[Diagnosis]:
-    """Yield every diagnosis that applies, the cause before its consequences: ranks that disagree on a collective, then a
-    rank that failed by itself, then a rank that is late or left no dump. A process that is gone closes its connections, so
-    if any rank lost a peer, a missing dump explains more than a late rank. Work beside training counts only where nothing
-    else applies."""
+    """Yield every diagnosis that applies, causes before consequences: ranks that disagree on a collective, then a rank that
+    failed on its own, then a rank that is late or left no dump. A process that is gone closes its connections, so if any
+    rank lost a peer, a missing dump explains more than a late rank. Background work counts only if nothing else applies."""
     lost = any(dump.lost for dump in evidence.dumps.values())
     gone_or_late = (_missing, _behind) if lost else (_behind, _missing)
-    checks = (_mismatch, _raised, _died, *gone_or_late, _circle, _all_joined, _elsewhere)
+    checks = (_mismatch, _raised, _died, *gone_or_late, _deadlock, _all_joined, _elsewhere)
     found = [diagnosis for check in checks if (diagnosis := check(evidence)) is not None]
     yield from found or [_not_recorded(evidence) or _background(evidence) or _nothing(evidence)]
 
@@ -57,17 +56,17 @@ def _mismatch(evidence: Evidence) -> Diagnosis | None:
     first = found[0]
     calls = "; ".join(_calls(evidence, first, kind) for kind in first.kinds)
     name = words.group_name(first.channel.group)
-    verdict = f"ranks disagree on the {first.what} of collective number {first.seq} of {name}{in_step(evidence)}: {calls}"
+    verdict = f"ranks disagree on the {first.what} of collective #{first.seq} on {name}{in_step(evidence)}: {calls}"
     details = []
     for kind in first.kinds:
         dump, entry = evidence.dumps[kind[0]], first.channel.by_rank[kind[0]][first.seq]
-        details += [f"{words.ranks(kind)} called it in", *words.stack_lines(dump, entry.stack)]
+        details += [f"call on {words.ranks(kind)}:", *words.stack_lines(dump, entry.stack)]
     return Diagnosis("mismatch", first.culprits, verdict, details)
 
 
 def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
-    called = words.call(mismatch.channel.by_rank[kind[0]][mismatch.seq], evidence.dumps[kind[0]])
-    return f"{words.ranks(kind)} {words.verb(kind, 'calls', 'call')} {called}"
+    first = kind[0]
+    return f"{words.ranks(kind)} called {words.call(mismatch.channel.by_rank[first][mismatch.seq], evidence.dumps[first])}"
 
 
 def _raised(evidence: Evidence) -> Diagnosis | None:
@@ -79,35 +78,39 @@ def _raised(evidence: Evidence) -> Diagnosis | None:
     assert first.failure is not None
     alike = [dump.rank for dump in failed if dump.failure is not None and dump.failure.type == first.failure.type]
     where = location(first.stacks[first.failure.stack])
-    raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)}, at {where}: {first.failure.message}"
-    verdict = f"{raised}{victims(evidence, alike)}"
-    return Diagnosis("raised", alike, verdict, words.stack_lines(first, first.failure.stack))
+    raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)} at {where}: {first.failure.message}"
+    details = [f"stack of {first.failure.type} on rank {first.rank}:", *words.stack_lines(first, first.failure.stack)]
+    return Diagnosis("raised", alike, f"{raised}{victims(evidence, alike)}", details)
 
 
 def _died(evidence: Evidence) -> Diagnosis | None:
-    """Ranks that a signal ended, but not those that NCCL ends when a collective times out, whichever rank is to blame."""
+    """Diagnose ranks that a signal ended. Excludes ranks that NCCL aborted when a collective timed out: that happens to
+    innocent ranks too."""
     died = [dump for dump in evidence.dumps.values() if dump.died and not _ended_by_nccl(evidence, dump)]
     if not died:
         return None
     first, culprits = died[0], [dump.rank for dump in died]
-    deaths = [f"rank {dump.rank} died ({dump.died}) {place(dump.main_stack)}" for dump in died]
-    verdict = f"{'; '.join(deaths)}{in_step(evidence)}"
+    when = in_step(evidence)
+    verdict = "; ".join(f"rank {dump.rank} died{when} ({dump.died}) {place(dump.main_stack)}" for dump in died)
     details = [f"rank {dump.rank}'s main thread was in {words.main_calls(dump)}" for dump in died if dump.main_stack]
     peers = [wait for wait in evidence.waits if first.rank in wait.unknown and wait.rank not in culprits]
     if peers and waits_in_torch(first.main_stack):
         wait = peers[0]
         verdict += f", while rank {wait.rank} was in {words.collective(wait.entry, wait.channel.group)}"
         details.append(called(evidence, wait))
-        details.append("gloo ends a process that is sent more than it expects: compare what the two send")
+        details.append(
+            "gloo aborts a process that receives more than it expects: compare the tensors that the two ranks send"
+        )
     else:
         verdict += victims(evidence, culprits)
     return Diagnosis("died", culprits, verdict, details)
 
 
 def _ended_by_nccl(evidence: Evidence, dump: Dump) -> bool:
-    """Whether NCCL's watchdog may have ended the rank: by its own records, or by those of others if it has left none."""
+    """Whether NCCL's watchdog may have aborted the rank, according to its own records or, if it has none, to those of other
+    ranks."""
     witnesses = [dump] if dump.recorded else list(evidence.dumps.values())
-    return dump.died == "Aborted" and any(entry.backend == "nccl" for one in witnesses for entry in undone(one))
+    return dump.died == "Aborted" and any(entry.backend == "nccl" for witness in witnesses for entry in undone(witness))
 
 
 def _behind(evidence: Evidence) -> Diagnosis | None:
@@ -116,7 +119,7 @@ def _behind(evidence: Evidence) -> Diagnosis | None:
         return None
     blocked = [wait for wait in evidence.waits if set(wait.behind) & set(late)]
     wait = blocked[0]
-    alike = sorted({one.rank for one in blocked if one.channel is wait.channel and one.entry.seq == wait.entry.seq})
+    alike = sorted({other.rank for other in blocked if other.channel is wait.channel and other.entry.seq == wait.entry.seq})
     awaited = sorted(set(wait.behind) & set(late))
     for_whom = words.verb(late, "it", "them") if awaited == late else words.ranks(awaited)
     verdict = (
@@ -130,7 +133,7 @@ def _behind(evidence: Evidence) -> Diagnosis | None:
         if last is not None:
             before = words.collective(last, wait.channel.group)
             now = words.main_calls(evidence.dumps[rank])
-            details.append(f"rank {rank} joined {before} last; its main thread is in {now}")
+            details.append(f"rank {rank} last joined {before}; its main thread is in {now}")
     if evidence.missing:
         verdict += f"; {_gone(evidence.missing)}"
     return Diagnosis("behind", sorted([*late, *evidence.missing]), verdict, details)
@@ -141,7 +144,7 @@ def _missing(evidence: Evidence) -> Diagnosis | None:
     if not gone:
         return None
     verdict = f"{_gone(gone, in_step(evidence))}{victims(evidence, gone)}"
-    if late:  # it may be but slow, or what the others have lost
+    if late:  # either merely slow, or the peer that the others have lost
         verdict += f"; {words.ranks(late)} {words.verb(late, 'is', 'are')} behind: {places(evidence, late)}"
     details = [called(evidence, wait) for wait in evidence.waits if set(wait.unknown) & set(gone)]
     return Diagnosis("missing", sorted([*gone, *late]), verdict, details)
@@ -150,17 +153,17 @@ def _missing(evidence: Evidence) -> Diagnosis | None:
 def _gone(gone: list[int], when: str = "") -> str:
     return (
         f"{words.ranks(gone)} left no dump{when}: {words.verb(gone, 'it was', 'they were')} killed, or "
-        f"{words.verb(gone, 'its files are', 'their files are')} not here"
+        f"{words.verb(gone, 'its dump is', 'their dumps are')} not in this folder"
     )
 
 
-def _circle(evidence: Evidence) -> Diagnosis | None:
+def _deadlock(evidence: Evidence) -> Diagnosis | None:
     circle = evidence.circle
-    if not circle or evidence.late or evidence.missing:  # which may be the end of the chain
+    if not circle or evidence.late or evidence.missing:  # a late or missing rank may be the end of the chain
         return None
     waits = [wait for wait in evidence.waits if wait.rank in circle and set(wait.behind) & set(circle)]
     calls = "; ".join(waiting(wait) for wait in waits)
-    verdict = f"{words.ranks(circle)} wait for each other in a circle{in_step(evidence)}: {calls}"
+    verdict = f"{words.ranks(circle)} are deadlocked{in_step(evidence)}: {calls}"
     return Diagnosis("circle", circle, verdict, [called(evidence, wait) for wait in waits])
 
 
@@ -172,56 +175,60 @@ def _all_joined(evidence: Evidence) -> Diagnosis | None:
         channel, entry, inside = together[0]
     elif evidence.met:
         channel, entry = evidence.met[0].channel, evidence.met[0].entry
-        inside = sorted({one.rank for one in evidence.met if one.channel is channel})
+        inside = sorted({wait.rank for wait in evidence.met if wait.channel is channel})
     else:
         return None
     named = words.collective(entry, channel.group)
     verdict = (
-        f"no rank is behind{in_step(evidence)}: all have joined {named}, and {words.ranks(inside)} "
-        f"{words.verb(inside, 'is', 'are')} not through it; if that lasts, look at the network and the devices"
+        f"no rank is behind{in_step(evidence)}: all joined {named}, but {words.ranks(inside)} "
+        f"{words.verb(inside, 'has', 'have')} not completed it; if this persists, check the network and the devices"
     )
     return Diagnosis("all joined", [], verdict, [f"rank {inside[0]} called {words.call(entry, evidence.dumps[inside[0]])}"])
 
 
 def _elsewhere(evidence: Evidence) -> Diagnosis | None:
-    """By the stacks, where the records lead nowhere: gloo records neither sends nor receives, which pipelines wait in."""
-    inside = [rank for rank in evidence.dumps if evidence.held(rank)]
+    """Compare the stacks if the records are inconclusive: gloo does not record the sends and receives of pipelines."""
+    inside = [rank for rank in evidence.dumps if evidence.blocked(rank)]
     outside = [rank for rank in evidence.dumps if rank not in inside]
     if not inside or not outside or evidence.late:
         return None
     verdict = (
-        f"{words.ranks(outside)} {words.verb(outside, 'is', 'are')} elsewhere{in_step(evidence)}: "
-        f"{places(evidence, outside)}; {words.ranks(inside)} {words.verb(inside, 'waits', 'wait')} for others"
+        f"{words.ranks(outside)} {words.verb(outside, 'is', 'are')} outside all collectives{in_step(evidence)}: "
+        f"{places(evidence, outside)}; {words.ranks(inside)} {words.verb(inside, 'waits', 'wait')} for other ranks"
     )
     details = [waiting(wait) for wait in evidence.waits]
-    details += [f"rank {rank}: {words.main_calls(evidence.dumps[rank])}" for rank in inside]
+    details += [f"rank {rank}'s main thread is in {words.main_calls(evidence.dumps[rank])}" for rank in inside]
     return Diagnosis("elsewhere", outside, verdict, details)
 
 
 def _not_recorded(evidence: Evidence) -> Diagnosis | None:
-    """All wait, and not all of them in what is recorded."""
+    """All ranks wait, some of them in operations that are not recorded."""
     if not evidence.waits:
         return None
     waits = "; ".join(waiting(wait) for wait in evidence.waits)
-    verdict = f"which rank holds the others up is not recorded{in_step(evidence)}: {waits}"
-    details = [f"rank {rank}: {words.main_calls(dump)}" for rank, dump in evidence.dumps.items() if dump.main_stack]
+    verdict = f"the records do not show which rank holds up the others{in_step(evidence)}: {waits}"
+    details = [
+        f"rank {rank}'s main thread is in {words.main_calls(dump)}"
+        for rank, dump in evidence.dumps.items()
+        if dump.main_stack
+    ]
     return Diagnosis("not recorded", [], verdict, details)
 
 
 def _background(evidence: Evidence) -> Diagnosis | None:
-    """Work beside training may just be slow, such as writing a checkpoint."""
+    """Background work, such as writing a checkpoint, may merely be slow."""
     waits = evidence.background_waits
     if not waits:
         return None
     verdict = (
-        f"no rank waits for another in training{in_step(evidence)}; beside it {waiting(waits[0])}, "
-        f"for {waited(evidence, waits[0])} so far"
+        f"no rank waits for another in training{in_step(evidence)}; in the background, {waiting(waits[0])} "
+        f"({waited(evidence, waits[0])} so far)"
     )
     awaited = sorted({rank for wait in waits for rank in wait.behind})
     details = [called(evidence, waits[0])]
     for dump in (evidence.dumps[rank] for rank in awaited):
-        beside = [thread for thread in dump.threads if not thread.main]
-        details += [f"rank {dump.rank}'s thread {thread.name} is {place(dump.stacks[thread.stack])}" for thread in beside]
+        threads = [thread for thread in dump.threads if not thread.main]
+        details += [f"rank {dump.rank}'s thread {thread.name} is {place(dump.stacks[thread.stack])}" for thread in threads]
     return Diagnosis("background", [], verdict, details)
 
 

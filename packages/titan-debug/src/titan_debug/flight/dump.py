@@ -1,4 +1,4 @@
-"""What a rank writes when something goes wrong: its collectives, its threads, and what ended it. Free of torch."""
+"""The dump that a rank writes when something goes wrong: its collectives, threads and failure. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from titan_debug.whole_file import whole_file
+from titan_debug.atomic_write import atomic_write
 
 RANK_FILE = "rank-{}.json"
 STACKS_FILE = "rank-{}.stacks.txt"
 BACKGROUND = "background"
-"""Label of the groups for work beside training, such as writing checkpoints: ``titan_core.train.world``'s, free of torch."""
+"""Label of process groups for background work, such as writing checkpoints. A copy of ``titan_core.api.world.BACKGROUND``,
+whose module imports torch."""
 
 
 class Frame(NamedTuple):
-    """One call of a stack."""
+    """One call in a stack."""
 
     file: str
     line: int
     function: str
     code: str = ""
-    """The expression that is being computed there, such as ``time.sleep(60)``; empty where it is not known."""
+    """The expression being evaluated, such as ``time.sleep(60)``; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +31,35 @@ class Group:
 
     name: str
     label: str
-    """What it is for: a dimension of the mesh, or ``all ranks``."""
+    """Its purpose: a mesh dimension, or ``all ranks``."""
     ranks: tuple[int, ...]
-    """Its members by their rank among all, in the order of their rank within it."""
+    """Global ranks of its members, ordered by group rank."""
 
     @property
     def background(self) -> bool:
-        """Whether it is for work beside training: one that waits in it does not hold up its main thread."""
+        """Whether the group serves background work. A rank that waits in such a group does not block its main thread."""
         return self.label == BACKGROUND
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A collective, or a send or receive, that the rank has begun."""
+    """A collective, send or receive that the rank has started."""
 
     group: str
     """Name of its process group."""
     backend: str
-    """``gloo``, ``nccl``."""
+    """``gloo`` or ``nccl``."""
     op: str
-    """As the backend calls it: ``all_reduce``; ``send 0->1`` with ranks within the group."""
+    """The backend's name for it: ``all_reduce``, or ``send 0->1`` with group ranks."""
     seq: int
-    """Its number among the collectives of its group and backend, from 1 on."""
+    """Sequence number among the collectives of its group and backend, starting at 1."""
     p2p: bool
     """Whether it is a send or a receive."""
     done: bool
     state: str
-    """``scheduled``, ``started`` or ``completed``; gloo knows the first alone."""
+    """``scheduled``, ``started`` or ``completed``; gloo always reports ``scheduled``."""
     created: float
-    """When it was begun, in seconds since the epoch."""
+    """When it started, in seconds since the epoch."""
     input_sizes: list[list[int]]
     input_dtypes: list[str]
     output_sizes: list[list[int]]
@@ -66,7 +67,7 @@ class Entry:
     timeout: float | None
     """Seconds."""
     stack: int
-    """Where it was called: an index of :attr:`Dump.stacks`."""
+    """Where it was called: an index into :attr:`Dump.stacks`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Thread:
     name: str
     main: bool
     stack: int
-    """An index of :attr:`Dump.stacks`."""
+    """An index into :attr:`Dump.stacks`."""
 
 
 @dataclass(frozen=True)
@@ -87,71 +88,73 @@ class Failure:
     message: str
     """Its first line."""
     follows: bool
-    """Whether it only says that another rank is gone or late."""
+    """Whether it only reports that another rank is gone or late."""
     time: float
+    """Seconds since the epoch."""
     stack: int
-    """Where it was raised: an index of :attr:`Dump.stacks`."""
+    """Where it was raised: an index into :attr:`Dump.stacks`."""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank has written. Stacks begin with the innermost call."""
+    """One rank's dump. Stacks begin with the innermost call."""
 
     rank: int
     world_size: int
     attempt: float
-    """When the attempt at the run began, on rank 0's clock; the same on all of its ranks."""
+    """When the attempt at the run began, in seconds since the epoch on rank 0's clock; the same on all of its ranks."""
     host: str
     pid: int
     time: float
-    """When it was written, in seconds since the epoch."""
+    """When the dump was written, in seconds since the epoch."""
     why: str
+    """The reason for the dump."""
     step: int
-    """The last step that the rank has begun; -1 if that is not known."""
+    """The last step that the rank started; -1 if unknown."""
     in_step: bool
-    """Whether it was still in it."""
+    """Whether that step was still running."""
     coordinates: dict[str, int]
-    """Its place in the mesh."""
+    """The rank's coordinate along each mesh dimension."""
     groups: list[Group]
     entries: list[Entry]
-    """In the order in which they were begun. Older ones than the recorder keeps are gone."""
+    """Ordered by start. The recorder keeps only the newest ones."""
     threads: list[Thread]
     stacks: list[list[Frame]]
     failure: Failure | None = None
     died: str = ""
-    """By what signal the process ended, as Python's faulthandler calls it (``Aborted``); empty where it did not."""
+    """faulthandler's name for the signal that ended the process (``Aborted``); empty if none did."""
     stuck: bool = False
-    """Whether it could be written only after Python itself had been stuck for too long, so that the stacks come too late."""
+    """Whether Python itself was stuck for too long before the dump, so that the stacks were taken too late."""
     recorded: bool = True
-    """Whether :attr:`entries` are known; of a process that could only write its stacks they are not."""
+    """Whether :attr:`entries` are known. They are not if the process could write only its stacks."""
 
     @property
     def main_stack(self) -> list[Frame]:
-        """Where the main thread is."""
+        """The main thread's stack."""
         return next((self.stacks[thread.stack] for thread in self.threads if thread.main), [])
 
     @property
     def step_known(self) -> bool:
-        """Whether :attr:`step` is known; of a process that could only write its stacks it is not."""
+        """Whether :attr:`step` is known. It is not if the process could write only its stacks."""
         return self.step >= 0
 
     @property
     def lost(self) -> bool:
-        """Whether the rank failed because another was gone or late."""
+        """Whether the rank failed because another rank was gone or late."""
         return self.failure is not None and self.failure.follows
 
     def training(self, entry: Entry) -> bool:
-        """Whether ``entry`` is of training, and not of work beside it."""
+        """Whether ``entry`` belongs to training rather than to background work."""
         return not any(group.background for group in self.groups if group.name == entry.group)
 
 
 def write_dump(folder: Path, dump: Dump) -> None:
-    """Write ``dump`` into ``folder``.
+    """Write ``dump`` to ``folder``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from pydantic import TypeAdapter
 
-    with whole_file(folder / RANK_FILE.format(dump.rank)) as file:
+    with atomic_write(folder / RANK_FILE.format(dump.rank)) as file:
         file.write_bytes(TypeAdapter(Dump).dump_json(dump))

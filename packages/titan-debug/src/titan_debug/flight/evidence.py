@@ -1,4 +1,4 @@
-"""What the dumps of all ranks say together: who waits for whom, and the words for it. Free of torch."""
+"""Evidence from all ranks' dumps: which ranks wait for which, and how to say so. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from titan_debug.flight.stacks import place, waits_in_torch
 
 @dataclass(frozen=True)
 class Evidence:
-    """What all looks look at."""
+    """The facts that every diagnosis draws on."""
 
     dumps: dict[int, Dump]
     missing: list[int]
-    """Ranks that have left nothing."""
+    """Ranks without a dump."""
     training: list[Channel]
     background: list[Channel]
-    """Those of groups for work beside training, which may lag as it likes."""
+    """Channels of background groups, which may lag without harm."""
     waits: list[Wait]
-    """In training."""
+    """Waits in training."""
     met: list[Wait]
-    """Sends and receives that both sides have begun, and that are not over."""
+    """Sends and receives that both sides have started and that are still pending."""
     background_waits: list[Wait]
 
     @classmethod
     def of(cls, dumps: Dumps) -> Evidence:
-        """What ``dumps`` say."""
+        """Return the evidence in ``dumps``."""
         found = channels(dumps.dumps)
         training = [channel for channel in found if not channel.group.background]
         background = [channel for channel in found if channel.group.background]
@@ -43,30 +43,30 @@ class Evidence:
 
     @property
     def step(self) -> int | None:
-        """The last step that any rank has begun."""
+        """The last step that any rank started."""
         return max((dump.step for dump in self.dumps.values() if dump.step_known), default=None)
 
     def waits_of(self, rank: int) -> list[Wait]:
-        """What ``rank`` waits for, in training."""
+        """Return the waits of ``rank`` in training."""
         return [wait for wait in self.waits if wait.rank == rank]
 
-    def held(self, rank: int) -> bool:
-        """Whether ``rank`` itself waits for others, or has lost one: it is then no more than a link of the chain, even where
-        it is unknown for whom."""
+    def blocked(self, rank: int) -> bool:
+        """Whether ``rank`` itself waits for other ranks or has lost one. Such a rank is only a link in the chain, even if it
+        is unknown which rank it waits for."""
         dump = self.dumps[rank]
-        within = any(dump.training(entry) for entry in undone(dump))  # others may have joined it, and be no further either
-        # One that was dumped before it failed is judged by that: it may have been late, and lost the others by it.
+        within = any(dump.training(entry) for entry in undone(dump))  # possibly joined by all, and completed by none
+        # If the rank dumped before it failed, the dumped stack decides: it may have been late and lost the others thereby.
         lost = dump.lost and dump.failure is not None and dump.stacks[dump.failure.stack] is dump.main_stack
         return within or lost or bool(self.waits_of(rank)) or waits_in_torch(dump.main_stack)
 
     @cached_property
     def late(self) -> list[int]:
-        """Ranks that others wait for, and that wait for nobody."""
-        return sorted(rank for rank in {rank for wait in self.waits for rank in wait.behind} if not self.held(rank))
+        """Ranks that others wait for and that wait for no rank themselves."""
+        return sorted(rank for rank in {rank for wait in self.waits for rank in wait.behind} if not self.blocked(rank))
 
     @cached_property
     def circle(self) -> list[int]:
-        """Ranks that wait for each other; empty where there are none."""
+        """Ranks that wait for each other; empty if there is no deadlock."""
         left = {wait.rank for wait in self.waits}
         while True:
             within = [wait for wait in self.waits if wait.rank in left and left.intersection(wait.behind)]
@@ -77,39 +77,44 @@ class Evidence:
 
 
 def in_step(evidence: Evidence) -> str:
-    """When it was, as the middle of a sentence; empty where that is not known."""
+    """Return `` in step N``, or an empty string if the step is unknown."""
     return f" in step {evidence.step}" if evidence.step is not None else ""
 
 
 def waiting(wait: Wait) -> str:
-    """``rank 0 waits for rank 1 in all_reduce ...``."""
+    """Return ``rank 0 waits for rank 1 in all_reduce ...``."""
+    return f"rank {wait.rank} {waiting_for(wait)}"
+
+
+def waiting_for(wait: Wait) -> str:
+    """Return ``waits for rank 1 in all_reduce ...``."""
     absent = words.ranks([*wait.behind, *wait.unknown])
-    return f"rank {wait.rank} waits for {absent} in {words.collective(wait.entry, wait.channel.group)}"
+    return f"waits for {absent} in {words.collective(wait.entry, wait.channel.group)}"
 
 
 def called(evidence: Evidence, wait: Wait) -> str:
-    """What the rank that waits has called, and where."""
+    """Return the call that the waiting rank made, with its location."""
     return f"rank {wait.rank} called {words.call(wait.entry, evidence.dumps[wait.rank])}"
 
 
 def waited(evidence: Evidence, wait: Wait) -> str:
-    """How long a rank had waited when it wrote its dump: one that was requested in passing is not of a hang."""
+    """Return how long the rank had waited when it wrote its dump. A short time suggests a dump of a healthy job."""
     return f"{max(0.0, evidence.dumps[wait.rank].time - wait.entry.created):.1f} s"
 
 
 def victims(evidence: Evidence, culprits: Sequence[int]) -> str:
-    """Who failed or waits because of ``culprits``, as the end of a sentence."""
+    """Return the end of a sentence that names the ranks that fail or wait because of ``culprits``."""
     left = [wait for wait in evidence.waits if wait.rank not in culprits and set(culprits) & {*wait.behind, *wait.unknown}]
     if left:
-        alike = sorted({one.rank for one in left if one.channel is left[0].channel})
+        alike = sorted({wait.rank for wait in left if wait.channel is left[0].channel})
         named = words.collective(left[0].entry, left[0].channel.group)
         return f"; {words.ranks(alike)} {words.verb(alike, 'was', 'were')} left waiting in {named}"
     failed = [rank for rank, dump in evidence.dumps.items() if dump.lost]
-    return f"; {words.ranks(failed)} failed because of that" if failed else ""
+    return f"; {words.ranks(failed)} failed as a consequence" if failed else ""
 
 
 def places(evidence: Evidence, culprits: Iterable[int]) -> str:
-    """Where each rank is; ranks that are at one place together."""
+    """Return where each rank is. Ranks at the same place share a clause."""
     at: dict[str, list[int]] = {}
     for rank in culprits:
         at.setdefault(place(evidence.dumps[rank].main_stack), []).append(rank)

@@ -1,4 +1,4 @@
-"""Holding the collectives of ranks against each other: which do not fit, and who waits for whom."""
+"""Compares the collectives of all ranks: which do not match, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -14,64 +14,65 @@ _EQUAL = {
     "all_gather", "all_gather_single", "_all_gather_base", "all_gather_into_tensor_coalesced", "allgather_coalesced",
     "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
 }  # fmt: skip
-"""Collectives to which every rank gives as many numbers. Others (scatter, gather, all_to_all) may differ."""
+"""Collectives in which every rank must contribute the same number of elements. Others (scatter, gather, all_to_all) allow
+different numbers."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The collectives of one process group and backend: a sequence that all of its ranks must go through alike."""
+    """The collectives of one process group and backend: all members must issue the same sequence."""
 
     group: Group
     backend: str
     by_rank: dict[int, dict[int, Entry]]
-    """Of each rank that has a dump, its collectives by number. Older ones than the recorder keeps are not there."""
+    """For each rank with a dump, its collectives by sequence number. The recorder keeps only the newest ones."""
     forgotten: set[int] = field(default_factory=set)
-    """Ranks of which none is there, while their recorder has let go of older ones: these may have been of here."""
+    """Ranks without a recorded collective here whose recorder has dropped some, possibly from this channel."""
 
     def last(self, rank: int) -> int:
-        """Number of the last collective that ``rank`` has begun; 0 if none."""
+        """Return the number of the last collective that ``rank`` started, or 0."""
         return max(self.by_rank[rank], default=0)
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A collective that ranks do not agree on."""
+    """A collective on which ranks disagree."""
 
     channel: Channel
     seq: int
     what: str
     """``operation``, ``type`` or ``shape``."""
     kinds: list[list[int]] = field(default_factory=list)
-    """Ranks that agree with each other; most first."""
+    """Groups of ranks that agree with each other, the largest group first."""
 
     @property
     def culprits(self) -> list[int]:
-        """Ranks that differ from the most; all where there is no such majority."""
+        """Ranks outside the largest group; all ranks if no group is the largest."""
         if len(self.kinds[0]) > len(self.kinds[1]):
             return sorted(rank for kind in self.kinds[1:] for rank in kind)
         return sorted(rank for kind in self.kinds for rank in kind)
 
     @property
     def begun(self) -> float:
-        """When the first rank began it."""
+        """When the first rank started it, in seconds since the epoch."""
         return min(entries[self.seq].created for entries in self.channel.by_rank.values() if self.seq in entries)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank is in a collective that others have not joined."""
+    """A rank in a collective that other ranks have not joined."""
 
     rank: int
     channel: Channel
     entry: Entry
     behind: list[int]
-    """Those of its group that have not begun it."""
+    """Members of the group that have not started it."""
     unknown: list[int]
-    """Those of its group that have left no record of it."""
+    """Members of the group whose records do not cover it."""
 
 
 def channels(dumps: Iterable[Dump]) -> list[Channel]:
-    """Every process group of every backend that something was recorded of."""
+    """Return a channel for every process group and backend with a recorded collective."""
     dumps = [dump for dump in dumps if dump.recorded]
     found: dict[tuple[str, str, tuple[int, ...]], Channel] = {}
     for dump in dumps:
@@ -92,7 +93,7 @@ def channels(dumps: Iterable[Dump]) -> list[Channel]:
 
 
 def _has_forgotten(dump: Dump) -> bool:
-    """Whether the recorder has let go of old collectives: numbers begin with 1 in each group."""
+    """Whether the recorder has dropped old collectives. The numbers of each group start at 1."""
     firsts: dict[tuple[str, str], int] = {}
     for entry in dump.entries:
         if not entry.p2p:
@@ -101,9 +102,9 @@ def _has_forgotten(dump: Dump) -> bool:
 
 
 def mismatches(found: Iterable[Channel]) -> list[Mismatch]:
-    """The first mismatch of each channel, the earliest first: what follows in it comes of that one."""
+    """Return the first mismatch of each channel, the earliest first. Later mismatches of a channel follow from its first."""
     firsts = (next(iter(_mismatches(channel)), None) for channel in found)
-    return sorted((one for one in firsts if one is not None), key=lambda one: one.begun)
+    return sorted((mismatch for mismatch in firsts if mismatch is not None), key=lambda mismatch: mismatch.begun)
 
 
 def _mismatches(channel: Channel) -> Iterable[Mismatch]:
@@ -121,7 +122,7 @@ def _mismatches(channel: Channel) -> Iterable[Mismatch]:
 
 
 def _kinds(by_rank: Mapping[int, str | int]) -> list[list[int]]:
-    """Ranks with the same value together, the most first."""
+    """Group the ranks by value, the largest group first."""
     groups: dict[str | int, list[int]] = {}
     for rank in sorted(by_rank):
         groups.setdefault(by_rank[rank], []).append(rank)
@@ -129,12 +130,12 @@ def _kinds(by_rank: Mapping[int, str | int]) -> list[list[int]]:
 
 
 def _size(entry: Entry) -> int:
-    """How many numbers are sent; views of the same ones fit each other."""
+    """Return the number of elements sent. Different shapes with equally many elements are compatible."""
     return sum(math.prod(size) for size in entry.input_sizes)
 
 
 def waits(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[Wait]:
-    """What each rank waits for, the first such collective of each of its groups."""
+    """Return the waits of each rank: in each of its groups, the first collective that others have not joined."""
     known = [
         Wait(dump.rank, channel, entry, *_absent(channel, entry.seq))
         for dump in dumps
@@ -147,7 +148,7 @@ def waits(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[Wait]:
 
 
 def joined_by_all(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[tuple[Channel, Entry, list[int]]]:
-    """Collectives that every rank of the group has begun, and these have not done."""
+    """Return the collectives that every member of the group has started, with the ranks that have not completed them."""
     together: dict[tuple[int, int], tuple[Channel, Entry, list[int]]] = {}
     for dump in dumps:
         for number, channel in enumerate(found):
@@ -158,8 +159,8 @@ def joined_by_all(dumps: Sequence[Dump], found: Sequence[Channel]) -> list[tuple
 
 
 def _pending(dump: Dump, channel: Channel) -> Entry | None:
-    """The first collective that ``dump``'s rank is still in. gloo lets go of one that failed as of one that is done: of a
-    rank that failed because of another, it is the last of training's that was begun."""
+    """Return the first collective that ``dump``'s rank has not completed. gloo retires failed collectives like completed
+    ones, so for a rank that failed because of another rank, return the last collective of training that it started."""
     own = channel.by_rank[dump.rank]
     pending = [entry for entry in own.values() if not entry.done]
     if pending:
@@ -172,7 +173,7 @@ def _pending(dump: Dump, channel: Channel) -> Entry | None:
 
 
 def _absent(channel: Channel, seq: int) -> tuple[list[int], list[int]]:
-    """Ranks that have not begun collective ``seq``, and ranks of which that is not known."""
+    """Return the ranks that have not started collective ``seq``, and the ranks for which this is unknown."""
     unknown = {rank for rank in channel.group.ranks if rank not in channel.by_rank or rank in channel.forgotten}
     behind = [rank for rank in channel.by_rank if rank not in unknown and channel.last(rank) < seq]
     return sorted(behind), sorted(unknown)

@@ -1,4 +1,4 @@
-"""Who waits for whom in sends and receives. NCCL records them, gloo does not."""
+"""Which ranks wait for which in sends and receives. NCCL records them; gloo does not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _BATCH = "coalesced"
 
 
 def waits_for_peers(dumps: Iterable[Dump]) -> tuple[list[Wait], list[Wait]]:
-    """The first send or receive that each rank is in with each other one: those that the other one has not begun its own
-    part of, and those that it has, which wait for nobody."""
+    """Return the first pending send or receive of each pair of ranks, in two lists: those whose peer has not started its
+    side, and those whose peer has."""
     recorded = {dump.rank: dump for dump in dumps if dump.recorded}
     pending = {rank: _pending(dump) for rank, dump in recorded.items()}
     channels: dict[tuple[str, str, tuple[int, ...]], Channel] = {}
@@ -22,8 +22,8 @@ def waits_for_peers(dumps: Iterable[Dump]) -> tuple[list[Wait], list[Wait]]:
     met: list[Wait] = []
     for rank, own in pending.items():
         for (group, kind, peer), entry in own.items():
-            of_group = next(one for one in recorded[rank].groups if one.name == group)
-            channel = channels.setdefault((entry.backend, group, of_group.ranks), Channel(of_group, entry.backend, {}))
+            members = next(candidate for candidate in recorded[rank].groups if candidate.name == group)
+            channel = channels.setdefault((entry.backend, group, members.ranks), Channel(members, entry.backend, {}))
             if (group, "recv" if kind == "send" else "send", rank) in pending.get(peer, {}):
                 met.append(Wait(rank, channel, entry, [], []))
             else:
@@ -33,8 +33,8 @@ def waits_for_peers(dumps: Iterable[Dump]) -> tuple[list[Wait], list[Wait]]:
 
 
 def undone(dump: Dump) -> list[Entry]:
-    """What the rank is still in. Of operations that were begun as a batch, NCCL keeps no state but that of the entry which
-    closes it: collectives have their number in common with it, sends and receives come right before it."""
+    """Return the entries that the rank has not completed. For a batch of operations, NCCL keeps only the state of the entry
+    that closes the batch: collectives share its number, and sends and receives immediately precede it."""
     left: list[Entry] = []
     closing: dict[tuple[str, str], Entry] = {}
     last: dict[tuple[str, str, int], Entry] = {}
@@ -53,7 +53,7 @@ def undone(dump: Dump) -> list[Entry]:
 
 
 def _pending(dump: Dump) -> dict[tuple[str, str, int], Entry]:
-    """By group, ``send`` or ``recv``, and the peer's rank among all: the first that is not done."""
+    """Return the first pending entry for each (group name, ``send`` or ``recv``, global rank of the peer)."""
     groups: dict[str, Group] = {group.name: group for group in dump.groups}
     found: dict[tuple[str, str, int], Entry] = {}
     for entry in undone(dump):

@@ -1,4 +1,4 @@
-"""Whether a rank has gone on since it dumped. Free of torch."""
+"""Whether a rank has progressed since its dump. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from titan_debug.flight.dump import Dump, Entry
 from titan_debug.flight.p2p import undone
 
 
-def has_gone_on(before: Dump, now: Dump, lost: bool) -> bool:
-    """Whether what ``before`` reports is over, in a step that continues. A rank that was late and has just joined, after
-    most of the time since, must not hide that it was late. After a failure nothing continues.
+def has_progressed(before: Dump, now: Dump, lost: bool) -> bool:
+    """Whether the state that ``before`` shows is over within a step that continues.
+
+    A rank that spent most of the time since ``before`` outside collectives and has only just joined one has not progressed:
+    a new dump would hide that it was late. A rank that has failed makes no progress.
 
     Args:
-        lost: whether the rank has failed by now because another was gone or late: gloo lets go of what failed as of what is
-            done.
+        lost: whether the rank has since failed because another rank was gone or late. gloo retires failed collectives like
+            completed ones.
     """
     if before.failure is not None or not now.recorded:
         return False

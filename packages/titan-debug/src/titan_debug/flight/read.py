@@ -1,4 +1,4 @@
-"""The dumps of a run, read back: those of its newest attempt, and of one occasion. Free of torch."""
+"""Reads the dumps of a run: those of its newest attempt that belong to one incident. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.runs.files import CONFIG, EVENTS
+from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks
 from titan_runs.run_log import RunLog
 
-OCCASION_SECONDS = 60.0
-"""Dumps of an earlier step that are older than the newest one by more are of another occasion."""
+INCIDENT_SECONDS = 60.0
+"""A dump of an earlier step belongs to another incident if it is older than the newest dump by more than this."""
 
 
 @dataclass(frozen=True)
 class Dumps:
-    """What ranks have written on one occasion."""
+    """The ranks' dumps of one incident."""
 
     folder: Path
     dumps: list[Dump]
-    """By rank, each once."""
+    """At most one for each rank, ordered by rank."""
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why."""
+    """Files that were ignored, and why."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks the job has."""
+        """Number of ranks of the job."""
         return max((dump.world_size for dump in self.dumps), default=0)
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that have left nothing."""
-        there = {dump.rank for dump in self.dumps}
-        return [rank for rank in range(self.world_size) if rank not in there]
+        """Ranks without a dump."""
+        present = {dump.rank for dump in self.dumps}
+        return [rank for rank in range(self.world_size) if rank not in present]
 
 
 def dump_folder(path: str) -> Path:
-    """Where the dumps of ``path`` are: a run's directory, or the folder itself.
+    """Return the folder of dumps for ``path``, which is a run's directory or that folder itself.
 
     Raises:
         UserError: the run's files are damaged.
@@ -53,10 +54,10 @@ def dump_folder(path: str) -> Path:
 
 
 def read_dumps(folder: Path) -> Dumps:
-    """The dumps in ``folder``.
+    """Read the dumps in ``folder``.
 
     Raises:
-        UserError: there are none.
+        UserError: ``folder`` contains no usable dump.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -69,47 +70,47 @@ def read_dumps(folder: Path) -> Dumps:
             found.append(adapter.validate_json(path.read_bytes()))
             written[found[-1].rank] = path.stat().st_mtime
         except (OSError, ValidationError) as error:
-            notes.append(f"{path.name} is left out: it {_damage(error)}")
+            notes.append(f"ignored {path.name}: it {_damage(error)}")
     for path in sorted(folder.glob(STACKS_FILE.format("*"))):
         try:
             found += read_stacks(path)
         except (OSError, ValueError) as error:
-            notes.append(f"{path.name} is left out: {error}")
+            notes.append(f"ignored {path.name}: {error}")
     if not found:
-        why = "there are no dumps here" if folder.is_dir() else "there is no such folder"
-        fix = "a rank dumps when a step takes too long or the run fails; `titan flight dump RUN` asks a running job for it"
+        why = "contains no dumps" if folder.is_dir() else "no such folder"
+        fix = "ranks dump when a step takes too long or the run fails; run `titan flight dump RUN` to dump a running job"
         raise UserError.one(str(folder), f"{why}{''.join(f'; {note}' for note in notes)}", fix)
     newest = max(dump.attempt for dump in found)
     older = sorted({dump.rank for dump in found if dump.attempt < newest})
     if older:
-        notes.append(f"dumps of an earlier attempt are left out (of rank {', '.join(map(str, older))})")
-    return Dumps(folder, _of_one_occasion([dump for dump in found if dump.attempt == newest], written, notes), notes)
+        notes.append(f"ignored dumps of an earlier attempt ({ranks(older)})")
+    return Dumps(folder, _of_one_incident([dump for dump in found if dump.attempt == newest], written, notes), notes)
 
 
-def _of_one_occasion(found: list[Dump], written: Mapping[int, float], notes: list[str]) -> list[Dump]:
-    """One dump for each rank, without those of earlier steps that the rank has not renewed since.
+def _of_one_incident(found: list[Dump], written: Mapping[int, float], notes: list[str]) -> list[Dump]:
+    """Return one dump for each rank, without outdated dumps of earlier steps.
 
     Args:
-        written: of each rank, when its file was written, by the clock of where the files are: those of the machines differ.
+        written: when each rank's file was written, by the file system's clock, because the machines' clocks differ.
     """
     known = [dump for dump in found if dump.step_known]
     last = max((dump.step for dump in known), default=-1)
     newest = max((written[dump.rank] for dump in known if dump.step == last), default=0.0)
     by_rank: dict[int, Dump] = {}
     for dump in known:
-        if dump.step < last - 1 or (dump.step < last and written[dump.rank] < newest - OCCASION_SECONDS):
-            notes.append(f"rank {dump.rank}'s dump is left out: it is of step {dump.step}, others are of step {last}")
+        if dump.step < last - 1 or (dump.step < last and written[dump.rank] < newest - INCIDENT_SECONDS):
+            notes.append(f"ignored rank {dump.rank}'s dump of step {dump.step}: other dumps are from step {last}")
         else:
             by_rank[dump.rank] = dump
     for dump in found:
         if not dump.step_known:
             own = by_rank.get(dump.rank)
-            by_rank[dump.rank] = dump if own is None else _together(own, dump)
+            by_rank[dump.rank] = dump if own is None else _merged(own, dump)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _together(recorded: Dump, stacks: Dump) -> Dump:
-    """What a process has recorded, with how it died; and where it was when Python itself was stuck, if that is why."""
+def _merged(recorded: Dump, stacks: Dump) -> Dump:
+    """Add to a process's dump how it died or, if Python itself was stuck, the stacks from that time."""
     if not recorded.stuck or stacks.died:
         return replace(recorded, died=stacks.died)
     first = len(recorded.stacks)
@@ -120,4 +121,4 @@ def _together(recorded: Dump, stacks: Dump) -> Dump:
 def _damage(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
-    return "is damaged, or was written by another version"
+    return "is damaged or was written by another version"

@@ -1,17 +1,17 @@
-"""What torch's Flight Recorder has kept of this process."""
+"""The collectives that torch's Flight Recorder has recorded in this process."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch._C import _distributed_c10d
-from torch.distributed import distributed_c10d
+import torch.distributed
+from torch.distributed import ProcessGroup
 
 from titan_core.api.world import World
+from titan_debug import torch_private
 from titan_debug.flight.dump import Entry, Frame, Group
 
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -19,8 +19,9 @@ _FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def prepare_environment(size: int, folder: Path) -> None:
-    """How many collectives torch is to keep, and where NCCL's own watchdog writes the file that ``torchfrtrace`` reads.
-    Torch looks when a process begins its first collective. What the user has set stays."""
+    """Set the number of collectives that torch records, and the path to which NCCL's own watchdog writes the file that
+    ``torchfrtrace`` reads. Variables that the user has set stay. Torch reads them when a process starts its first
+    collective."""
     if not any(name in os.environ for name in _SIZE):
         os.environ[_SIZE[0]] = str(size)
     if not any(name in os.environ for name in _FILE):
@@ -28,65 +29,65 @@ def prepare_environment(size: int, folder: Path) -> None:
 
 
 def process_groups(world: World) -> list[Group]:
-    """The process groups that this rank is in. Their table is private; it is the same in torch 2.11 to 2.15."""
-    groups = distributed_c10d._world
-    by_name: dict[str, list[str]] = {}
+    """Return the process groups that this rank belongs to, each labelled with its purpose."""
+    dims_of: dict[str, list[str]] = {}
     for dim in world.mesh.names:
-        by_name.setdefault(world.mesh[dim].get_group().group_name, []).append(dim)
+        dims_of.setdefault(world.mesh[dim].get_group().group_name, []).append(dim)
     return [
-        Group(name, _label(group, name, by_name.get(name, [])), tuple(sorted(ranks, key=ranks.__getitem__)))
-        for group, name in groups.pg_names.items()
-        for ranks in (groups.pg_group_ranks[group],)
+        Group(
+            group.group_name,
+            _label(group, dims_of.get(group.group_name, [])),
+            tuple(torch.distributed.get_process_group_ranks(group)),
+        )
+        for group in torch_private.process_groups()
     ]
 
 
-def _label(group: Any, name: str, dims: list[str]) -> str:
+def _label(group: ProcessGroup, dims: list[str]) -> str:
     if group.group_desc == "default_pg":
         return f"all ranks ({', '.join(dims)})" if dims else "all ranks"
     if dims:
         return ", ".join(dims)
-    return f"group {name}" if group.group_desc in ("", "undefined") else group.group_desc.removeprefix("mesh_")
+    if group.group_desc in ("", "undefined"):
+        return f"group {group.group_name}"
+    return group.group_desc.removeprefix("mesh_")
 
 
 def recorded_entries(stacks: dict[tuple[Frame, ...], int], since: float) -> list[Entry]:
-    """All collectives that are kept, in order; their stacks are put into ``stacks``, each with its index.
+    """Return all recorded collectives in the order in which they started. Adds their stacks to ``stacks``, which maps each
+    stack to its index.
 
     Args:
-        since: in seconds since the epoch. What was begun before is of an earlier job of this process.
-
-    Torch's functions for it are private: ``_dump_fr_trace`` is gloo's recorder and ``_dump_nccl_trace`` NCCL's, in torch
-    2.11 and 2.15. Their other form, JSON, leaves the stacks out; this one is a pickle of this process's own making.
+        since: seconds since the epoch. Earlier collectives belong to a previous job of this process and are dropped.
     """
-    traces = [getattr(_distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
     found: dict[tuple[Any, ...], Entry] = {}
-    for trace in traces:
-        for one in pickle.loads(trace()).get("entries", ()) if trace is not None else ():
-            if one["time_created_ns"] < since * 1e9:
-                continue
-            key = (one["profiling_name"], one["process_group"], one["record_id"], one["time_created_ns"])
-            frames = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in one.get("frames", ()))
-            found[key] = _entry(one, stacks.setdefault(frames, len(stacks)))
+    for fields in torch_private.flight_recorder_entries():
+        if fields["time_created_ns"] < since * 1e9:
+            continue
+        key = (fields["profiling_name"], fields["process_group"], fields["record_id"], fields["time_created_ns"])
+        frames = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in fields.get("frames", ()))
+        found[key] = _entry(fields, stacks.setdefault(frames, len(stacks)))
     return sorted(found.values(), key=lambda entry: entry.created)
 
 
-def _entry(one: Mapping[str, Any], stack: int) -> Entry:
-    backend, _, op = one["profiling_name"].rpartition(":")
-    p2p = bool(one["is_p2p"])
-    timeout = one.get("timeout_ms")
+def _entry(fields: Mapping[str, Any], stack: int) -> Entry:
+    backend, _, op = fields["profiling_name"].rpartition(":")
+    p2p = bool(fields["is_p2p"])
+    timeout = fields.get("timeout_ms")
     return Entry(
-        group=one["process_group"][0],
+        group=fields["process_group"][0],
         backend=backend,
         op=op,
-        seq=one["p2p_seq_id" if p2p else "collective_seq_id"],
+        seq=fields["p2p_seq_id" if p2p else "collective_seq_id"],
         p2p=p2p,
-        # gloo never says "completed", but lets go of what is over.
-        done=bool(one.get("retired")) or one["state"] == "completed",
-        state=one["state"],
-        created=one["time_created_ns"] / 1e9,
-        input_sizes=[list(size) for size in one["input_sizes"]],
-        input_dtypes=list(one["input_dtypes"]),
-        output_sizes=[list(size) for size in one["output_sizes"]],
-        output_dtypes=list(one["output_dtypes"]),
+        # gloo never reports "completed"; it retires an operation that is over.
+        done=bool(fields.get("retired")) or fields["state"] == "completed",
+        state=fields["state"],
+        created=fields["time_created_ns"] / 1e9,
+        input_sizes=[list(size) for size in fields["input_sizes"]],
+        input_dtypes=list(fields["input_dtypes"]),
+        output_sizes=[list(size) for size in fields["output_sizes"]],
+        output_dtypes=list(fields["output_dtypes"]),
         timeout=timeout / 1000 if timeout else None,
         stack=stack,
     )

@@ -18,7 +18,7 @@ from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.dump import Dump, write_dump
-from titan_debug.flight.progress import has_gone_on
+from titan_debug.flight.progress import has_progressed
 from titan_debug.flight.read import read_dumps
 from titan_debug.flight.recorded import prepare_environment
 from titan_debug.flight.stacks_file import StacksFile
@@ -28,11 +28,12 @@ from titan_debug.request import Request, Requests
 log = logging.getLogger(__name__)
 
 SHARE = 0.8
-"""Of the time after which collectives fail: how long a step may take before the watchdog says so."""
+"""Share of the collectives' timeout after which the watchdog reports a step as slow."""
 
 
 class FlightRecorder:
-    """One rank's. It only reports: what hangs keeps hanging until its collectives time out, and what recovers continues."""
+    """The Flight Recorder of one rank. It only reports: a hang lasts until its collectives time out, and a step that
+    recovers continues."""
 
     def __init__(self, context: JobContext[CommTraceSection]) -> None:
         comm, section = context.facts.section(CommSection), context.section
@@ -43,9 +44,9 @@ class FlightRecorder:
         self._run: RunStart | None = None
         self._assembled = self._attempt = 0.0
         self._step, self._in_step = 0, False
-        self._dump: Dump | None = None  # the last one
-        self._troubled_step: int | None = None  # the last step that was dumped because something was wrong
-        self._told: set[tuple[str | int, ...]] = set()  # kinds of trouble, and the ranks that they came from
+        self._dump: Dump | None = None  # the latest one
+        self._troubled_step: int | None = None  # the latest step that was dumped because something was wrong
+        self._reported: set[tuple[str | int, ...]] = set()  # (kind of problem, ranks that caused it)
         self._writing = threading.Lock()
         self._stacks: StacksFile | None = None
         self._requests: Requests | None = None
@@ -53,56 +54,58 @@ class FlightRecorder:
 
     @hookimpl
     def titan_job_assembled(self) -> None:
-        """No process group exists yet."""
+        """Configure torch's recorder. No process group exists yet."""
         self._assembled = time.time()
         prepare_environment(self._section.trace_buf_size, self._folder)
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
-        """Begin to watch, before anybody can read of the run, and ask. An older run's files have been moved away by now."""
+        """Start the watchdog before other observers announce the run, so that no request is missed. Files of an older run
+        have been moved away by now."""
         self._step = run.step
         self._attempt = run.attempt
         self._stacks = StacksFile(self._folder, run.world, self._attempt)
         self._requests = Requests(self._folder)
-        self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._late, self._asked)
+        self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._on_late_step, self._on_request)
         self._run = run
         self._watchdog.start(self._stacks.file)
         return (yield)
 
     @hookimpl(tryfirst=True)
     def titan_step_start(self, step: int) -> None:
-        """What other observers do then is part of the step."""
+        """Start watching the step. It runs first so that the other observers' work counts as part of the step."""
         self._step, self._in_step = step, True
         if self._watchdog is not None:
             self._watchdog.step_begins(step)
 
     @hookimpl(trylast=True)
     def titan_step_end(self, report: StepReport) -> None:
-        """Likewise."""
+        """Stop watching the step. It runs last, for the same reason."""
         self._in_step = False
         if self._watchdog is not None:
             self._watchdog.step_ends()
 
     @hookimpl
     def titan_step_cancelled(self, step: int) -> None:
-        """What follows, a last checkpoint or validation, may take as long as it does."""
+        """Stop watching. A last checkpoint or validation may follow and take any time."""
         self._in_step = False
         if self._watchdog is not None:
             self._watchdog.step_cancelled()
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Dump, and ask the other ranks to. A run of one rank has nobody to wait for, and an interrupt explains itself."""
+        """Dump, and request dumps from the other ranks. Skipped for a single rank, which waits for no other, and for an
+        interrupt, which needs no explanation."""
         run = self._run
         if run is None or run.world.size == 1 or isinstance(error, KeyboardInterrupt):
             return
         why = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
-        self._write(why, asked=False, error=error)
-        self._ask_others(why)
+        self._write(why, on_request=False, error=error)
+        self._request_others(why)
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: TrainEnd) -> None:
-        """Nothing is watched any more."""
+        """Stop the watchdog."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None
@@ -110,32 +113,36 @@ class FlightRecorder:
             self._stacks.close()
             self._stacks = None
 
-    def _late(self, step: int, seconds: float) -> None:
-        """The watchdog: ``step`` takes longer than ``seconds``."""
+    def _on_late_step(self, step: int, seconds: float) -> None:
+        """Handle a step that takes longer than ``seconds``. Called in the watchdog's thread."""
         why = f"step {step} takes longer than {seconds:g} s"
-        if self._write(why, asked=False):
-            self._ask_others(why)
-            self._tell(why)
+        if self._write(why, on_request=False):
+            self._request_others(why)
+            self._report(why)
 
-    def _asked(self, request: Request) -> None:
-        """The watchdog: somebody wants a dump."""
-        person = request.rank is None
-        if self._write(request.why if person else f"rank {request.rank}: {request.why}", asked=person) and not person:
-            self._tell(f"rank {request.rank}: {request.why}")
+    def _on_request(self, request: Request) -> None:
+        """Handle a request for a dump. Called in the watchdog's thread."""
+        by_person = request.rank is None
+        why = request.why if by_person else f"rank {request.rank}: {request.why}"
+        if self._write(why, on_request=by_person) and not by_person:
+            self._report(why)
 
-    def _write(self, why: str, asked: bool, error: BaseException | None = None) -> bool:
-        """Write a dump; whether that was done. A step that was dumped because something is wrong is dumped no more, unless
-        it has gone on since: what came of it would hide what it came from. Its failure is added to what is there."""
+    def _write(self, why: str, on_request: bool, error: BaseException | None = None) -> bool:
+        """Write a dump, and return whether it was written.
+
+        After a dump of a step with a problem, further dumps of that step are skipped unless the step has progressed: the
+        consequences would hide the cause. If the step fails, the failure is added to the existing dump.
+        """
         run = self._run
         assert run is not None
         with self._writing:
-            known = self._dump if self._troubled_step == self._step and not asked else None
+            known = self._dump if self._troubled_step == self._step and not on_request else None
             try:
                 if self._stacks is not None and (known is None or error is not None):
-                    self._stacks.write(why)  # the other file takes torch's help, which may be what is stuck
+                    self._stacks.write(why)  # first, because the dump needs torch, which may be stuck
                 stuck = self._watchdog is not None and self._watchdog.starved
                 dump = collect(run.world, why, self._attempt, self._assembled, self._step, self._in_step, stuck)
-                over = known is None or has_gone_on(known, dump, error is not None and follows_from_a_peer(error))
+                over = known is None or has_progressed(known, dump, error is not None and follows_from_a_peer(error))
                 if known is not None and not over:
                     if error is None:
                         return False
@@ -145,41 +152,41 @@ class FlightRecorder:
                 write_dump(self._folder, dump)
                 self._dump = dump
             except OSError as problem:
-                log.error("%s: no dump can be written to %s: %s", why, self._folder, problem.strerror or problem)
+                log.error("%s: cannot write a dump to %s: %s", why, self._folder, problem.strerror or problem)
                 return False
-            if not asked:
+            if not on_request:
                 self._troubled_step = self._step
             elif run.world.rank == 0:
                 log.warning("%s: dumped collectives and threads to %s", why, self._folder)
             return True
 
-    def _ask_others(self, why: str) -> None:
+    def _request_others(self, why: str) -> None:
         assert self._run is not None and self._requests is not None
         try:
-            self._requests.ask(why, self._run.world.rank)
+            self._requests.send(why, self._run.world.rank)
         except OSError as problem:
-            log.error("dumps of the other ranks cannot be requested in %s: %s", self._folder, problem.strerror or problem)
+            log.error("cannot request the other ranks' dumps in %s: %s", self._folder, problem.strerror or problem)
 
-    def _tell(self, why: str) -> None:
-        """On rank 0, in the watchdog's thread: say so, and when the others have dumped, what it comes from, each such thing
-        once."""
+    def _report(self, why: str) -> None:
+        """On rank 0, log the problem and, once the other ranks have dumped, its cause. Each cause is reported once. Called
+        in the watchdog's thread."""
         run = self._run
         if run is None or run.world.rank != 0 or self._watchdog is None:
             return
         command = f"`titan flight analyse {run.dump_folder}`"
-        dumped = f"{why}: dumped collectives and threads of each rank to {self._folder}; {command} reads them"
-        first, step = not self._told, self._step
+        dumped = f"{why}: dumped the collectives and threads of every rank to {self._folder}; run {command} to read them"
+        first, step = not self._reported, self._step
         if first:
-            log.warning("%s", dumped)  # whatever becomes of the verdict
+            log.warning("%s", dumped)  # before the analysis, which may fail
         verdict = ""
         if run.world.size <= MOST_ANALYSED:
             self._watchdog.pause()
             found = analyse(read_dumps(self._folder))
             late = found.kind in ("behind", "elsewhere")
-            news = ("late" if late else found.kind, *found.culprits)
-            if news in self._told:
-                return  # such as steps that are slow whenever a loader is
-            self._told.add(news)
+            problem = ("late" if late else found.kind, *found.culprits)
+            if problem in self._reported:
+                return  # for example, a loader that is slow in every step
+            self._reported.add(problem)
             verdict = found.verdict
         if not first:
             log.warning("%s", dumped)

@@ -1,4 +1,4 @@
-"""Where Python threads are."""
+"""Stacks of Python threads, and how to describe them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from titan_debug.flight.dump import Frame
 
 DEEPEST = 100
-"""Calls that are kept of a stack, from the innermost."""
+"""Largest number of calls kept of a stack, counted from the innermost."""
 _LONGEST = 100
 _LIBRARY = re.compile(
     r"^<|/(site|dist)-packages/(torch|torchgen|torchao|pluggy)/|/lib/python3\.\d+/(?!(site|dist)-packages)"
@@ -22,8 +22,8 @@ _LIBRARY = re.compile(
 
 
 def thread_stacks() -> list[tuple[str, bool, list[Frame]]]:
-    """Each thread's name, whether it is the main one, and its stack; without the thread that asks, unless it is the main
-    one."""
+    """Return for each thread its name, whether it is the main thread, and its stack. Omits the calling thread unless it is
+    the main thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
     return [
@@ -34,7 +34,7 @@ def thread_stacks() -> list[tuple[str, bool, list[Frame]]]:
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
-    """The calls that lead to ``frame``, which comes first."""
+    """Return the calls that lead to ``frame``, innermost first."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < DEEPEST:
         frames.append(_frame(frame, frame.f_lineno, frame.f_lasti))
@@ -43,7 +43,7 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
 
 
 def stack_of_traceback(traceback: TracebackType | None) -> list[Frame]:
-    """The calls from where an exception was caught to where it was raised, which comes first."""
+    """Return the calls between the handler and the ``raise`` of an exception, innermost first."""
     frames: list[Frame] = []
     while traceback is not None:
         frames.append(_frame(traceback.tb_frame, traceback.tb_lineno, traceback.tb_lasti))
@@ -57,7 +57,7 @@ def _frame(frame: FrameType, line: int, instruction: int) -> Frame:
 
 
 def _expression(frame: FrameType, instruction: int) -> str:
-    """The source of what ``frame`` is computing, in a line; empty where there is no source."""
+    """Return the source of the expression that ``frame`` is evaluating, on one line; empty if there is no source."""
     positions = next(islice(frame.f_code.co_positions(), max(instruction, 0) // 2, None), None)
     if positions is None:
         return ""
@@ -71,13 +71,13 @@ def _expression(frame: FrameType, instruction: int) -> str:
 
 
 def own_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost call that is neither torch's nor the standard library's; the innermost of all where there is none."""
+    """Return the innermost call outside torch, pluggy and the standard library, or the innermost call if there is none."""
     return next((frame for frame in stack if not _LIBRARY.search(frame.file)), stack[0] if stack else None)
 
 
 def waits_in_torch(stack: Sequence[Frame]) -> bool:
-    """Whether the innermost calls are of ``torch.distributed``, before any of somebody's own code: the thread then most
-    likely waits for another rank. So it does in a ``wait`` without a Python frame of its own, as a work handle has."""
+    """Whether the innermost calls belong to ``torch.distributed`` rather than to the user's own code. The thread then most
+    likely waits for another rank, as it does in a work handle's ``wait``, which has no Python frame of its own."""
     if stack and ".wait(" in stack[0].code:
         return True
     for frame in stack[:4]:
@@ -89,7 +89,7 @@ def waits_in_torch(stack: Sequence[Frame]) -> bool:
 
 
 def short_path(file: str) -> str:
-    """``file`` as a reader wants it: from its package on, or from the working directory."""
+    """Return ``file`` relative to its package root or to the working directory."""
     for marker in ("/site-packages/", "/src/"):
         if marker in file:
             return file.rpartition(marker)[2]
@@ -98,12 +98,12 @@ def short_path(file: str) -> str:
 
 
 def location(stack: Sequence[Frame]) -> str:
-    """``my_plugin.py:12 in titan_step_start``: the innermost call that is somebody's own."""
+    """Return the innermost call outside libraries: ``my_plugin.py:12 in titan_step_start``."""
     frame = own_frame(stack)
     return f"{short_path(frame.file)}:{frame.line} in {frame.function}" if frame is not None else "an unknown place"
 
 
 def place(stack: Sequence[Frame]) -> str:
-    """Where a thread is, in words: ``in time.sleep(60), at my_plugin.py:12 in titan_step_start``."""
+    """Return where a thread is: ``in time.sleep(60) at my_plugin.py:12 in titan_step_start``."""
     frame = own_frame(stack)
-    return f"in {frame.code}, at {location(stack)}" if frame is not None and frame.code else f"at {location(stack)}"
+    return f"in {frame.code} at {location(stack)}" if frame is not None and frame.code else f"at {location(stack)}"

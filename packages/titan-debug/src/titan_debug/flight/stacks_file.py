@@ -1,4 +1,4 @@
-"""Stacks of threads that can be written when Python itself cannot run."""
+"""Writes the stacks of all threads even if the interpreter cannot run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class StacksFile:
-    """Where Python's faulthandler writes the stacks of all threads. It has to be open beforehand: a process that crashes in
-    an extension, or is stuck in one, cannot open files any more. What earlier attempts have left stays, before it: a rank
-    that died is started again before anybody can look."""
+    """The file to which Python's faulthandler writes the stacks of all threads. It must be open in advance: a process that
+    crashes or is stuck in an extension can no longer open files. The file is opened for appending: a rank that died may
+    restart before anybody reads what it left."""
 
     def __init__(self, folder: Path, world: World, attempt: float) -> None:
         self._path = path = folder / STACKS_FILE.format(world.rank)
@@ -31,13 +31,11 @@ class StacksFile:
             self._begin = self.file.tell()
             print(_header(world, attempt), file=self.file, flush=True)
         except OSError as error:
-            log.warning(
-                "%s cannot be written, so a crash in an extension leaves no stacks: %s", path, error.strerror or error
-            )
+            log.warning("cannot write %s: %s; a crash in an extension will leave no stacks", path, error.strerror or error)
             self.file = None
             return
         self._empty = self.file.tell()
-        # torchrun switches it on for standard error, which is not there to be read afterwards. Anyone else's is left.
+        # torchrun enables faulthandler on standard error, which may be lost. Any other user's handler stays in place.
         if not faulthandler.is_enabled() or "TORCHELASTIC_RUN_ID" in os.environ:
             self._before = faulthandler.is_enabled()
             faulthandler.enable(file=self.file, all_threads=True)
@@ -50,7 +48,7 @@ class StacksFile:
             faulthandler.dump_traceback(file=self.file, all_threads=True)
 
     def close(self) -> None:
-        """Close it; without what was written in this attempt, if that says nothing, and removed if nothing is left."""
+        """Close the file. If this attempt wrote no stacks, drop its header, and remove the file if nothing remains."""
         if self._enabled:
             faulthandler.disable()
             if self._before:
@@ -66,7 +64,7 @@ class StacksFile:
             for folder in (self._path.parent, self._path.parent.parent):
                 try:
                     folder.rmdir()
-                except OSError:  # it holds something
+                except OSError:  # not empty
                     return
 
 

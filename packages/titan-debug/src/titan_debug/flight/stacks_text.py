@@ -1,4 +1,4 @@
-"""Reading what Python's faulthandler has written of a process that could write nothing else."""
+"""Reads the stacks that Python's faulthandler wrote for a process that could write nothing else."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def read_stacks(path: Path) -> list[Dump]:
-    """What ``path`` says of the processes of its rank, one in each attempt: that one died, or was stuck where Python could
-    not run. Those of which it says neither are not there.
+    """Return a dump for each attempt in which the rank's process died or was stuck where Python could not run.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file.
+        OSError: ``path`` cannot be read.
+        ValueError: ``path`` is not a file of stacks.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     headers = list(_HEADER.finditer(text))
     if not headers or headers[0].start() != 0:
-        raise ValueError("its first line is none of ours")
+        raise ValueError("it does not start with Titan's header line")
     ends = [*(header.start() for header in headers[1:]), len(text)]
-    found = (_of_one(header, text[header.end() : end], path) for header, end in zip(headers, ends, strict=True))
+    found = (_parse_attempt(header, text[header.end() : end], path) for header, end in zip(headers, ends, strict=True))
     return [dump for dump in found if dump is not None]
 
 
-def _of_one(header: re.Match[str], text: str, path: Path) -> Dump | None:
+def _parse_attempt(header: re.Match[str], text: str, path: Path) -> Dump | None:
     death = next(iter(_DEATH.finditer(text)), None)
     timeouts = list(_TIMEOUT.finditer(text))
     found = death or (timeouts[-1] if timeouts else None)
@@ -50,10 +49,10 @@ def _of_one(header: re.Match[str], text: str, path: Path) -> Dump | None:
             threads.append(Thread(thread[1], ident == main, len(stacks)))
             stacks.append([])
         elif frame is not None and stacks:
-            code = linecache.getline(frame[1], int(frame[2])).strip()  # a whole line; empty if the file is not here
+            code = linecache.getline(frame[1], int(frame[2])).strip()  # the whole line; empty without the source file
             stacks[-1].append(Frame(frame[1], int(frame[2]), frame[3], code))
         elif line and not line.startswith("  ") and stacks:
-            break  # of another occasion
+            break  # the next report
     return Dump(
         rank=int(header[1]),
         world_size=int(header[2]),

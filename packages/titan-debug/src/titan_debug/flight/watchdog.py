@@ -1,4 +1,4 @@
-"""A thread that notices steps which take too long, and other ranks' requests for a dump."""
+"""A thread that detects slow steps and requests for a dump."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from titan_debug.request import Request, Requests
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-"""How often it looks, at most."""
+"""Longest interval between two polls."""
 
 PATIENCE_SECONDS = 30.0
-"""How long the end of a run waits for a dump to be written."""
+"""How long the end of a run waits for a dump in progress."""
 
 
 class Watchdog:
-    """Watches one rank. Steps are watched, from loading their batch to their update. A validation or a checkpoint may take
-    as long as it does, and the ranks that wait for it in their next step notice.
+    """Watches the steps of one rank, from loading the batch to the update. Validation and checkpoints have no time limit; if
+    one hangs, the ranks that wait for it in their next step detect it.
 
-    Python lets one thread run at a time, so a thread that is stuck in an extension without giving that up stops this one
-    too. For this case it keeps a timer of ``faulthandler``'s running, which needs no such permission, and winds it up again
-    each time it looks.
+    A thread that is stuck in an extension while it holds the GIL stops the watchdog too. For this case the watchdog keeps a
+    ``faulthandler`` timer running, which does not need the GIL, and restarts the timer at each poll.
     """
 
     def __init__(
@@ -35,93 +34,93 @@ class Watchdog:
         requests: Requests,
         first_seconds: float,
         seconds: float,
-        late: Callable[[int, float], None],
-        asked: Callable[[Request], None],
+        on_late_step: Callable[[int, float], None],
+        on_request: Callable[[Request], None],
     ) -> None:
-        """Both callbacks are called in the watchdog's thread.
-
-        Args:
-            first_seconds: how long the first step may take.
-            seconds: how long another one may take.
-            late: takes a step that has taken longer, and that limit; once a step.
-            asked: takes a request.
         """
-        self._requests, self._late, self._asked = requests, late, asked
+        Args:
+            requests: source of requests.
+            first_seconds: time limit of the first step.
+            seconds: time limit of every other step.
+            on_late_step: called in the watchdog's thread with a step that exceeds its limit, and the limit; once per step.
+            on_request: called in the watchdog's thread with a request.
+        """
+        self._requests, self._on_late_step, self._on_request = requests, on_late_step, on_request
         self._limit, self._later_limit = first_seconds, seconds
         self._poll = min(POLL_SECONDS, min(first_seconds, seconds) / 4)
-        self._step: tuple[int, float] | None = None  # the current step, and since when
-        self._told: tuple[int, float] | None = None
-        self._problem = ""  # the last one, which is logged once
-        self._looked = time.monotonic()
+        self._step: tuple[int, float] | None = None  # the current step and its start
+        self._reported: tuple[int, float] | None = None
+        self._problem = ""  # the latest error; a repetition is not logged
+        self._polled = time.monotonic()
         self._stacks: TextIO | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="titan-watchdog", daemon=True)
 
     def start(self, stacks: TextIO | None) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            stacks: where the threads' stacks are written when Python itself is stuck.
+            stacks: receives the threads' stacks if Python itself is stuck.
         """
         self._stacks = stacks
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         self._thread.start()
 
     @property
     def starved(self) -> bool:
-        """Whether it could not look for too long."""
-        return time.monotonic() - self._looked > self._later_limit + self._poll
+        """Whether the thread has been unable to poll for too long."""
+        return time.monotonic() - self._polled > self._later_limit + self._poll
 
     def step_begins(self, step: int) -> None:
-        """Watch ``step`` from now on."""
+        """Start watching ``step``."""
         self._step = (step, time.monotonic())
 
     def step_ends(self) -> None:
-        """Watch nothing."""
+        """Stop watching the step."""
         self._step = None
         self._limit = self._later_limit
 
     def step_cancelled(self) -> None:
-        """Watch nothing; the step was not taken."""
+        """Stop watching a step that was not taken. It does not count as the first step."""
         self._step = None
 
     def stop(self) -> None:
-        """End the thread. It may be in the midst of a dump, which is waited for, but not forever."""
+        """Stop the thread. Waits up to ``PATIENCE_SECONDS`` for a dump in progress."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE_SECONDS)
 
     def pause(self) -> None:
-        """Wait for as long as others need to see a request; for the callbacks."""
+        """Wait until the other ranks have had time to see a request. For use in the callbacks."""
         self._ended.wait(2 * self._poll)
 
     def _run(self) -> None:
         while True:
-            self._guarded(self._wind_up)
+            self._guarded(self._restart_timer)
             if self._ended.wait(self._poll):
                 break
-            self._guarded(self._look)
-            self._looked = time.monotonic()
+            self._guarded(self._check)
+            self._polled = time.monotonic()
         faulthandler.cancel_dump_traceback_later()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as problem:  # a plugin's hook, torch's private functions: the next hang is to be reported too
+        except Exception as problem:  # from a plugin's hook or torch's private API; the next hang must still be reported
             if repr(problem) != self._problem:
-                log.exception("an error in the watchdog; it continues")
+                log.exception("error in the watchdog, which continues")
             self._problem = repr(problem)
 
-    def _wind_up(self) -> None:
+    def _restart_timer(self) -> None:
         if self._stacks is not None:
             seconds = max(LEAST_WATCHED_SECONDS, self._later_limit) + self._poll
             faulthandler.dump_traceback_later(seconds, file=self._stacks)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         step, limit = self._step, self._limit
-        if step is not None and step != self._told and time.monotonic() - step[1] > limit:
-            self._told = step
-            self._late(step[0], limit)
+        if step is not None and step != self._reported and time.monotonic() - step[1] > limit:
+            self._reported = step
+            self._on_late_step(step[0], limit)
         request = self._requests.new()
         if request is not None:
-            self._asked(request)
+            self._on_request(request)

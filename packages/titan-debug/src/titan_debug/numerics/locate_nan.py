@@ -1,4 +1,4 @@
-"""Where a NaN came from: the first module whose output is not finite, or else the first gradient."""
+"""Locates the origin of a NaN: the first module whose output is not finite, or else the first such gradient."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.late_reports import is_finite
+from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
 
 log = logging.getLogger(__name__)
 
 MOST = 3
-"""How many bad steps of a run are looked into: where they are skipped or ignored, there may be thousands."""
+"""Number of bad steps to investigate in a run. If bad steps are skipped or ignored, there may be thousands."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """The first thing on a rank that is not finite."""
+    """The first output or gradient on a rank that is not finite."""
 
     place: tuple[int, int]
-    """Where it stands in the whole model, since a bad output makes all later ones bad, on whatever rank they are."""
+    """Position in the whole model: a bad output makes all later outputs bad, on every rank."""
     call: int
-    """How many modules the rank had called before."""
-    what: str
+    """Number of outputs (or gradients) that precede it on the rank."""
+    name: str
+    """The module or parameter, with a remark after a semicolon if there is one."""
 
 
 class NanLocator:
-    """Looks when a step's loss or gradient norm is not finite, before the update spreads it to every weight."""
+    """Investigates a step whose loss or gradient norm is not finite, before the update spreads it to every weight."""
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         self._run: RunStart | None = None
@@ -42,12 +44,12 @@ class NanLocator:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember the model's parts, and the run, for findings."""
+        """Keep the model's parts and the run for findings."""
         self._run = run
 
     @hookimpl(tryfirst=True)
     def titan_before_update(self, update: PendingUpdate) -> None:
-        """Look, where there is something to look for."""
+        """Locate the origin if the step's loss or gradient norm is not finite."""
         run = self._run
         assert run is not None
         if is_finite(update, run.world) or not self._left:
@@ -62,32 +64,32 @@ class NanLocator:
         calls: list[str] = []
         finite: list[Tensor] = []
 
-        def look(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
+        def on_output(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
             for output in outputs:
                 calls.append(name)
                 finite.append(torch.isfinite(output).all())
 
-        loss = replay(update, run.parts, look)
+        loss = replay(update, run.parts, on_output)
         found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, run))
         first = _first(found)
         if first is not None:
-            return f"the first output that is not finite is that {first}"
+            return f"the first output that is not finite is that of {first}"
         losses = run.world.gather(math.isfinite(loss.item()))
         if not all(losses):
-            return f"all modules' outputs are finite, but not the loss of them, on rank {losses.index(False)}"
+            return f"the outputs of all modules are finite, but the loss on rank {losses.index(False)} is not"
         if not math.isfinite(update.loss.item()):
             return (
-                "a second forward pass is finite throughout, and the first was not: the same numbers gave others, which "
-                "points to hardware, or to code that is not deterministic"
+                "the loss is not finite, but repeating the forward pass gives finite values throughout: suspect faulty "
+                "hardware or non-deterministic code"
             )
         first = _first(run.world.gather(_last_gradient(run)), backward=True)
         if first is not None:
             return (
-                "all outputs of a second forward pass are finite; the first gradient that is not, in the order of backward, "
-                f"is that {first}"
+                "repeating the forward pass gives finite outputs; the first gradient in the order of backward that is not "
+                f"finite is that of {first}"
             )
         return (
-            "a second forward pass is finite throughout, and so is each element of the gradients: the sum of their squares "
+            "repeating the forward pass gives finite outputs, and every gradient element is finite: their sum of squares "
             "overflows"
         )
 
@@ -99,37 +101,36 @@ class NanLocator:
         bad = (call for call, finite_there in enumerate(good) if not finite_there)
         call = min(bad, key=lambda call: (place_in_model(calls[call], layout), call))
         name = calls[call]
-        weights = (
-            f"; its parameter {parameter} is not finite itself, so an earlier step went wrong"
+        remarks = (
+            f"; its parameter {parameter} is already not finite, so an earlier step caused this"
             for part in run.parts
             for parameter, tensor in part.module.named_parameters()
             if parameter.rpartition(".")[0] == name and not _is_finite(tensor)
         )
-        return Bad(place_in_model(name, layout), call, f"of {name}{next(weights, '')}")
+        return Bad(place_in_model(name, layout), call, f"{name}{next(remarks, '')}")
 
 
 def _last_gradient(run: RunStart) -> Bad | None:
-    """Of this rank, in the model's order; backward comes by the last one first."""
+    """Return this rank's last bad gradient in the model's order, which backward computes first."""
     layout = run.parts[0].layout
     bad = [
-        Bad(place_in_model(name, layout), number, f"of {name}")
+        Bad(place_in_model(name, layout), number, name)
         for number, (name, tensor) in enumerate(named_gradients(run.parts))
         if not _is_finite(tensor)
     ]
-    return max(bad, key=lambda one: (one.place, one.call), default=None)
+    return max(bad, key=lambda gradient: (gradient.place, gradient.call), default=None)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    return all(bool(torch.isfinite(one).all()) for one in local_tensors(tensor))
+    return all(bool(torch.isfinite(local).all()) for local in local_tensors(tensor))
 
 
 def _first(found: list[Bad | None], backward: bool = False) -> str | None:
-    """The first of what ranks have found, with the ranks that found it."""
-    there = [one for one in found if one is not None]
-    if not there:
+    """Return the first of the ranks' findings, with the ranks that share it."""
+    present = [bad for bad in found if bad is not None]
+    if not present:
         return None
-    first = (max if backward else min)(there, key=lambda one: (one.place, one.call))
-    ranks = [str(rank) for rank, one in enumerate(found) if one == first]
-    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:8])}{' and others' * (len(ranks) > 8)}"
-    what, semicolon, more = first.what.partition(";")
-    return f"{what} on {where}{semicolon}{more}"
+    first = (max if backward else min)(present, key=lambda bad: (bad.place, bad.call))
+    sharing = ranks(rank for rank, bad in enumerate(found) if bad == first)
+    name, semicolon, remark = first.name.partition(";")
+    return f"{name} on {sharing}{semicolon}{remark}"

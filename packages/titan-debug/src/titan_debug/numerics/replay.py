@@ -1,7 +1,7 @@
-"""A step's forward pass once more, with a look at every module's output.
+"""Repeats a step's forward pass to observe every module's output.
 
-Training itself carries no hooks: what is compiled stays compiled, and nothing is paid for until somebody wants to look. All
-ranks must look together, since a forward pass takes all of them.
+Training itself carries no hooks, so compiled modules stay compiled and observation costs nothing until it is used. All ranks
+must replay together because a forward pass involves all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
 from titan_core.api.vocabulary import Vocabulary
 
-Look = Callable[[str, nn.Module, list[Tensor]], None]
-"""(fully qualified name, module, the floating-point tensors of its output, as this rank has them)."""
+OutputCallback = Callable[[str, nn.Module, list[Tensor]], None]
+"""Receives a module's fully qualified name, the module, and this rank's floating-point tensors of its output."""
 
 
-def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Tensor:
-    """Repeat the forward pass of ``update``'s step on this rank's ``parts``, by the weights as they still are and without
-    the compiler. ``look`` sees each module when it has been called: inner ones before those around them, with pipelines and
-    accumulation once a microbatch. Nothing of the run changes by it.
+def replay(update: PendingUpdate, parts: Sequence[ModelPart], on_output: OutputCallback) -> Tensor:
+    """Repeat the forward pass of ``update``'s step on this rank's ``parts``, with the weights before the update and without
+    the compiler. The run is not affected.
+
+    Args:
+        on_output: called after each module's forward pass, so inner modules come first. With pipelining or gradient
+            accumulation it is called once per microbatch.
 
     Returns:
         This rank's share of the loss, summed over targets.
@@ -39,39 +42,39 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], look: Look) -> Ten
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for part in parts:
             head = part.layout.head[-1] if part.loss_in_head else ""
-            if head:  # it returns the loss; its logits, a chunk at a time, are what the objective is given
+            if head:  # this module returns the loss, so the objective observes its logits, chunk by chunk
                 module = part.module.get_submodule(head)
                 stack.callback(setattr, part, "objective", part.objective)
-                part.objective = _Observed(part.objective, partial(look, head, module))
+                part.objective = _ObservedObjective(part.objective, partial(on_output, head, module))
             for name, module in part.named_modules():
                 if name in ("", head):
-                    continue  # the output of the whole is that of its last module, which in a pipeline may be any
-                hook = module.register_forward_hook(partial(_looked_at, look, name))
+                    continue  # the root's output is that of its last module, and in a pipeline not the model's output
+                hook = module.register_forward_hook(partial(_forward_hook, on_output, name))
                 stack.callback(hook.remove)
         return update.repeat_forward()
 
 
-class _Observed(ObjectiveFunction):
-    """An objective whose logits are looked at."""
+class _ObservedObjective(ObjectiveFunction):
+    """An objective that passes its logits to a callback."""
 
-    def __init__(self, objective: ObjectiveFunction, look: Callable[[list[Tensor]], None]) -> None:
+    def __init__(self, objective: ObjectiveFunction, on_logits: Callable[[list[Tensor]], None]) -> None:
         self.vocabulary_sharded, self.per_position = objective.vocabulary_sharded, objective.per_position
-        self._objective, self._look = objective, look
+        self._objective, self._on_logits = objective, on_logits
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
-        self._look([logits.detach()])
+        self._on_logits([logits.detach()])
         return self._objective(logits, batch, vocabulary)
 
 
-def _looked_at(look: Look, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+def _forward_hook(on_output: OutputCallback, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
     if not is_shape_inference():
-        look(name, module, list(local_tensors(output)))
+        on_output(name, module, list(local_tensors(output)))
 
 
 def local_tensors(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in ``value`` (a tensor, or tuples, lists and dicts of them), as this rank holds them. Sums
-    that are still to be made over ranks are left out: what a rank holds of them means nothing yet."""
+    """Yield this rank's local floating-point tensors in ``value``, which is a tensor or nested tuples, lists and dicts of
+    tensors. Omits DTensors with a partial placement: their local values are meaningless before reduction."""
     if isinstance(value, DTensor):
         if not any(placement.is_partial() for placement in value.placements):
             yield from local_tensors(value.to_local())
@@ -79,16 +82,16 @@ def local_tensors(value: Any) -> Iterator[Tensor]:
         if value.is_floating_point():
             yield value.detach()
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from local_tensors(one)
+        for item in value.values():
+            yield from local_tensors(item)
     elif isinstance(value, tuple | list):
-        for one in value:
-            yield from local_tensors(one)
+        for item in value:
+            yield from local_tensors(item)
 
 
 def place_in_model(name: str, layout: ModelLayout) -> tuple[int, int]:
-    """Where the module or parameter ``name`` stands in the whole model, whatever part of it a rank has: embedding, blocks,
-    head, in the order in which hidden states pass through them; what is none of these comes last."""
+    """Return a sort key for module or parameter ``name`` in the whole model, independent of the rank's part: embedding,
+    blocks and head in the order in which hidden states pass through them, then everything else."""
 
     def within(container: str) -> bool:
         return name == container or name.startswith(container + ".")
@@ -104,7 +107,7 @@ def place_in_model(name: str, layout: ModelLayout) -> tuple[int, int]:
 
 
 def named_gradients(parts: Sequence[ModelPart]) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of each parameter's gradient, in the model's order."""
+    """Yield each parameter's name and this rank's local gradient, in the model's order."""
     for part in parts:
         for name, parameter in part.module.named_parameters():
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Snapshots of CUDA's memory with the history of its allocations: every so many steps, and when memory runs out."""
+"""Snapshots of CUDA memory with its allocation history, written periodically and when memory runs out."""
 
 from __future__ import annotations
 
@@ -10,59 +10,43 @@ import torch
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
+from titan_debug.atomic_write import atomic_write
 from titan_debug.config import ProfilingSection
-from titan_debug.whole_file import whole_file
+from titan_debug.torch_private import CudaMemoryHistory
 
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 100_000
-"""Allocations and frees that are kept, the newest; each may take kilobytes of the host's memory."""
-
-
-class CudaMemoryHistory:
-    """torch's record of CUDA allocations. Private functions, and yet the way that torch's documentation describes; the same
-    in torch 2.11 to 2.15."""
-
-    def start(self) -> None:
-        """Record allocations from now on, with where they came from."""
-        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
-
-    def write(self, file: Path) -> None:
-        """Write a snapshot as a pickle: what is allocated, and what was recorded."""
-        torch.cuda.memory._dump_snapshot(str(file))
-
-    def stop(self) -> None:
-        """Record no longer."""
-        torch.cuda.memory._record_memory_history(enabled=None)
+"""Number of most recent allocations and frees to record. Each may take kilobytes of host memory."""
 
 
 class MemorySnapshots:
-    """Writes ``<save_memory_snapshot_folder>/step-N/rank-R.pickle`` in the run's directory, and below
-    ``step-N-out-of-memory`` when memory ran out in step N."""
+    """Writes ``<save_memory_snapshot_folder>/step-N/rank-R.pickle`` in the run's directory, and
+    ``step-N-out-of-memory/rank-R.pickle`` if memory runs out in step N."""
 
     def __init__(self, context: JobContext[ProfilingSection], history: CudaMemoryHistory | None = None) -> None:
         self._section = context.section
         self._history = history or CudaMemoryHistory()
-        self._run: RunStart | None = None  # while there is a history
+        self._run: RunStart | None = None  # set while the history is recorded
         self._step = 0
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Begin the history, if this rank is to have one and there is CUDA memory."""
+        """Start the history if this rank writes snapshots and trains on CUDA."""
         if self._section.ranks is not None and run.world.rank not in self._section.ranks:
             return
         if run.world.device.type != "cuda":
             log.warning(
-                "profiling.enable_memory_snapshot records the allocations of GPUs, and this job trains on %s: no snapshots",
+                "profiling.enable_memory_snapshot has no effect: it records GPU allocations, but this job trains on %s",
                 run.world.device.type.upper(),
             )
             return
-        self._history.start()
+        self._history.start(MOST_EVENTS)
         self._run, self._step = run, run.step
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
-        """Remember the step, for when memory runs out in it."""
+        """Record the current step for an out-of-memory snapshot."""
         self._step = step
 
     @hookimpl(trylast=True)
@@ -73,25 +57,25 @@ class MemorySnapshots:
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Write a snapshot if memory has run out."""
+        """Write a snapshot if memory ran out."""
         if self._run is not None and ran_out_of_memory(error):
             self._write(self._run, f"step-{self._step}-out-of-memory")
 
     @hookimpl
     def titan_train_end(self) -> None:
-        """End the history."""
+        """Stop the history."""
         if self._run is not None:
             self._run = None
             self._history.stop()
 
     def _write(self, run: RunStart, name: str) -> None:
-        """Write a snapshot. A failure does not stop training: nothing depends on it."""
+        """Write a snapshot. A failure is logged and does not stop training."""
         path = Path(run.dump_folder, self._section.save_memory_snapshot_folder, name, f"rank-{run.world.rank}.pickle")
         try:
-            with whole_file(path) as part:
+            with atomic_write(path) as part:
                 self._history.write(part)
         except OSError as error:
-            log.error("memory snapshot %s cannot be written: %s; training continues", path, error.strerror or error)
+            log.error("cannot write memory snapshot %s: %s; training continues", path, error.strerror or error)
             return
         log.info("wrote memory snapshot %s", path)
         if run.world.rank == 0:
@@ -99,15 +83,15 @@ class MemorySnapshots:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error``, or what it was raised from or during, says that a device's memory ran out."""
+    """Whether ``error``, or an exception in its chain of causes and contexts, reports that device memory ran out."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        linked = waiting.pop()
+        if linked is None or id(linked) in seen:
             continue
-        if isinstance(one, torch.OutOfMemoryError):
+        if isinstance(linked, torch.OutOfMemoryError):
             return True
-        seen.add(id(one))
-        waiting += [one.__cause__, one.__context__]
+        seen.add(id(linked))
+        waiting += [linked.__cause__, linked.__context__]
     return False

@@ -1,4 +1,4 @@
-"""A trace of torch's profiler, read into columns, so that one of hundreds of megabytes fits into memory."""
+"""Reads a torch profiler trace into columns, so that a trace of hundreds of megabytes fits into memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _RANK = re.compile(r"rank-(\d+)\.")
 
 @dataclass(frozen=True)
 class TraceEvents:
-    """The events of one process's trace that have a duration, by column; times are microseconds on the trace's own clock."""
+    """The events with a duration in one process's trace, as columns. Times are microseconds on the trace's clock."""
 
     path: Path
     rank: int
-    """As the trace says, or the name of the file; else 0."""
+    """The rank in the trace's metadata, else in the file's name, else 0."""
     world_size: int
-    """Ranks of the job; 1 where the trace does not say."""
+    """Number of ranks of the job; 1 if the trace's metadata lacks it."""
     names: list[str]
     categories: list[str]
     """``cpu_op``, ``user_annotation``, ``kernel`` and so on."""
@@ -43,23 +43,23 @@ class TraceEvents:
     duration: NDArray[numpy.float64]
 
     def in_category(self, *categories: str) -> NDArray[numpy.bool_]:
-        """Which events are of one of ``categories``."""
+        """Return a mask of the events in one of ``categories``."""
         return _among(self.category, self.categories, lambda category: category in categories)
 
     def named(self, wanted: Callable[[str], bool]) -> NDArray[numpy.bool_]:
-        """Which events have a name that is ``wanted``, which is asked once a name."""
+        """Return a mask of the events whose name is ``wanted``. Calls ``wanted`` once per distinct name."""
         return _among(self.name, self.names, wanted)
 
     def intervals(self, which: NDArray[numpy.bool_]) -> Intervals:
-        """From when to when each of the events is."""
+        """Return the intervals of the events selected by mask ``which``."""
         return numpy.stack([self.start[which], self.start[which] + self.duration[which]], axis=1)
 
     @classmethod
     def read(cls, path: Path) -> TraceEvents:
-        """The trace in file ``path``, gzipped or not.
+        """Read the trace in ``path``, gzipped or not.
 
         Raises:
-            UserError: it cannot be read, or is no trace.
+            UserError: the file cannot be read or is not a trace.
         """
         columns = _Columns()
         try:
@@ -67,18 +67,18 @@ class TraceEvents:
             text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode("utf-8", errors="replace")
             del raw
             document = json.loads(text, object_hook=columns.take)
-        except OSError as error:  # what gzip says of a bad file is one too, without a number
+        except OSError as error:  # includes gzip.BadGzipFile, which has no strerror
             raise _unusable(path, f"cannot be read: {error.strerror or error}") from None
         except (EOFError, zlib.error):
             raise _unusable(path, "its compressed data ends early or is damaged") from None
         except (ValueError, TypeError) as error:
-            raise _unusable(path, f"is not whole JSON of trace events ({error})") from None
+            raise _unusable(path, f"is not a complete JSON trace ({error})") from None
         if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-            raise _unusable(path, 'is no trace: it has no list "traceEvents"')
+            raise _unusable(path, 'is not a trace: it has no list "traceEvents"')
         if not columns.start:
-            raise _unusable(path, "is a trace without any event that takes time")
+            raise _unusable(path, "contains no event with a duration")
         if not (numpy.isfinite(columns.start).all() and numpy.isfinite(columns.duration).all()):
-            raise _unusable(path, "is damaged: it has events at no time")
+            raise _unusable(path, "is damaged: the time of an event is not finite")
         distributed = document.get("distributedInfo")
         distributed = distributed if isinstance(distributed, dict) else {}
         in_name = _RANK.match(path.name)
@@ -98,7 +98,7 @@ class TraceEvents:
 
 
 class _Columns:
-    """Takes each object of the JSON as soon as it is read, so that no event is kept as one."""
+    """Converts each JSON object as soon as it is parsed, so that no event remains in memory as an object."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -108,11 +108,12 @@ class _Columns:
         self.start, self.duration = array("d"), array("d")
 
     def take(self, value: dict[str, Any]) -> dict[str, Any] | None:
-        """Keep ``value`` if it is an event with a duration, drop it if it is another event, and leave it otherwise."""
+        """Add ``value`` to the columns if it is an event with a duration. Drop other events, and return any other object
+        unchanged."""
         if "ph" not in value:
             return value
         if value["ph"] == "X" and "ts" in value:
-            # These two raise TypeError first where they are no numbers, and no column is longer than another.
+            # First the two that raise TypeError if the value is not a number, so that all columns keep the same length.
             self.start.append(value["ts"])
             self.duration.append(value.get("dur", 0.0))
             self.name.append(self.names.setdefault(str(value.get("name", "")), len(self.names)))
@@ -123,17 +124,17 @@ class _Columns:
 
 
 def _among(indices: NDArray[numpy.int64], of: list[str], wanted: Callable[[str], bool]) -> NDArray[numpy.bool_]:
-    return numpy.array([wanted(one) for one in of], dtype=bool)[indices]
+    return numpy.array([wanted(name) for name in of], dtype=bool)[indices]
 
 
 def _whole(path: Path, value: object, otherwise: int) -> int:
-    """``value``, or ``otherwise`` where there is none."""
+    """Return ``value``, or ``otherwise`` if it is ``None``."""
     if value is None:
         return otherwise
     if not isinstance(value, int):
-        raise _unusable(path, 'is damaged: its "distributedInfo" has no whole numbers')
+        raise _unusable(path, 'is damaged: "rank" and "world_size" of "distributedInfo" must be whole numbers')
     return value
 
 
 def _unusable(path: Path, why: str) -> UserError:
-    return UserError.one(f"trace {str(path)!r}", why, "give a file that torch's profiler wrote whole (.json or .json.gz)")
+    return UserError.one(f"trace {str(path)!r}", why, "pass a complete trace of torch's profiler (.json or .json.gz)")

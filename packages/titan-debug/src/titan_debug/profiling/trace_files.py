@@ -1,4 +1,4 @@
-"""Which files of traces a path means."""
+"""Finds the trace files for a path."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ _DEFAULT: str = ProfilingSection.model_fields["save_traces_folder"].default
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The traces that ``path`` means: a file; the files of a folder, by rank; of a run, or of its folder of traces, those of
-    the last step that has any.
+    """Return the traces for ``path``, sorted by rank. ``path`` may be a trace, a folder of traces, or a run's directory or
+    its folder of traces. The last two stand for the last step with traces.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no traces.
     """
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError.one(
-            str(path), "there is no such file or folder", "name a trace, a folder of them, or a run's directory"
-        )
+        raise UserError.one(str(path), "no such file or folder", "pass a trace, a folder of traces, or a run's directory")
     if (path / CONFIG).exists():
         return _newest(RunLog.read_folder(path, "profiling.save_traces_folder", _DEFAULT), f"run {str(path)!r}")
     return _in_folder(path) or _newest(path, str(path))
@@ -35,20 +33,22 @@ def trace_files(path: Path) -> list[Path]:
 
 def _newest(folder: Path, where: str) -> list[Path]:
     steps = sorted(
-        (one for one in folder.glob("step-*") if _STEP.fullmatch(one.name)), key=lambda one: _number(one.name), reverse=True
+        (step for step in folder.glob("step-*") if _STEP.fullmatch(step.name)),
+        key=lambda step: _number(step.name),
+        reverse=True,
     )
     for step in steps:
         files = _in_folder(step)
         if files:
             return files
-    why = f"there are no traces in {folder}"
-    raise UserError.one(where, why, "profile with --profiling.enable_profiling true, or send a running process SIGUSR2")
+    fix = "train with --profiling.enable_profiling true, or send SIGUSR2 to a running rank's process"
+    raise UserError.one(where, f"no traces in {folder}", fix)
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Hidden files are left out: they are not whole."""
-    files = (one for one in folder.iterdir() if one.is_file() and _FILE.fullmatch(one.name))
-    return sorted(files, key=lambda one: (_number(one.name), one.name))
+    """Return the traces in ``folder``. Omits hidden files, which are incomplete."""
+    files = (file for file in folder.iterdir() if file.is_file() and _FILE.fullmatch(file.name))
+    return sorted(files, key=lambda file: (_number(file.name), file.name))
 
 
 def _number(name: str) -> int:

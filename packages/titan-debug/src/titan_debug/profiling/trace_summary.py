@@ -1,23 +1,24 @@
-"""What a trace says: where the time of a step went, and which operators took it.
+"""Summarises a trace: where the time of a step went, and which operators took it.
 
-**The window.** From the start of the first step that the trace holds (``ProfilerStep#N``) to the end of the last one. A GPU
-works behind the CPU, so in a trace with GPU events a step begins when the CPU has begun it and the GPU is done with what
-came before, and ends when both are done with it. A trace without marked steps is summed up whole.
+**The window** extends from the start of the first step in the trace (``ProfilerStep#N``) to the end of the last. A GPU runs
+behind the CPU, so in a trace with GPU events a step starts when the CPU has started it and the GPU has finished all earlier
+work, and ends when both have finished it. Without marked steps, the window is the whole trace.
 
-**Shares** are of the window's wall time. They are lengths of unions: however many events run at a moment, in each other or
-on several threads or streams, it counts once.
+**Shares** are relative to the window's wall time. They are lengths of unions: a time counts once, no matter how many nested
+or concurrent events cover it.
 
-* With GPU events: a moment is *communication* while any stream runs a kernel of NCCL (or one of torch's symmetric memory),
+* With GPU events, a time is *communication* while any stream runs a kernel of NCCL or of torch's symmetric memory, and
   *compute* while any stream runs another kernel, a copy or a memset.
-* Without: a moment is *communication* while any thread is in an operator of ``c10d`` or ``_c10d_functional`` (waiting in
-  ``wait_tensor`` is one), in ``record_param_comms``, or in a collective of a backend (``gloo:all_reduce``); *compute* while
-  any thread is in another operator (``aten::mm``, anything ``namespace::name``) or in a compiled graph, and not in
-  communication within it. What autograd itself does between operators is neither.
-* *Overlap* is both at once; *exposed* communication is without compute; *idle* is neither: Python, waiting for data, or, on
-  the GPU, for the CPU. So compute + exposed + idle = the whole.
+* Without GPU events, a time is *communication* while any thread is in an operator of ``c10d`` or ``_c10d_functional``
+  (including ``wait_tensor``), in ``record_param_comms``, or in a backend's collective (``gloo:all_reduce``). It is
+  *compute* while any thread is in another operator (``aten::mm``, any ``namespace::name``) or a compiled graph, but not in
+  communication nested in it. Autograd's own work between operators is neither.
+* *Overlap* is both at once; *exposed* is communication without compute; *idle* is neither: Python code, waiting for data,
+  or a GPU that waits for the CPU. So compute + exposed + idle = wall time.
 
-**Operators** are ranked by self time: an event's duration without that of events within it on its thread. Times of threads
-add up, and so may exceed the window's. Kernels are ranked by duration. An event counts if it begins in the window.
+**Operators** are ranked by self time, which is an event's duration without nested events on the same thread. Self times of
+several threads add up and may exceed the wall time. Kernels are ranked by duration. An event counts if it starts in the
+window.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _COMMUNICATION = re.compile(rf"{_BACKEND}|c10d::|_?c10d_functional(_autograd)?::
 _COMPILED = "## Call CompiledFxGraph "
 _COMPUTE = re.compile(rf"(?!autograd::|torch::autograd::)\w+::|{_COMPILED}")
 _ANNOTATED = re.compile(rf"{_BACKEND}|{_COMPILED}")
-"""Operators that the profiler files under a user's own marks."""
+"""Operators in the category of user annotations."""
 _KERNEL_OF_COMMUNICATION = re.compile(r"nccl|nvshmem|multimem_|(one|two)_shot_", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator or kernel, all its calls in the window together."""
+    """The total of all calls of one operator or kernel in the window."""
 
     name: str
     kind: str
@@ -54,47 +55,47 @@ class OperatorTime:
     calls: int
     self_ms: float
     share: float
-    """Of the time of all operators (or kernels) together."""
+    """Share of the total time of all operators (or kernels)."""
 
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """One rank's trace. Times are milliseconds of the whole window, shares are of it; see the module."""
+    """The summary of one rank's trace. Times are milliseconds over the whole window; see the module's docstring."""
 
     path: Path
     rank: int
     world_size: int
     steps: list[int]
-    """Numbers of the steps in the trace; empty where none is marked."""
+    """Numbers of the steps in the trace; empty if none is marked."""
     gpu: bool
-    """Whether the shares are of what GPU streams ran; else of operators on the CPU's threads."""
+    """Whether compute and communication refer to GPU streams; otherwise they refer to operators on CPU threads."""
     wall_ms: float
     compute_ms: float
     communication_ms: float
     overlap_ms: float
     idle_ms: float
     operators: list[OperatorTime]
-    """By self time, the longest first; all of them."""
+    """All operators, sorted by decreasing self time."""
     kernels: list[OperatorTime]
-    """The GPU's."""
+    """All GPU kernels, sorted by decreasing duration."""
 
     @property
     def exposed_ms(self) -> float:
-        """Communication that no compute hides."""
+        """Time of communication that does not overlap with compute."""
         return self.communication_ms - self.overlap_ms
 
     @property
     def busy_ms(self) -> float:
-        """A step's time outside of exposed communication, for which, if it is the longest of all ranks, the others wait."""
+        """Time per step outside exposed communication. Other ranks wait for the rank with the longest."""
         return (self.wall_ms - self.exposed_ms) / max(len(self.steps), 1)
 
     def share(self, ms: float) -> float:
-        """``ms`` as a share of the window."""
+        """Return ``ms`` as a share of the wall time."""
         return ms / self.wall_ms if self.wall_ms else 0.0
 
 
 def summarise(events: TraceEvents) -> TraceSummary:
-    """What ``events`` say."""
+    """Summarise ``events``."""
     gpu = bool(events.in_category(*_GPU).any())
     steps, (start, end) = _window(events, gpu)
     window = numpy.array([[start, end]])
@@ -121,17 +122,17 @@ def summarise(events: TraceEvents) -> TraceSummary:
 
 
 def slowest(summaries: list[TraceSummary]) -> TraceSummary:
-    """The rank that has the most to do besides exposed communication: in it, the others wait for this one."""
-    return max(summaries, key=lambda one: one.busy_ms)
+    """Return the rank with the most time outside exposed communication; the other ranks wait for it."""
+    return max(summaries, key=lambda summary: summary.busy_ms)
 
 
 def most_waiting(summaries: list[TraceSummary]) -> TraceSummary:
-    """The rank with the largest share of exposed communication."""
-    return max(summaries, key=lambda one: one.share(one.exposed_ms))
+    """Return the rank with the largest share of exposed communication."""
+    return max(summaries, key=lambda summary: summary.share(summary.exposed_ms))
 
 
 def _window(events: TraceEvents, gpu: bool) -> tuple[list[int], tuple[float, float]]:
-    """Steps of the trace, and from when to when they are."""
+    """Return the steps of the trace, and the window's start and end."""
     named = events.named(lambda name: _STEP.fullmatch(name) is not None)
     marks = events.in_category("user_annotation") & named
     ends = events.start + events.duration
@@ -143,10 +144,10 @@ def _window(events: TraceEvents, gpu: bool) -> tuple[list[int], tuple[float, flo
     start, end = float(events.start[marks].min()), float(ends[marks].max())
     if gpu:
         on_gpu = events.in_category(*_GPU)
-        # The profiler marks what a step made the GPU do, too.
-        its_own = events.in_category("gpu_user_annotation") & named
-        if its_own.any():
-            first = float(events.start[its_own].min())
+        # The profiler also marks the GPU work that a step launched.
+        gpu_marks = events.in_category("gpu_user_annotation") & named
+        if gpu_marks.any():
+            first = float(events.start[gpu_marks].min())
             before = on_gpu & (events.start < first)
             if before.any():
                 start = max(start, min(first, float(ends[before].max())))
@@ -155,46 +156,46 @@ def _window(events: TraceEvents, gpu: bool) -> tuple[list[int], tuple[float, flo
 
 
 def _on_gpu(events: TraceEvents) -> tuple[Intervals, Intervals]:
-    """When GPU streams compute, and when they communicate."""
+    """Return when GPU streams compute, and when they communicate."""
     on_gpu = events.in_category(*_GPU)
     communicates = on_gpu & events.named(lambda name: _kind_of_kernel(name) == "communication")
     return union(events.intervals(on_gpu & ~communicates)), union(events.intervals(communicates))
 
 
 def _on_threads(events: TraceEvents) -> tuple[Intervals, Intervals]:
-    """When threads compute, and when they communicate."""
+    """Return when CPU threads compute, and when they communicate."""
     operators = _operators(events)
     communicates = operators & events.named(lambda name: _kind_of_operator(name) == "communication")
     computes = operators & events.named(lambda name: _kind_of_operator(name) == "compute")
     compute = numpy.empty((0, 2))
     for lane in numpy.unique(events.lane[computes]):
         here = events.lane == lane
-        # An operator of a DTensor communicates within: that is no compute, unless another thread computes.
+        # Communication nested in a DTensor operator is not compute, unless another thread computes meanwhile.
         compute = union(compute, difference(events.intervals(computes & here), events.intervals(communicates & here)))
     return compute, union(events.intervals(communicates))
 
 
 def _operators(events: TraceEvents) -> NDArray[numpy.bool_]:
-    """Operators on the CPU's threads."""
+    """Return a mask of the operators on CPU threads."""
     annotated = events.in_category("user_annotation") & events.named(lambda name: _ANNOTATED.match(name) is not None)
     return events.in_category("cpu_op") | annotated
 
 
 def self_times(events: TraceEvents, which: NDArray[numpy.bool_]) -> NDArray[numpy.float64]:
-    """Of each event of ``which``, in their order, its microseconds without those of events of ``which`` directly or
-    indirectly within it on its lane."""
+    """Return the self time in microseconds of each event selected by ``which``, in order: its duration without selected
+    events nested in it on the same lane."""
     chosen = numpy.flatnonzero(which)
     start, duration, lane = events.start[chosen], events.duration[chosen], events.lane[chosen]
     alone = duration.copy()
-    order = numpy.lexsort((-duration, start, lane))  # of events that begin together, the outer one first
-    around: list[tuple[int, float, int]] = []  # those that have not ended yet: lane, end, place
+    order = numpy.lexsort((-duration, start, lane))  # among events with the same start, the outer one first
+    around: list[tuple[int, float, int]] = []  # enclosing events: (lane, end, index)
     for place, at, begun, lasts in zip(
         order.tolist(), lane[order].tolist(), start[order].tolist(), duration[order].tolist(), strict=True
     ):
         while around and (around[-1][0] != at or around[-1][1] <= begun):
             around.pop()
         if around:
-            # Rounding may let it end a little after what it is in.
+            # Because of rounding, an event may end slightly after the enclosing one.
             alone[around[-1][2]] -= min(lasts, around[-1][1] - begun)
         around.append((at, begun + lasts, place))
     return alone
@@ -203,7 +204,7 @@ def self_times(events: TraceEvents, which: NDArray[numpy.bool_]) -> NDArray[nump
 def _ranked(
     events: TraceEvents, which: NDArray[numpy.bool_], times: NDArray[numpy.float64], kind: Callable[[str], str]
 ) -> list[OperatorTime]:
-    """The events of ``which`` by name, the longest first. ``times`` are theirs, in microseconds."""
+    """Sum up the events selected by ``which`` by name, the longest first. ``times`` are their times in microseconds."""
     names, size = events.name[which], len(events.names)
     calls, totals = numpy.bincount(names, minlength=size), numpy.bincount(names, weights=times, minlength=size)
     whole = float(totals.sum()) or 1.0

@@ -1,4 +1,4 @@
-"""What is kept of a tensor: enough for its mean, size and extremes, and to be added up over microbatches and ranks."""
+"""The statistics recorded for a tensor. They add up over microbatches and ranks."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over elements. Where several ranks hold the same elements, each of them counts; mean and root mean square do not
-    change by that, so they are the same on any mesh."""
+    """Sums over a tensor's elements. Elements replicated on several ranks count several times. That does not change the mean
+    and the root mean square, so these are the same on any mesh."""
 
     count: int
     sum: float
-    """Of the elements; NaN where one is."""
+    """Sum of the elements; NaN if an element is NaN."""
     square_sum: float
-    """Of their squares."""
+    """Sum of their squares."""
     abs_max: float
     """The largest absolute value."""
     not_finite: int
-    """Elements that are NaN or infinite."""
+    """Number of elements that are NaN or infinite."""
 
     @property
     def mean(self) -> float:
-        """NaN where there are no elements."""
+        """Mean; NaN without elements."""
         return self.sum / self.count if self.count else math.nan
 
     @property
     def rms(self) -> float:
-        """Root mean square."""
+        """Root mean square; NaN without elements."""
         return math.sqrt(self.square_sum / self.count) if self.count else math.nan
 
     @classmethod
     def total(cls, several: Iterable[Moments]) -> Moments:
-        """Of all together."""
-        ones = list(several)
-        abs_max = max((one.abs_max for one in ones if not math.isnan(one.abs_max)), default=math.nan)
+        """Return the moments of all tensors together."""
+        parts = list(several)
+        sums, square_sums = [part.sum for part in parts], [part.square_sum for part in parts]
         return cls(
-            sum(one.count for one in ones),
-            math.fsum(one.sum for one in ones) if all(math.isfinite(one.sum) for one in ones) else math.nan,
-            math.fsum(one.square_sum for one in ones) if all(math.isfinite(one.square_sum) for one in ones) else math.nan,
-            abs_max,
-            sum(one.not_finite for one in ones),
+            sum(part.count for part in parts),
+            math.fsum(sums) if all(map(math.isfinite, sums)) else math.nan,
+            math.fsum(square_sums) if all(map(math.isfinite, square_sums)) else math.nan,
+            max((part.abs_max for part in parts if not math.isnan(part.abs_max)), default=math.nan),
+            sum(part.not_finite for part in parts),
         )

@@ -1,4 +1,4 @@
-"""Statistics read back, those of all ranks together. Free of torch."""
+"""Reads the statistics of a run, combined over ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ RANK_FILE = "rank-{}.jsonl"
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """Of one step, over all ranks."""
+    """The statistics of one step over all ranks."""
 
     outputs: dict[str, Moments]
-    """By module, in the order in which hidden states pass through them."""
+    """Keyed by module, in the order in which hidden states pass through the modules."""
     gradients: dict[str, Moments]
-    """By parameter, in the model's order."""
+    """Keyed by parameter, in the model's order."""
 
 
 def read_statistics(folder: Path) -> dict[int, StepStatistics]:
-    """By step, what the ranks of a run have written to ``folder``. A step that was taken twice, since the run was resumed
-    from before it, counts as it was taken last.
+    """Return the statistics in ``folder`` by step. If a run repeated a step after resuming, the last repetition counts.
 
     Raises:
-        UserError: nothing is there, or a file is damaged.
+        UserError: ``folder`` contains no statistics, or a file is damaged.
     """
     named = ((re.fullmatch(RANK_FILE.format(r"(\d+)"), file.name), file) for file in folder.glob(RANK_FILE.format("*")))
     files = sorted((int(found[1]), file) for found, file in named if found)
@@ -42,26 +41,22 @@ def read_statistics(folder: Path) -> dict[int, StepStatistics]:
         for record in checked_records(file, _flaw):
             by_step[record["step"]].append(record)
     if not by_step:
-        why = f"no statistics are in {str(folder)!r}"
-        raise UserError.one(
-            "statistics",
-            why,
-            "train with numerics.statistics_freq = 1 (or every so many steps), or ask a running job with --now",
-        )
-    return {step: _together(records) for step, records in sorted(by_step.items())}
+        fix = "train with numerics.statistics_freq = N, or run `titan statistics RUN --now` while the job is running"
+        raise UserError.one(str(folder), "contains no statistics", fix)
+    return {step: _step_statistics(records) for step, records in sorted(by_step.items())}
 
 
 class AddedStatistics:
-    """What the ranks of a run write from now on, until there is a step that all of them have written."""
+    """Follows the statistics that the ranks of a run write from now on, until all ranks have written the same step."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self._tails = [Tail(folder / RANK_FILE.format(rank), _flaw) for rank in range(world_size)]
         self._added: list[list[dict[str, Any]]] = [[] for _ in self._tails]
         for tail in self._tails:
-            tail.read()  # what was there before
+            tail.read()  # skip existing records
 
     def missing(self) -> list[int]:
-        """The ranks that have not written yet; of a step that all have, none.
+        """Return the ranks that lag behind; empty if all ranks have written the same step.
 
         Raises:
             UserError: a file cannot be read.
@@ -74,28 +69,30 @@ class AddedStatistics:
         return [rank for rank, step in enumerate(last) if step == min(last)]
 
     def steps(self) -> dict[int, StepStatistics]:
-        """The first step that all ranks have written."""
+        """Return the statistics of the first step that all ranks have written."""
         attempt, step = min(self._common())
-        of_step = (one for records in self._added for one in records if (one["attempt"], one["step"]) == (attempt, step))
-        return {step: _together(list(of_step))}
+        added = (record for records in self._added for record in records)
+        return {
+            step: _step_statistics([record for record in added if (record["attempt"], record["step"]) == (attempt, step)])
+        }
 
     def _common(self) -> set[tuple[float, int]]:
-        """Attempt and step of what all ranks have written."""
-        return set.intersection(*({(one["attempt"], one["step"]) for one in records} for records in self._added))
+        """Return (attempt, step) of the records that all ranks have written."""
+        return set.intersection(*({(record["attempt"], record["step"]) for record in records} for records in self._added))
 
 
 def _flaw(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line, in words; ``None`` if nothing is."""
+    """Return what is wrong with a record, or ``None``."""
     if not isinstance(record.get("step"), int) or not isinstance(record.get("attempt"), float):
-        return "it has no step, or no attempt"
+        return "it lacks a valid 'step' or 'attempt'"
     places = record.get("places")
     for kind in ("outputs", "gradients"):
         of_kind = record.get(kind)
         if not isinstance(places, dict) or not isinstance(of_kind, dict) or not of_kind.keys() <= places.keys():
-            return f"it has no {kind}, or not their places in the model"
+            return f"it lacks a valid {kind!r}, or the 'places' of its {kind}"
         for figures in of_kind.values():
-            if not isinstance(figures, list) or len(figures) != 5 or not all(_is_figure(one) for one in figures):
-                return f"one of its {kind} has other figures than statistics have"
+            if not isinstance(figures, list) or len(figures) != 5 or not all(map(_is_figure, figures)):
+                return f"an item of its {kind!r} is not a list of 5 numbers"
     return None
 
 
@@ -103,8 +100,8 @@ def _is_figure(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _together(records: list[dict[str, Any]]) -> StepStatistics:
-    """Of a step, over the ranks that took it last (an earlier attempt at it may have had more)."""
+def _step_statistics(records: list[dict[str, Any]]) -> StepStatistics:
+    """Combine the records of a step over the ranks of its last attempt; earlier attempts may have had more ranks."""
     last = max(record["attempt"] for record in records)
     records = [record for record in records if record["attempt"] == last]
     places = {name: tuple(place) for record in records for name, place in record["places"].items()}
@@ -116,7 +113,7 @@ def _combined(records: list[dict[str, Any]], kind: str, places: dict[str, tuple[
     for record in records:
         for name, figures in record[kind].items():
             count, *sums, not_finite = figures
-            total, squares, abs_max = (math.nan if one is None else float(one) for one in sums)
+            total, squares, abs_max = (math.nan if value is None else float(value) for value in sums)
             several[name].append(Moments(count, total, squares, abs_max, not_finite))
-    # Within a block the order is that of the calls; sorting keeps it.
+    # The sort is stable, so modules within a block stay in call order.
     return {name: Moments.total(several[name]) for name in sorted(several, key=lambda name: places[name])}

@@ -1,4 +1,4 @@
-"""Writes statistics of modules' outputs and of gradients, a file of JSON lines a rank."""
+"""Writes statistics of module outputs and gradients as JSON lines, one file per rank."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ from titan_debug.numerics.replay import named_gradients, place_in_model, replay
 from titan_debug.request import Requests
 from titan_debug.statistics.read import RANK_FILE
 
-LOOK_SECONDS = 1.0
-"""How often rank 0 looks for a person's request, at most."""
+POLL_SECONDS = 1.0
+"""Shortest interval between two polls for a request."""
 
 
 class StatisticsRecorder:
-    """Every so many steps, and when a person asks for it. Each rank writes what it holds, without a word to the others;
-    readers put it together (:mod:`.read`)."""
+    """Records statistics every ``statistics_freq`` steps and on request. Each rank writes its local statistics without
+    communication; :mod:`.read` combines them."""
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: RunStart | None = None
         self._file: LineFile | None = None
-        self._requests: Requests | None = None  # of people; rank 0 looks, and informs the others
-        self._asked: SharedRequest | None = None
-        self._looked = 0.0
+        self._requests: Requests | None = None  # polled by rank 0, which shares requests with the other ranks
+        self._shared_request: SharedRequest | None = None
+        self._polled = 0.0
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
-        """Remember the model's parts, and listen to requests: before anybody can read of the run, and ask."""
-        self._run, self._asked = run, run.shared_request()
+        """Start to accept requests before other observers announce the run, so that no request is missed."""
+        self._run, self._shared_request = run, run.shared_request()
         if run.world.rank == 0:
             self._requests = Requests(Path(run.dump_folder) / self._folder)
         return (yield)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
-        """See whether somebody requests statistics; this step has them."""
+        """Poll for a request, which the current step then serves."""
         now = time.monotonic()
-        if self._requests is None or self._asked is None or now < self._looked + LOOK_SECONDS:
+        if self._requests is None or self._shared_request is None or now < self._polled + POLL_SECONDS:
             return
-        self._looked = now
+        self._polled = now
         if self._requests.new() is not None:
-            self._asked.ask()
+            self._shared_request.ask()
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> None:
-        """Write a line, where one is due. The gradients are those of the step itself, before they are clipped."""
+        """Write a line if one is due. The gradients are those of the step itself, before clipping."""
         run = self._run
-        assert run is not None and self._asked is not None
-        asked = self._asked.take()
-        if not asked and (not self._freq or update.step % self._freq):
+        assert run is not None and self._shared_request is not None
+        requested = self._shared_request.take()
+        if not requested and (not self._freq or update.step % self._freq):
             return
         sums: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-        def look(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
+        def on_output(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
             sums[name] += [_moments(output) for output in outputs if output.numel()]
 
-        replay(update, run.parts, look)
-        outputs = {name: _together(tensors) for name, tensors in sums.items() if tensors}
-        gradients = {name: _together([_moments(tensor)]) for name, tensor in named_gradients(run.parts) if tensor.numel()}
+        replay(update, run.parts, on_output)
+        outputs = {name: _combined(tensors) for name, tensors in sums.items() if tensors}
+        gradients = {name: _combined([_moments(tensor)]) for name, tensor in named_gradients(run.parts) if tensor.numel()}
         places = {name: place_in_model(name, run.parts[0].layout) for name in (*outputs, *gradients)}
         record = {
             "step": update.step,
@@ -81,8 +81,9 @@ class StatisticsRecorder:
         }
         if self._file is None:
             self._file = LineFile(Path(run.dump_folder) / self._folder / RANK_FILE.format(run.world.rank))
-        if self._file.append(record) and asked and run.world.rank == 0:
-            run.report(Finding("statistics", f"of modules and gradients, as requested, in {self._folder}", update.step))
+        if self._file.append(record) and requested and run.world.rank == 0:
+            message = f"wrote the requested statistics of modules and gradients to {self._folder}"
+            run.report(Finding("statistics", message, update.step))
 
     @hookimpl
     def titan_train_end(self) -> None:
@@ -94,8 +95,9 @@ class StatisticsRecorder:
 
 @torch.no_grad()
 def _moments(tensor: Tensor) -> Tensor:
-    """Count, sum, sum of squares, largest absolute value and elements that are not finite; fp64, on the tensor's device."""
-    # Sums of squares in fp64: in bf16 they would be as wrong as what they are to find.
+    """Return count, sum, sum of squares, largest absolute value and number of non-finite elements: fp64, shape ``[5]``, on
+    the tensor's device."""
+    # Sums of squares in fp64: bf16 would be too inaccurate to reveal errors of bf16 computations.
     return torch.stack(
         [
             torch.tensor(tensor.numel(), dtype=torch.float64, device=tensor.device),
@@ -107,9 +109,9 @@ def _moments(tensor: Tensor) -> Tensor:
     )
 
 
-def _together(several: list[Tensor]) -> list[float | int | None]:
-    """Over microbatches, for JSON, which has no NaN."""
-    all_of = torch.stack(several).cpu()
-    count, total, squares, _, bad = all_of.sum(0).tolist()
-    figures = (total, squares, all_of[:, 3].max().item())
-    return [int(count), *(one if abs(one) < float("inf") else None for one in figures), int(bad)]
+def _combined(moments: list[Tensor]) -> list[float | int | None]:
+    """Combine the moments of microbatches. Non-finite values become ``None``, because JSON cannot represent them."""
+    stacked = torch.stack(moments).cpu()
+    count, total, squares, _, bad = stacked.sum(0).tolist()
+    figures = (total, squares, stacked[:, 3].max().item())
+    return [int(count), *(value if abs(value) < float("inf") else None for value in figures), int(bad)]

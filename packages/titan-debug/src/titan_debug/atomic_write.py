@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Files that other processes see either complete or not at all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A hidden file beside ``path`` to write to, which takes its place at the end unless an exception is raised. Folders are
-    made.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a hidden file beside ``path`` to write to. On exit it replaces ``path``, unless the block raises. Creates parent
+    directories.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this process alone: several ranks may write the same file.
+    # The name is unique to this process because several ranks may write the same file.
     part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         yield part
