@@ -175,9 +175,9 @@ def test_what_experts_cannot_be_divided_over_is_refused(
     assert bool(message) == bool(found)
 
 
-def test_experts_that_compute_something_else_once_divided_are_refused(gloo: GlooPool, experts: str) -> None:
+def test_experts_that_compute_a_different_result_when_divided_are_refused(gloo: GlooPool, experts: str) -> None:
     (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
-    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes something else" in found
+    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes a different result" in found
 
 
 BALANCED = {**MOE, "expert_balance.weight": 0.5}
