@@ -1,4 +1,4 @@
-"""The private torch API that this plugin uses, checked with torch 2.11 to 2.15.
+"""The private torch API that this plugin uses, checked with torch 2.15.
 
 * ``torch.distributed._functional_collectives``: all-to-all on a ``DeviceMesh``, with autograd. Its public counterparts in
   ``torch.distributed.nn.functional`` are deprecated in favour of it.
