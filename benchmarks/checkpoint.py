@@ -24,7 +24,7 @@ import torch
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
-from titan_ckpt.optimizer_restore import begin_optimizer
+from titan_ckpt.optimizer_restore import initialise_state
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.saving import Saving
 from titan_ckpt.tensors import model_tensors
@@ -103,7 +103,7 @@ def main() -> None:
     with join_world(job) as world:
         trainer = Trainer(job, world, OpenedData.of(job), Lifecycle([]), RunDirectory.create(root))
         state = trainer.state
-        begin_optimizer(state.optimizer)
+        initialise_state(state.optimizer)
         kept = state_of(parameter_names(state.parts), state.optimizer, group_values(state.optimizer))
         tensors = {**model_tensors(state.parts), **kept.tensors}
         num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())

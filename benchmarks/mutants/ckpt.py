@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant("torch-generator-not-restored", "ckpt/rng.py", 'torch.set_rng_state(_tensor(states["cpu"]))', "pass", (PARTS,)),
     Mutant("generators-of-the-first-rank", "ckpt/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (RESUMED,)),
     Mutant("schedule-not-restored", "ckpt/schedule_state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (SAVING,)),
-    Mutant("rates-of-groups-not-restored", "ckpt/schedule_state.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),
+    Mutant("rates-of-groups-not-restored", "ckpt/torch_private.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),
     Mutant("data-not-restored", "ckpt/state.py", 'state.loader.load_state_dict(saved["loader"], allowed)', "pass", (SAVING,)),
     Mutant("step-not-restored", "ckpt/state.py", 'state.step = saved["step"]', "state.step = state.step", (SAVING,)),
     Mutant("tokens-seen-forgotten", "ckpt/state.py", 'state.tokens_seen = saved["tokens_seen"]', "pass", (PARTS, SAVING)),

@@ -1,7 +1,7 @@
-"""Killed at any instant of a save, a run resumes from a whole checkpoint, and no loss is another than without the kill.
+"""A run that is killed at any instant of a save resumes from a complete checkpoint, with the losses of an uninterrupted run.
 
-The quick loop kills once, the full run three times more. The long run, fifty kills and more in a seeded loop, some of one
-rank and some of all: ``uv run pytest -m long tests/ckpt/test_chaos.py``.
+The default suite kills once, the full suite three times more. The long test kills one rank or all ranks over fifty times, in
+a seeded loop: ``uv run pytest -m long tests/ckpt/test_chaos.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASES = ("staging", "writing", "before commit", "while committing", "after comm
 STEPS = 24
 
 PLUGIN = '''
-"""Kills its process in a phase of a save: CHAOS = "phase|number of the save|ranks"."""
+"""Kills its process in a phase of a save. CHAOS = "phase|number of the save|ranks"."""
 import os, signal
 from titan_core.api.hookspecs import hookimpl
 
@@ -106,7 +106,7 @@ TINY = {
 
 
 class Run:
-    """A job of two ranks, started again and again."""
+    """A job of two ranks that is started repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ class Run:
         self.site = write_distribution(folder / "site", "chaos", PLUGIN)
 
     def start(self, name: str, mode: str = "disabled", chaos: str = "none|0|") -> list[int]:
-        """Run until the end or a kill; the ranks' exit statuses."""
+        """Run until the end or a kill. Returns the ranks' exit statuses."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
@@ -127,7 +127,7 @@ class Run:
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
             environment = {**os.environ, **place, "MASTER_PORT": port, "CHAOS": chaos, "PYTHONPATH": path}
             ranks.append(subprocess.Popen(command, cwd=self.folder, env=environment, stdout=-3, stderr=subprocess.PIPE))
-        # The first to die takes the others with it, as a launcher would see to.
+        # When one rank dies, kill the others, as a launcher does.
         while all(rank.poll() is None for rank in ranks):
             try:
                 ranks[0].wait(0.1)
@@ -139,37 +139,37 @@ class Run:
                 rank.wait(20 if all(one.poll() in (None, 0) for one in ranks) else 0.5)
             except subprocess.TimeoutExpired:
                 rank.kill()
-            _, self.told = rank.communicate()
+            _, self.errors = rank.communicate()
             statuses.append(rank.returncode)
         return statuses
 
     def losses(self, name: str) -> list[float]:
-        """Of every step, as the run's metrics have them."""
+        """Return the loss of every step from the run's metrics."""
         records = [json.loads(line) for line in (self.folder / name / "metrics.jsonl").read_text().splitlines()]
         assert [record["step"] for record in records] == list(range(1, STEPS + 1))
         return [record["loss"] for record in records]
 
 
 def kill_often(run: Run, kills: list[tuple[str, str, int, str]]) -> None:
-    """Start, be killed as each of ``kills`` says (mode, phase, number of the save, ranks), and compare at each end."""
-    assert run.start("whole") == [0, 0], run.told.decode()
+    """Start a run, kill it as ``kills`` lists (mode, phase, number of the save, ranks), and compare its final losses."""
+    assert run.start("whole") == [0, 0], run.errors.decode()
     exact = run.losses("whole")
     number, newest = 0, 0
     for mode, phase, save, ranks in kills:
         name = f"killed-{number}"
         statuses = run.start(name, mode, f"{phase}|{save}|{ranks}")
-        if statuses == [0, 0]:  # the last step came before the kill
+        if statuses == [0, 0]:  # the run ended before the kill
             assert run.losses(name) == exact
             number, newest = number + 1, 0
             continue
-        assert -signal.SIGKILL in statuses, run.told.decode()
+        assert -signal.SIGKILL in statuses, run.errors.decode()
         complete = [
             int(path.parent.name.removeprefix("step-")) for path in (run.folder / name).glob("checkpoint/*/checkpoint.json")
         ]
         assert max(complete, default=0) >= newest, "a complete checkpoint was lost"
         newest = max(complete, default=0)
     name = f"killed-{number}"
-    assert run.start(name) == [0, 0], run.told.decode()
+    assert run.start(name) == [0, 0], run.errors.decode()
     assert run.losses(name) == exact
 
 
@@ -186,7 +186,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
     chance = random.Random(4)
     kills = []
     for phase in PHASES * 9:
-        # The first rank alone commits and removes.
+        # Only the first rank commits and removes.
         ranks = chance.choice(["0", "1", "0,1"] if phase in ("staging", "writing") else ["0"])
         kills.append((chance.choice(["disabled", "async"]), phase, chance.randint(1, 4), ranks))
     kill_often(Run(tmp_path / "run"), kills)

@@ -1,4 +1,4 @@
-"""The small parts of checkpoints, each by itself."""
+"""Units of titan-ckpt, each on its own."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from titan_ckpt.stored import BrokenCheckpoint, Chunk, chunk_digest
 
 
 @pytest.fixture(autouse=True)
-def _same_generators() -> Iterator[None]:
+def _restore_generators() -> Iterator[None]:
     python, cpu = random.getstate(), torch.get_rng_state()
     yield
     random.setstate(python)
     torch.set_rng_state(cpu)
 
 
-def test_generators_come_back() -> None:
-    random.gauss(0.0, 1.0)  # leaves a second value behind, which is part of the state
+def test_random_generators_are_restored() -> None:
+    random.gauss(0.0, 1.0)  # generates two values; the second is part of the state
     kept = rng.collect(torch.device("cpu"))
     drawn = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
     random.seed(1), torch.manual_seed(1)
@@ -53,43 +53,44 @@ def test_generators_come_back() -> None:
         (9, 0, []),
     ],
 )
-def test_what_is_removed(latest: int, every: int, removed: list[int]) -> None:
+def test_the_retention_policy(latest: int, every: int, removed: list[int]) -> None:
     assert to_remove([3, 9, 2, 8, 6, 4], latest, every) == removed
 
 
-def test_the_newest_comes_first(tmp_path: Path) -> None:
+def test_steps_are_listed_newest_first(tmp_path: Path) -> None:
     for name in ("step-9", "step-10", "step-2", "step-x", "other", "step-11.old"):
         (tmp_path / name).mkdir()
     assert steps_in(Folder(str(tmp_path))) == [10, 9, 2]
     assert steps_in(Folder(str(tmp_path / "nowhere"))) == []
 
 
-def test_a_chunk_is_held_against_its_checksum() -> None:
+def test_a_chunk_is_verified_by_its_checksum() -> None:
     data = bytes(bytes_of(torch.arange(6, dtype=torch.int16).view(2, 3).T))
     assert data == b"\0\0\3\0\1\0\4\0\2\0\5\0"  # in row-major order, whatever the strides
     chunk = Chunk((0, 0), (3, 2), "data-00000.bin", 0, 12, chunk_digest("weight", "int16", (0, 0), (3, 2), data))
     check_chunk("weight", "int16", chunk, data)
-    for of in (("bias", "int16", chunk), ("weight", "uint16", chunk), ("weight", "int16", replace(chunk, offset=(3, 0)))):
+    moved = replace(chunk, offset=(3, 0))
+    for claimed in (("bias", "int16", chunk), ("weight", "uint16", chunk), ("weight", "int16", moved)):
         with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged"):
-            check_chunk(*of, data)
+            check_chunk(*claimed, data)
     for damaged in (data[:-1], data + b"\0", b"\1" + data[1:]):
         with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin is damaged in weight"):
             check_chunk("weight", "int16", chunk, damaged)
 
 
 def test_a_restored_schedule_reports_the_rates_of_its_groups() -> None:
-    def made() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    def build() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": lr} for lr in (0.8, 0.2)])
         return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
     alone: Any = SimpleNamespace(gather=lambda value: [value])
-    optimizer, schedule = made()
+    optimizer, schedule = build()
     optimizer.step()
     schedule.step()
     saved = schedule_state(schedule, alone)
-    again, restored = made()
+    again, restored = build()
     for group, rate in zip(again.param_groups, (0.4, 0.1), strict=True):
-        group["lr"] = rate  # restored with the groups
+        group["lr"] = rate  # as restore_rates does
     restore_schedule(restored, saved, recompute=False)
     assert restored.get_last_lr() == [0.4, 0.1]
     assert restored.last_epoch == 1

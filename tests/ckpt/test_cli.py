@@ -1,4 +1,4 @@
-"""``titan checkpoint`` lists what there is, and removes only what it is asked to."""
+"""``titan checkpoint`` lists and verifies checkpoints, and removes only the requested ones."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_list(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in ("run", "run/checkpoint", "run/checkpoint/step-2", "run/"):
         assert main(["checkpoint", "list", path, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [(one["step"], one["complete"]) for one in found] == [(6, False), (4, True), (2, True)]
+        assert [(checkpoint["step"], checkpoint["complete"]) for checkpoint in found] == [(6, False), (4, True), (2, True)]
     assert main(["checkpoint", "list", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "not complete: there is no checkpoint.json" in lines[1]
     assert lines[2].startswith("4     one device") and lines[2].endswith("complete")
 
 
-def test_show_takes_the_newest_that_is_complete(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_selects_the_newest_complete_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "show", "run", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["step"], shown["model"], shown["tensors"]) == (4, "tiny debug", 12 * 4)
@@ -57,31 +57,31 @@ def test_show_takes_the_newest_that_is_complete(run: Path, capsys: pytest.Captur
 
 def test_verify(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", "run", "--step", "4"]) == 0
-    assert capsys.readouterr().out == "step 4: whole\n"
+    assert capsys.readouterr().out == "step 4: intact\n"
     data = run / "checkpoint/step-2/data-00000.bin"
     data.write_bytes(b"\xff" + data.read_bytes()[1:])
     assert main(["checkpoint", "verify", "run"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "step 4: whole"
+    assert lines[1] == "step 4: intact"
     assert lines[2].startswith("step 2: data-00000.bin is damaged in ")
 
 
 def test_rm(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "rm", "run", "--step", "2", "4"]) == 2
-    assert "no complete checkpoint would be left; add --force" in capsys.readouterr().err
+    assert "no complete checkpoint would be left; add --force to remove them anyway" in capsys.readouterr().err
     assert main(["checkpoint", "rm", "run", "--step", "3"]) == 2
-    assert "there is no step 3; there is 6, 4, 2" in capsys.readouterr().err
+    assert "there is no step 3; choose from 6, 4, 2" in capsys.readouterr().err
     assert main(["checkpoint", "rm", "run", "--step", "2", "6"]) == 0
     assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-4"]
 
 
-def test_nothing_there(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_checkpoints(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "list", "nowhere"]) == 2
     assert "nowhere: there are no checkpoints here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["list", "show", "verify"])
-def test_no_torch_is_imported(run: Path, command: str) -> None:
+def test_torch_is_not_imported(run: Path, command: str) -> None:
     program = (
         "import sys\nfrom titan_core.cli.main import main\n"
         f"main(['checkpoint', {command!r}, 'run'])\nprint('torch' in sys.modules)"
@@ -93,7 +93,7 @@ def test_no_torch_is_imported(run: Path, command: str) -> None:
 def test_a_checkpoint_in_a_folder_of_any_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(run / "checkpoint/step-4", run.parent / "kept")
     assert main(["checkpoint", "verify", "kept"]) == 0
-    assert capsys.readouterr().out == "step 4: whole\n"
+    assert capsys.readouterr().out == "step 4: intact\n"
     assert main(["checkpoint", "list", "kept"]) == 0
     assert "complete" in capsys.readouterr().out
     (run.parent / "kept/checkpoint.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Damage is found, reported, and never loaded; nothing good is removed because of it."""
+"""Damage is detected, reported and never loaded, and no intact checkpoint is removed because of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def saved(in_tmp: Path) -> RunRecord:
 
 
 def interrupted(step: int) -> None:
-    """What is left of a save that was killed."""
+    """Create the leftovers of an interrupted save."""
     folder = CHECKPOINTS / f"step-{step}"
     folder.mkdir(parents=True)
     (folder / UNFINISHED).touch()
@@ -57,7 +57,7 @@ def interrupted(step: int) -> None:
 
 
 def flip(file: Path, place: float) -> None:
-    """Change one bit of the byte at ``place`` of the file, from 0 to 1."""
+    """Flip one bit of the byte at ``place`` in the file, from 0.0 (first byte) to 1.0 (last byte)."""
     data = bytearray(file.read_bytes())
     data[int(place * (len(data) - 1))] ^= 1
     file.write_bytes(data)
@@ -100,7 +100,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_newest_checkpoint_is_skipped_loudly(
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
     saved: RunRecord, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     damage(kind, CHECKPOINTS / "step-4")
@@ -111,21 +111,23 @@ def test_a_damaged_newest_checkpoint_is_skipped_loudly(
     assert "resuming from step 2" in caplog.text
 
 
-def test_when_none_is_whole_the_job_does_not_silently_start_anew(saved: RunRecord) -> None:
+def test_a_job_does_not_start_over_if_all_checkpoints_are_damaged(saved: RunRecord) -> None:
     for step in (2, 4):
         damage("a flipped byte", CHECKPOINTS / f"step-{step}")
-    with pytest.raises(UserError, match=r"no checkpoint here can be used; set checkpoint.folder to another place") as caught:
+    with pytest.raises(
+        UserError, match=r"no checkpoint in this folder can be used; set checkpoint.folder to another location"
+    ) as caught:
         run()
     assert "data-00000.bin is damaged in " in str(caught.value)
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4"}
 
 
-def test_what_was_never_complete_is_no_reason_not_to_start(in_tmp: Path) -> None:
+def test_leftovers_of_an_interrupted_save_do_not_prevent_a_start(in_tmp: Path) -> None:
     interrupted(2)
     assert len(run().losses) == 6
 
 
-def test_data_that_lost_its_manifest_is_not_overwritten_by_a_new_start(in_tmp: Path) -> None:
+def test_a_new_start_does_not_overwrite_data_without_a_manifest(in_tmp: Path) -> None:
     (CHECKPOINTS / "step-2").mkdir(parents=True)
     (CHECKPOINTS / "step-2" / "data-00000.bin").write_bytes(b"precious")
     with pytest.raises(UserError, match=r"step-2: it is not complete: there is no checkpoint.json\n.*set checkpoint.folder"):
@@ -134,7 +136,7 @@ def test_data_that_lost_its_manifest_is_not_overwritten_by_a_new_start(in_tmp: P
 
 
 @pytest.mark.parametrize("kind", ["no manifest", "a flipped byte of the manifest"])
-def test_what_is_no_whole_checkpoint_is_moved_aside_by_one_of_the_same_step(saved: RunRecord, kind: str) -> None:
+def test_a_damaged_checkpoint_is_moved_aside_for_a_new_one_of_the_same_step(saved: RunRecord, kind: str) -> None:
     damage(kind, CHECKPOINTS / "step-4")
     data = (CHECKPOINTS / "step-4" / "data-00000.bin").read_bytes()
     run()
@@ -142,20 +144,22 @@ def test_what_is_no_whole_checkpoint_is_moved_aside_by_one_of_the_same_step(save
     assert (CHECKPOINTS / "step-4.aside-1" / "data-00000.bin").read_bytes() == data
 
 
-def test_what_interrupted_saves_left_is_cleared_away_and_what_is_damaged_is_not(saved: RunRecord) -> None:
+def test_leftovers_of_interrupted_saves_are_removed_and_damaged_checkpoints_are_kept(saved: RunRecord) -> None:
     interrupted(1)
     damage("a flipped byte of the manifest", CHECKPOINTS / "step-2")
     run()
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-2", "step-4", "step-6"}
 
 
-def test_later_checkpoints_are_warned_of(saved: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_from_an_older_step_warns_about_later_checkpoints(
+    saved: RunRecord, caplog: pytest.LogCaptureFixture
+) -> None:
     assert run({"checkpoint.load_step": 2}).losses == saved.losses[2:]
-    assert "titan checkpoint rm outputs/tiny/checkpoint --step 4` removes them" in caplog.text
+    assert "to remove them, run `titan checkpoint rm outputs/tiny/checkpoint --step 4`" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.37, 0.62, 0.99])
-def test_verification_finds_any_flipped_byte(saved: RunRecord, place: float) -> None:
+def test_verification_detects_any_flipped_byte(saved: RunRecord, place: float) -> None:
     folder = Folder(str(CHECKPOINTS / "step-4"))
     manifest = read_manifest(folder)
     assert sum(verify_data(folder, manifest)) == manifest.num_bytes == os.path.getsize(CHECKPOINTS / "step-4/data-00000.bin")
@@ -165,11 +169,14 @@ def test_verification_finds_any_flipped_byte(saved: RunRecord, place: float) -> 
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(saved: RunRecord) -> None:
-    with pytest.raises(UserError, match=r"is a checkpoint of tiny debug, .*tok_embeddings.weight is .* there and .* here"):
+    with pytest.raises(
+        UserError,
+        match=r"is a checkpoint of tiny debug, .*tok_embeddings.weight has shape .* in the checkpoint and .* in this job",
+    ):
         run({"model.args": "{dim = 64, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
-    with pytest.raises(UserError, match=r"layers.2.* is not there"):
+    with pytest.raises(UserError, match=r"layers.2.* is not in the checkpoint"):
         run({"model.args": "{dim = 32, n_layers = 3, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
-    with pytest.raises(UserError, match=r"layers.1.* is not here"):
+    with pytest.raises(UserError, match=r"layers.1.* is not in this job"):
         run({"model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
 
 
@@ -178,25 +185,25 @@ def test_another_stream_of_data_is_refused(saved: RunRecord) -> None:
         run({"training.seed": 3})
 
 
-def test_a_step_that_is_not_there(saved: RunRecord) -> None:
+def test_a_missing_step_is_refused(saved: RunRecord) -> None:
     with pytest.raises(UserError, match=r"step-3: it is not complete"):
         run({"checkpoint.load_step": 3})
 
 
-def test_a_folder_that_cannot_be_written_is_reported_before_training(in_tmp: Path) -> None:
+def test_an_unwritable_folder_is_reported_before_training(in_tmp: Path) -> None:
     Path("taken").write_text("a file")
     with pytest.raises(UserError, match=r"taken: cannot be written"):
         run({"checkpoint.folder": f"{in_tmp}/taken"})
 
 
 @pytest.mark.parametrize("folder", ["nosuch://bucket/run", "s3://bucket/run"])
-def test_a_place_that_fsspec_does_not_know_is_reported(in_tmp: Path, folder: str) -> None:
-    with pytest.raises(UserError, match=r"cannot be written: .*set checkpoint.folder to another place"):
+def test_a_url_that_fsspec_does_not_support_is_reported(in_tmp: Path, folder: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be written: .*set checkpoint.folder to another location"):
         run({"checkpoint.folder": folder})
 
 
 class FullDisk:
-    """Lets files grow no further than some bytes, from one step to another."""
+    """Limits the size of files from step ``first`` to step ``last``."""
 
     def __init__(self, first: int, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.first, self.last = first, last
@@ -215,8 +222,8 @@ class FullDisk:
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        # Checkpoints of steps 2 and 4 may be written beside training: the first is done before the disk is full, and the
-        # second while it is.
+        # Checkpoints of steps 2 and 4 may be written in the background. Wait, so that the first is written before the limit
+        # is set, and the second before it is lifted.
         if step in (3, 5):
             assert self._written.acquire(timeout=60)
         limit = 40_000 if self.first <= step <= self.last else self._limits[1]
@@ -228,13 +235,13 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_a_full_disk_costs_one_checkpoint_and_no_step(
+def test_a_full_disk_loses_one_checkpoint_and_no_step(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     record = run({"checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}, (FullDisk(4, 5, monkeypatch),))
     assert len(record.losses) == 6
     assert "checkpoint of step 4 cannot be written" in caplog.text
-    assert "training continues, the newest is that of step 2" in caplog.text
+    assert "training continues; the newest checkpoint is of step 2" in caplog.text
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-6"}
 
 
@@ -243,7 +250,9 @@ def test_a_full_disk_at_the_end_is_an_error_and_leaves_the_older_checkpoint(
 ) -> None:
     disk = FullDisk(5, 6, monkeypatch)
     try:
-        with pytest.raises(UserError, match=r"step-6: cannot be written .*the newest is that of step 4; make room"):
+        with pytest.raises(
+            UserError, match=r"step-6: cannot be written .*; make space .*the newest checkpoint is of step 4"
+        ):
             run({"checkpoint.keep_latest_k": 1}, (disk,))
     finally:
         disk.titan_train_end()
@@ -262,5 +271,5 @@ def test_no_pickle_is_read_or_written(saved: RunRecord, monkeypatch: pytest.Monk
 
 def test_pinned_memory_without_a_gpu_is_refused(in_tmp: Path) -> None:
     assert CheckpointSection.model_fields["async_mode"].default == "disabled"
-    with pytest.raises(UserError, match='pinned memory is for copies from a GPU; set it to "async"'):
+    with pytest.raises(UserError, match='pinned memory requires a CUDA device; set it to "async"'):
         run({"checkpoint.async_mode": "async_with_pinned_mem"})

@@ -1,4 +1,4 @@
-"""A job is the only writer of its folder for checkpoints."""
+"""A job locks its run directory and its checkpoint folder against other jobs."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ def lock(folder: Path) -> FolderLock:
     return FolderLock(folder, "job.dump_folder = 'x'")
 
 
-class Meanwhile:
-    """Does something during the first step."""
+class AfterFirstStep:
+    """Calls a function at the end of the first step."""
 
-    def __init__(self, act: object) -> None:
-        self.act = act
+    def __init__(self, function: object) -> None:
+        self.function = function
 
     @hookimpl
     def titan_step_end(self) -> None:
-        act, self.act = self.act, None
-        if callable(act):
-            act()
+        function, self.function = self.function, None
+        if callable(function):
+            function()
 
 
-def test_a_job_holds_its_folder_and_a_local_one_for_checkpoints(in_tmp: Path) -> None:
+def test_a_job_locks_its_directory_and_a_local_checkpoint_folder(in_tmp: Path) -> None:
     elsewhere = in_tmp / "kept"
     shared: dict[str, object] = {**TINY, "checkpoint.enable": "true", "checkpoint.folder": str(elsewhere)}
 
-    def others_are_refused() -> None:
+    def require_locked() -> None:
         for folder in (in_tmp / "one", elsewhere):
             with pytest.raises(UserError), lock(folder):
                 pass
 
     one = {**shared, "job.dump_folder": "one"}
-    assert len(run_recipe("tiny", one, observers=[Meanwhile(others_are_refused)]).losses) == 4
+    assert len(run_recipe("tiny", one, observers=[AfterFirstStep(require_locked)]).losses) == 4
     assert not list(in_tmp.rglob(".lock"))
     with lock(elsewhere), pytest.raises(UserError, match=f"checkpoints in {elsewhere}: process {os.getpid()}"):
         run_recipe("tiny", {**shared, "job.dump_folder": "two"})
 
 
-def test_a_run_that_fails_while_it_is_built_holds_nothing(in_tmp: Path) -> None:
+def test_a_run_that_fails_while_it_is_built_releases_its_locks(in_tmp: Path) -> None:
     broken: dict[str, object] = {**TINY, "checkpoint.enable": "true", "optimizer.param_groups": '[{pattern = "nothing"}]'}
     with pytest.raises(UserError, match="matches no parameter"):
         run_recipe("tiny", broken)

@@ -1,4 +1,4 @@
-"""An interrupted run saves, and continues."""
+"""An interrupted run saves a checkpoint and can be resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from titan_core.train.trainer import train
 
 
 class Interrupts:
-    """Presses Ctrl-C in a step."""
+    """Sends SIGINT to this process in a step."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -24,7 +24,7 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupt_finishes_the_step_saves_and_resumes_bit_for_bit(in_tmp: Path) -> None:
+def test_an_interrupted_run_finishes_its_step_saves_and_resumes_bit_for_bit(in_tmp: Path) -> None:
     whole = run_recipe("tiny", {**TINY, "job.dump_folder": "whole"})
     resumable = {**TINY, "checkpoint.enable": "true", "checkpoint.interval": 100, "job.dump_folder": "run"}
     end = train(make_job("tiny", resumable), [Interrupts(2)])

@@ -1,4 +1,4 @@
-"""The last step of a run is saved, whichever it turns out to be."""
+"""The last step of a run is saved, even if it is known only when the data ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from harness.jobs import TINY, run_recipe
 from titan_core.api.hookspecs import hookimpl
 
 
-class Watches:
-    """Sees whether a step has begun when its batch is loaded."""
+class Events:
+    """Records when steps start, end and are cancelled."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -28,15 +28,15 @@ class Watches:
         self.events.append(f"end {report.step}")
 
 
-def test_a_step_that_has_no_data_is_cancelled_and_the_last_one_is_saved(in_tmp: Path) -> None:
+def test_a_step_without_data_is_cancelled_and_the_last_step_is_saved(in_tmp: Path) -> None:
     settings = {
         **TINY, "training.dataset": "letters", "training.dataset_path": ",".join(["300"] * 8), "data.on_end": "stop",
         "training.steps": 500,
         "checkpoint.enable": "true", "checkpoint.interval": 2, "checkpoint.async_mode": "async",
     }  # fmt: skip
-    watches = Watches()
-    record = run_recipe("tiny", settings, observers=[watches])
+    events = Events()
+    record = run_recipe("tiny", settings, observers=[events])
     last = len(record.losses)
     assert record.reason == "the dataset has ended" and last > 2
-    assert watches.events[-2:] == [f"start {last + 1}", f"cancelled {last + 1}"]
+    assert events.events[-2:] == [f"start {last + 1}", f"cancelled {last + 1}"]
     assert Path(f"outputs/tiny/checkpoint/step-{last}/checkpoint.json").exists()

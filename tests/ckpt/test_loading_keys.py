@@ -1,4 +1,4 @@
-"""What is to be loaded, and what not: a key that would do nothing is refused."""
+"""Keys that select what to load. Keys and patterns without effect are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from harness.jobs import make_job, run_recipe
 from titan_ckpt.catalogue import entry
-from titan_ckpt.convert import _as
+from titan_ckpt.convert import _to_dtype
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest_checks import _require_known_names
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
@@ -38,7 +38,7 @@ WEIGHTS = {"checkpoint.initial_load_path": "run/checkpoint/step-2", "job.dump_fo
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps, each with its checkpoint."""
+    """Train a run with checkpoints of steps 1 and 2. Returns its parent folder."""
     folder, before = tmp_path_factory.mktemp("loading"), os.getcwd()
     os.chdir(folder)
     try:
@@ -59,7 +59,7 @@ def saved(run: Path, in_tmp: Path) -> None:
 def test_a_pattern_that_matches_nothing_is_refused(saved: None, start: dict[str, object]) -> None:
     excluded = {**TINY, **start, "checkpoint.exclude_from_loading": '["model.outptu.*", "model.output.*"]'}
     message = (
-        r'exclude_from_loading = "model.outptu.\*": matches nothing of run/checkpoint/step-.*names are such as .model\.'
+        r'exclude_from_loading = "model.outptu.\*": matches nothing in run/checkpoint/step-.*use names such as .model\.'
     )
     with pytest.raises(UserError, match=message) as caught:
         run_recipe("tiny", excluded)
@@ -70,36 +70,36 @@ def test_a_pattern_that_matches_nothing_is_refused(saved: None, start: dict[str,
     ("key", "value"),
     [("load_step", "1"), ("initial_load_path", "run/checkpoint/step-1"), ("exclude_from_loading", '["model.output.*"]')],
 )
-def test_a_key_that_would_load_nothing_is_refused(in_tmp: Path, key: str, value: str) -> None:
+def test_a_key_without_effect_is_refused(in_tmp: Path, key: str, value: str) -> None:
     off = {**TINY, "checkpoint.enable": "false", f"checkpoint.{key}": value}
-    with pytest.raises(UserError, match=f"{key} would load nothing without checkpoint.enable = true"):
+    with pytest.raises(UserError, match=f"{key} would have no effect without checkpoint.enable = true"):
         make_job("tiny", off)
 
 
-def test_what_to_exclude_needs_something_to_load(in_tmp: Path) -> None:
+def test_exclude_from_loading_requires_something_to_load(in_tmp: Path) -> None:
     with pytest.raises(UserError, match="applies to load_step and initial_load_path, and neither is set"):
         make_job("tiny", {**TINY, "checkpoint.exclude_from_loading": '["optimizer.*"]'})
 
 
-def test_weights_of_a_model_that_computes_otherwise_are_refused(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_of_a_model_with_other_arguments_are_refused(saved: None, caplog: pytest.LogCaptureFixture) -> None:
     other = {**TINY, **WEIGHTS, "model.args": ARGS % ", norm_eps = 0.001"}
-    with pytest.raises(UserError, match=r"model.args.norm_eps = .*holds the weights of a model with 1e-05.*allow_changed"):
+    with pytest.raises(UserError, match=r"model.args.norm_eps = .*are of a model with 1e-05.*allow_changed"):
         run_recipe("tiny", other)
     longer = {**TINY, **WEIGHTS, "model.args": ARGS % ", max_seq_len = 4096"}
     assert run_recipe("tiny", longer).losses
     with caplog.at_level(logging.WARNING, logger="titan_ckpt"):
         run_recipe("tiny", {**other, "job.dump_folder": "3", "checkpoint.allow_changed": '["model.args.norm_eps"]'})
-    assert "another model than that of the weights: model.args.norm_eps: 1e-05 -> 0.001" in caplog.text
+    assert "the model differs from that of the weights: model.args.norm_eps: 1e-05 -> 0.001" in caplog.text
 
 
-def test_a_conversion_that_would_make_weights_infinite_is_refused() -> None:
+def test_a_conversion_that_overflows_is_refused() -> None:
     tensor = torch.tensor([1.0, 7e4])
     with pytest.raises(
-        UserError, match=r"w: it has values up to 7e\+04, and float16 ends at 6.55e\+04; take --dtype bfloat16"
+        UserError, match=r"w: its largest value is 7e\+04, but float16 is limited to 6.55e\+04; use --dtype bfloat16"
     ):
-        _as(tensor, torch.float16, "w")
-    assert torch.equal(_as(tensor, torch.bfloat16, "w"), tensor.bfloat16())
-    assert _as(torch.tensor([torch.inf]), torch.float16, "w").isinf().all()  # as it was
+        _to_dtype(tensor, torch.float16, "w")
+    assert torch.equal(_to_dtype(tensor, torch.bfloat16, "w"), tensor.bfloat16())
+    assert _to_dtype(torch.tensor([torch.inf]), torch.float16, "w").isinf().all()  # was infinite before
 
 
 class Grows:
@@ -114,23 +114,26 @@ class Grows:
         self.weight.view(-1)[0] = 1e5
 
 
-def test_an_export_that_would_make_weights_infinite_keeps_them(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_export_that_would_overflow_keeps_the_dtype(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "float16", "checkpoint.interval": 10}
     run_recipe("tiny", {**TINY, **export}, observers=[Grows()])
     manifest = entry(Folder("run/checkpoint/step-2"), 2).manifest
-    assert manifest is not None and {one.dtype for one in manifest.tensors.values()} == {"float32"}
-    assert "has values beyond checkpoint.export_dtype = 'float16': the weights are saved as they are" in caplog.text
+    assert manifest is not None and {tensor.dtype for tensor in manifest.tensors.values()} == {"float32"}
+    assert (
+        "has values too large for checkpoint.export_dtype = 'float16': the weights are saved in their own dtype"
+        in caplog.text
+    )
 
 
-def test_tensors_that_are_not_a_runs_are_refused() -> None:
+def test_unknown_and_missing_tensors_are_refused() -> None:
     tensor = StoredTensor("float32", (1,), (Chunk((0,), (1,), "data-00000.bin", 0, 4, ""),))
     whole = {"model.w": tensor, "optimizer.w.exp_avg": tensor, "observers.mine": tensor}
-    copied = {f"replica-1.{name}": tensor for name in whole}
+    replica = {f"replica-1.{name}": tensor for name in whole}
     _require_known_names(whole, 1)
-    _require_known_names(whole | copied, 2)
-    _require_known_names({}, 2**31 - 1)  # at once
-    mixed = {**copied, "replica-1.model.w": replace(tensor, dtype="bfloat16")}
-    damages = [(whole | {"more.w": tensor}, 1), (whole | copied, 1), (whole, 2**31 - 1), (whole | mixed, 2)]
-    for tensors, copies in damages:
+    _require_known_names(whole | replica, 2)
+    _require_known_names({}, 2**31 - 1)  # returns without a loop over replicas
+    mixed = {**replica, "replica-1.model.w": replace(tensor, dtype="bfloat16")}
+    damages = [(whole | {"more.w": tensor}, 1), (whole | replica, 1), (whole, 2**31 - 1), (whole | mixed, 2)]
+    for tensors, replicas in damages:
         with pytest.raises(BrokenCheckpoint):
-            _require_known_names(tensors, copies)
+            _require_known_names(tensors, replicas)

@@ -1,4 +1,4 @@
-"""The parts of a save and of a restore, each by itself, in an order of events that is the same each time."""
+"""The steps of saving and restoring, each on its own, with a deterministic order of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
-    """A parameter, a buffer that is part of its state, and one that is not."""
+    """A module with a parameter, persistent buffers and a non-persistent buffer."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def saved(folder: Path, tensors: dict[str, Tensor]) -> Folder:
     return target
 
 
-def test_buffers_that_are_part_of_a_models_state_are_saved_and_restored(tmp_path: Path) -> None:
+def test_persistent_buffers_are_saved_and_restored(tmp_path: Path) -> None:
     folder = saved(tmp_path, model_tensors([part(5.0)]))
     other = part(0.0)
     load(model_tensors([other]), storage_reader=Reader(folder, read_manifest(folder)), no_dist=True)
@@ -64,7 +64,7 @@ def test_buffers_that_are_part_of_a_models_state_are_saved_and_restored(tmp_path
     assert UNFINISHED not in folder.list()
 
 
-def test_random_generators_continue_from_where_they_were() -> None:
+def test_random_generators_continue_after_restoring() -> None:
     states = json.loads(json.dumps(rng.collect(CPU)))
     drawn = [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)]
     rng.apply(states, CPU)
@@ -82,13 +82,13 @@ def test_random_generators_continue_from_where_they_were() -> None:
 def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
     before = rng.collect(CPU)
     try:
-        with pytest.raises(ValueError, match="a random generator's state is damaged"):
+        with pytest.raises(ValueError, match="the state of a random generator is damaged"):
             rng.apply(states, CPU)
     finally:
         rng.apply(before, CPU)
 
 
-def test_a_copy_stays_what_it_was_while_the_original_changes() -> None:
+def test_staged_copies_do_not_change_with_the_originals() -> None:
     tensors = {"a": torch.ones(5), "b": torch.ones(2, 2).t()}
     staging = Staging(CPU, pinned=False)
     copies = staging.copy(tensors)
@@ -103,7 +103,7 @@ def test_a_copy_stays_what_it_was_while_the_original_changes() -> None:
 
 
 class Gate:
-    """Holds a thread until it is opened."""
+    """Blocks a thread until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -117,7 +117,7 @@ class Gate:
         return call
 
 
-BESIDE: dict[str, object] = {
+BACKGROUND: dict[str, object] = {
     "model.args": "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}",
     "training.seq_len": 8,
     "training.local_batch_size": 1,
@@ -131,7 +131,7 @@ BESIDE: dict[str, object] = {
 
 
 class Weights:
-    """The weights after each step, as the training thread sees them."""
+    """Records the weights after each step."""
 
     def __init__(self) -> None:
         self.after: dict[int, dict[str, Tensor]] = {}
@@ -142,7 +142,7 @@ class Weights:
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
-        self.after[report.step] = {name: one.clone() for name, one in model_tensors(self.parts).items()}
+        self.after[report.step] = {name: tensor.clone() for name, tensor in model_tensors(self.parts).items()}
 
 
 def weights_of(step: int) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def weights_of(step: int) -> dict[str, Tensor]:
 
 
 def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of step 1 is held until training waits for it; what is written is held until step 2 is trained."""
+    """The copy of step 1 is blocked until training waits for it. Writing is blocked until step 2 has ended."""
     copying, writing, weights, waited = Gate(), Gate(), Weights(), []
     monkeypatch.setattr(Staging, "copy", copying.before(Staging.copy))
     monkeypatch.setattr(writer, "bytes_of", writing.before(writer.bytes_of))
@@ -165,7 +165,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
             assert copying.reached.wait(60)
             assert not self._copied.is_set()
             waited.append(self._pending[0])
-            copying.open.set()  # only now: who does not wait has gone on by then
+            copying.open.set()  # only now, so that training without the wait would have continued
             original(self)
             assert self._copied.is_set()
             return
@@ -181,7 +181,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
 
     weights = Opens()
     monkeypatch.setattr(saving.Saving, "wait_for_copy", wait_for_copy)
-    trainer.train(make_job("tiny", BESIDE), [weights])
+    trainer.train(make_job("tiny", BACKGROUND), [weights])
     assert waited == [1]
     assert not torch.equal(*(weights.after[step]["model.norm.weight"] for step in (1, 2)))
     for step in (1, 2, 3):
@@ -190,7 +190,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
 
 
 def divided(folder: Path) -> tuple[Folder, Any]:
-    """A checkpoint whose only tensor has two chunks, and its manifest's contents."""
+    """Return a checkpoint whose only tensor has two chunks, and the contents of its manifest."""
     target = saved(folder, {"model.w": torch.arange(8.0).view(4, 2)})
     contents = json.loads((folder / "step-3" / NAME).read_text())["checkpoint"]
     data = (folder / "step-3" / "data-00000.bin").read_bytes()
@@ -214,31 +214,34 @@ def rewritten(folder: Folder, contents: Any) -> None:
     _write(Path(folder.url), contents)
 
 
-def test_chunks_that_cover_a_tensor_are_whole(tmp_path: Path) -> None:
+def test_chunks_that_cover_a_tensor_are_accepted(tmp_path: Path) -> None:
     folder, contents = divided(tmp_path)
     rewritten(folder, contents)
     assert sum(verify_data(folder, read_manifest(folder))) == 32
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
-    "no chunk": (lambda m, c: c.clear(), "model.w is not whole: its chunks have 0 of 8 elements"),
-    "a hole": (lambda m, c: c.pop(), "model.w is not whole: its chunks have 4 of 8 elements"),
-    "twice": (lambda m, c: c.append(c[0]), "has chunks that overlap"),
-    "overlap": (lambda m, c: c[1].__setitem__(0, [1, 0]), "has chunks that overlap"),
-    "outside": (lambda m, c: c[1].__setitem__(0, [3, 0]), "lies outside of it"),
-    "another rank": (lambda m, c: c[1].__setitem__(0, [2]), "lies outside of it"),
-    "bytes": (lambda m, c: c[1].__setitem__(4, 12), "has 12 bytes, which float32"),
-    "start": (lambda m, c: c[1].__setitem__(3, 8), "has bytes from"),
-    "beyond": (lambda m, c: c[1].__setitem__(3, 1 << 40), "has bytes from"),
+    "no chunk": (lambda m, c: c.clear(), "model.w is incomplete: its chunks cover 0 of 8 elements"),
+    "a hole": (lambda m, c: c.pop(), "model.w is incomplete: its chunks cover 4 of 8 elements"),
+    "twice": (lambda m, c: c.append(c[0]), "has overlapping chunks"),
+    "overlap": (lambda m, c: c[1].__setitem__(0, [1, 0]), "has overlapping chunks"),
+    "outside": (lambda m, c: c[1].__setitem__(0, [3, 0]), "has a chunk out of bounds"),
+    "another rank": (lambda m, c: c[1].__setitem__(0, [2]), "has a chunk out of bounds"),
+    "bytes": (lambda m, c: c[1].__setitem__(4, 12), "has a chunk of 12 bytes, which does not match float32"),
+    "start": (lambda m, c: c[1].__setitem__(3, 8), "has bytes that belong to"),
+    "beyond": (lambda m, c: c[1].__setitem__(3, 1 << 40), "has bytes that belong to no chunk"),
     "up": (lambda m, c: c[1].__setitem__(2, "../data-00000.bin"), "which the checkpoint does not list"),
     "absolute": (lambda m, c: m.__setitem__("files", {"/etc/passwd": 32}), "is not the name of a data file"),
     "parent": (lambda m, c: m.__setitem__("files", {"../data-00000.bin": 32}), "is not the name of a data file"),
-    "type": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float99"), "unknown type 'float99'"),
-    "size": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float64"), "has 16 bytes, which float64"),
-    "shape": (lambda m, c: m["tensors"]["model.w"].__setitem__("shape", [8, 2]), "is not whole"),
+    "type": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float99"), "unknown dtype 'float99'"),
+    "size": (
+        lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float64"),
+        "has a chunk of 16 bytes, which does not match float64",
+    ),
+    "shape": (lambda m, c: m["tensors"]["model.w"].__setitem__("shape", [8, 2]), "is incomplete"),
     "step": (lambda m, c: m.__setitem__("step", -1), "step: Input should be"),
-    "text": (lambda m, c: c[0].__setitem__(3, "0"), "is not as chunks are"),
-    "true": (lambda m, c: c[0].__setitem__(3, False), "is not as chunks are"),
+    "text": (lambda m, c: c[0].__setitem__(3, "0"), "has values of the wrong type"),
+    "true": (lambda m, c: c[0].__setitem__(3, False), "has values of the wrong type"),
     "state": (lambda m, c: m.__setitem__("state", {"step": 3}), "state"),
     "about": (lambda m, c: m.__setitem__("about", {"mesh": []}), "about.mesh"),
     "created": (lambda m, c: m.__setitem__("created", "yesterday"), "created"),
@@ -249,14 +252,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
 def test_a_manifest_that_contradicts_itself_is_broken(tmp_path: Path, kind: str) -> None:
     folder, contents = divided(tmp_path)
-    change, told = CONTRADICTIONS[kind]
+    change, message = CONTRADICTIONS[kind]
     change(contents, contents["tensors"]["model.w"]["chunks"])
     rewritten(folder, contents)
-    with pytest.raises(BrokenCheckpoint, match=told.replace(".", r"\.")):
+    with pytest.raises(BrokenCheckpoint, match=message.replace(".", r"\.")):
         read_manifest(folder)
 
 
-def test_chunks_in_each_others_places_are_damaged(tmp_path: Path) -> None:
+def test_swapped_chunks_are_detected(tmp_path: Path) -> None:
     folder, contents = divided(tmp_path)
     first, second = contents["tensors"]["model.w"]["chunks"]
     first[0], second[0] = second[0], first[0]
@@ -271,11 +274,12 @@ def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, {"model.w": torch.ones(2)})
     (tmp_path / "step-3").rename(tmp_path / "step-30")
     assert (
-        "it is the checkpoint of step 3, in a folder named step-30" in entry(Folder(str(tmp_path / "step-30")), 30).problem
+        "it is the checkpoint of step 3, but its folder is named step-30"
+        in entry(Folder(str(tmp_path / "step-30")), 30).problem
     )
     (tmp_path / "step-30").rename(tmp_path / "best")
     assert entry(Folder(str(tmp_path / "best")), 0).manifest is not None
 
 
-def test_the_default_is_no_save_beside_training() -> None:
+def test_background_saves_are_off_by_default() -> None:
     assert CheckpointSection().async_mode == "disabled"

@@ -1,5 +1,5 @@
-"""A run resumes from a checkpoint as if it had not stopped, on as many ranks or on others; other meshes are
-in ``tests/integration/test_resume_on_meshes.py``."""
+"""A resumed run continues as an uninterrupted run does, on the same or another number of ranks. Other meshes are tested in
+``tests/integration/test_resume_on_meshes.py``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_on_as_many_ranks_it_is_bit_for_bit_the_same(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
+def test_resuming_on_the_same_number_of_ranks_is_bit_for_bit_equal(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
     folders = [str(tmp_path / name) for name in ("whole", "parts")]
     for folder in folders:
         os.mkdir(folder)
@@ -38,7 +38,7 @@ def test_on_as_many_ranks_it_is_bit_for_bit_the_same(gloo: GlooPool, tmp_path: P
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 2), (2, 1)])
-def test_on_more_or_fewer_ranks_it_resumes_to_rounding(
+def test_resuming_on_another_number_of_ranks_is_equal_to_rounding(
     gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, before: int, after: int
 ) -> None:
     gloo.run(before, run_in, str(tmp_path), {"training.stop_at_step": 4})
@@ -52,17 +52,17 @@ def test_on_more_or_fewer_ranks_it_resumes_to_rounding(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_save_beside_training_is_of_its_own_step(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
-    beside = {"checkpoint.async_mode": "async", "checkpoint.interval": 2}
-    whole = gloo.run(ranks, run_in, str(tmp_path), beside)
-    # All later ones are gone; what was written while step 5 trained must be step 4's weights.
-    resumed = gloo.run(ranks, run_in, str(tmp_path), {**beside, "checkpoint.load_step": 4})
+def test_a_background_save_contains_the_state_of_its_step(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
+    background = {"checkpoint.async_mode": "async", "checkpoint.interval": 2}
+    whole = gloo.run(ranks, run_in, str(tmp_path), background)
+    # The checkpoint that was written during step 5 must contain the weights of step 4.
+    resumed = gloo.run(ranks, run_in, str(tmp_path), {**background, "checkpoint.load_step": 4})
     for one, other in zip(whole, resumed, strict=True):
         assert other.losses == one.losses[4:]
 
 
 class Signals:
-    """Sends this process a signal while a step is computed."""
+    """Sends this process a signal before the update of a step, on one rank."""
 
     def __init__(self, step: int, which: signal.Signals, rank: str) -> None:
         self.step, self.which, self.rank = step, which, rank
@@ -74,7 +74,7 @@ class Signals:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_sigterm_on_one_rank_ends_all_after_the_step_with_a_checkpoint(gloo: GlooPool, tmp_path: Path, rank: str) -> None:
+def test_sigterm_on_one_rank_stops_all_ranks_with_a_checkpoint(gloo: GlooPool, tmp_path: Path, rank: str) -> None:
     whole = gloo.run(2, run_in, str(tmp_path), {"job.dump_folder": "whole"})
     first = gloo.run(2, run_in, str(tmp_path), {}, (Signals(2, signal.SIGTERM, rank),))
     assert {record.reason for record in first} == {"SIGTERM: stopped after a whole step, to be started again"}
@@ -83,14 +83,14 @@ def test_sigterm_on_one_rank_ends_all_after_the_step_with_a_checkpoint(gloo: Glo
     assert first[0].losses + second[0].losses == whole[0].losses
 
 
-def test_sigusr1_asks_for_a_checkpoint(gloo: GlooPool, tmp_path: Path) -> None:
+def test_sigusr1_requests_a_checkpoint(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(2, run_in, str(tmp_path), {"checkpoint.interval": 100}, (Signals(2, signal.SIGUSR1, "1"),))
     saved = sorted(path.name for path in (tmp_path / "outputs/tiny/checkpoint").iterdir())
-    assert saved == ["step-3", "step-8"]  # the next step is the first one that all ranks know of it in
+    assert saved == ["step-3", "step-8"]  # all ranks learn of the request in the next step
 
 
 class Counts:
-    """An observer with a state of its own."""
+    """An observer with state."""
 
     def __init__(self, name: str) -> None:
         self.name, self.steps, self.restored = name, 0, False
@@ -114,19 +114,19 @@ def counted(folder: str, names: tuple[str, ...], overrides: dict[str, object]) -
         run_in(folder, overrides, observers)
     except ValueError as error:
         return str(error)
-    return [(one.steps, one.restored) for one in observers]
+    return [(observer.steps, observer.restored) for observer in observers]
 
 
-def test_what_observers_keep_resumes_with_the_run_on_more_ranks(gloo: GlooPool, tmp_path: Path) -> None:
+def test_the_state_of_observers_is_restored_on_more_ranks(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, counted, str(tmp_path), ("a",), {"training.stop_at_step": 5}) == [[(5, False)]] * 2
-    # One that the first run did not have starts over.
+    # An observer that the first run did not have starts from zero.
     assert gloo.run(4, counted, str(tmp_path), ("a", "b"), {}) == [[(8, True), (3, True)]] * 4
 
 
-def test_two_observers_cannot_keep_their_states_under_one_name(gloo: GlooPool, tmp_path: Path) -> None:
-    (told,) = gloo.run(1, counted, str(tmp_path), ("a", "a"), {})
-    assert not list(tmp_path.glob("outputs/*/checkpoint/step-*"))  # before anything is trained
-    assert told == "two observers keep a state under the name 'a': each needs a name of its own"
+def test_two_observers_cannot_save_state_under_the_same_name(gloo: GlooPool, tmp_path: Path) -> None:
+    (message,) = gloo.run(1, counted, str(tmp_path), ("a", "a"), {})
+    assert not list(tmp_path.glob("outputs/*/checkpoint/step-*"))  # refused before the first step
+    assert message == "two observers keep a state under the name 'a': each needs a name of its own"
 
 
 def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_p
     assert saved == {"step-3", "step-6", "step-7", "step-8"}
 
 
-def test_going_back_keeps_what_it_saves(gloo: GlooPool, tmp_path: Path) -> None:
-    """Later checkpoints, of what was left, do not push out new ones."""
+def test_resuming_from_an_older_step_keeps_its_new_checkpoints(gloo: GlooPool, tmp_path: Path) -> None:
+    """Later checkpoints, from before the job resumed from an older step, do not count for the retention policy."""
     every = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 3}
     gloo.run(1, run_in, str(tmp_path), every)
     gloo.run(1, run_in, str(tmp_path), {**every, "checkpoint.load_step": 6, "training.stop_at_step": 7})
@@ -145,7 +145,7 @@ def test_going_back_keeps_what_it_saves(gloo: GlooPool, tmp_path: Path) -> None:
     assert saved == {"step-6", "step-7", "step-8"}
 
 
-def test_what_is_excluded_at_the_beginning_is_not_excluded_when_resuming(gloo: GlooPool, tmp_path: Path) -> None:
+def test_patterns_that_exclude_at_the_start_do_not_apply_when_resuming(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {
         "checkpoint.initial_load_path": "one/checkpoint/step-8",
@@ -159,7 +159,7 @@ def test_what_is_excluded_at_the_beginning_is_not_excluded_when_resuming(gloo: G
     assert first.losses + second.losses == whole.losses
 
 
-def test_excluded_optimizer_state_begins_anew(gloo: GlooPool, tmp_path: Path) -> None:
+def test_excluded_optimizer_state_starts_from_zero(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     weights = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "training.steps": 10}
     (alone,) = gloo.run(1, run_in, str(tmp_path), {**weights, "job.dump_folder": "alone", "training.stop_at_step": 1})
@@ -171,7 +171,7 @@ def test_excluded_optimizer_state_begins_anew(gloo: GlooPool, tmp_path: Path) ->
     assert all(torch.equal(alone.initial[name], tensor) for name, tensor in record.initial.items())
 
 
-def test_weights_alone_begin_another_job(gloo: GlooPool, tmp_path: Path) -> None:
+def test_another_job_starts_from_the_weights_only(gloo: GlooPool, tmp_path: Path) -> None:
     (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "job.dump_folder": "two", "training.steps": 3}
     (two,) = gloo.run(1, run_in, str(tmp_path), begin)
@@ -179,7 +179,7 @@ def test_weights_alone_begin_another_job(gloo: GlooPool, tmp_path: Path) -> None
     assert all(torch.equal(two.initial[name], tensor) for name, tensor in one.final.items())
 
 
-def test_what_is_excluded_keeps_its_first_values(gloo: GlooPool, tmp_path: Path) -> None:
+def test_excluded_tensors_keep_their_initial_values(gloo: GlooPool, tmp_path: Path) -> None:
     (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {
         "checkpoint.initial_load_path": "one/checkpoint/step-8",
@@ -196,11 +196,11 @@ def test_a_checkpoint_of_the_initial_weights(gloo: GlooPool, uninterrupted: RunR
     (none,) = gloo.run(1, run_in, str(tmp_path), {"training.stop_at_step": 0})
     assert none.losses == []
     assert (tmp_path / "outputs/tiny/checkpoint/step-0/checkpoint.json").exists()
-    (all_of_it,) = gloo.run(1, run_in, str(tmp_path), {})
-    assert all_of_it.losses == uninterrupted.losses
+    (resumed,) = gloo.run(1, run_in, str(tmp_path), {})
+    assert resumed.losses == uninterrupted.losses
 
 
-def test_an_export_of_weights_alone(gloo: GlooPool, tmp_path: Path) -> None:
+def test_an_export_of_the_weights_only(gloo: GlooPool, tmp_path: Path) -> None:
     export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "bfloat16"}
     (one,) = gloo.run(1, run_in, str(tmp_path), export)
     begin = {"checkpoint.initial_load_path": "outputs/tiny/checkpoint/step-8", "job.dump_folder": "two"}
@@ -211,8 +211,8 @@ def test_an_export_of_weights_alone(gloo: GlooPool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 @pytest.mark.parametrize("place", ["file", "memory"])
-def test_a_place_that_fsspec_knows(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, place: str, mode: str) -> None:
-    """The same process both times, which is what fsspec's memory is kept in."""
+def test_a_url_that_fsspec_supports(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, place: str, mode: str) -> None:
+    """Both runs are in the same process, because fsspec's memory:// belongs to the process."""
     url = f"file://{tmp_path}/elsewhere" if place == "file" else f"memory://elsewhere/{mode}"
     elsewhere = {"checkpoint.folder": url, "checkpoint.keep_latest_k": 1, "checkpoint.async_mode": mode}
     gloo.run(1, run_in, str(tmp_path), {**elsewhere, "training.stop_at_step": 4})

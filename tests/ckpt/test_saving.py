@@ -1,4 +1,4 @@
-"""What a checkpoint holds is the state after its own step, however late it is copied and written."""
+"""A checkpoint contains the state after its step, however late it is copied and written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint
 
 
 class Watch:
-    """What the model holds after each step; and when the last step's update is done."""
+    """Records the model's tensors after each step, and when the last step has ended."""
 
     def __init__(self) -> None:
         self.held: list[dict[str, Tensor]] = []
@@ -40,7 +40,7 @@ class Watch:
             self.ended.set()
 
     def _now(self) -> dict[str, Tensor]:
-        return {name: whole(one) for name, one in (*self.module.named_parameters(), *self.module.named_buffers())}
+        return {name: whole(tensor) for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers())}
 
 
 def train(overrides: dict[str, object], watch: Watch) -> RunRecord:
@@ -48,7 +48,7 @@ def train(overrides: dict[str, object], watch: Watch) -> RunRecord:
 
 
 def require_saved(step: int, watch: Watch, record: RunRecord) -> None:
-    """The checkpoint of ``step`` continues as the run did."""
+    """Require a run that resumes from the checkpoint of ``step`` to continue exactly as the original run did."""
     resumed = Watch()
     again = train({"checkpoint.load_step": step, "training.steps": 4}, resumed)
     for name, tensor in watch.held[step - 1].items():
@@ -56,8 +56,8 @@ def require_saved(step: int, watch: Watch, record: RunRecord) -> None:
     assert again.losses == record.losses[step:]
 
 
-def test_what_is_written_late_is_a_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written when all later steps are done."""
+def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of step 2 is written after all later steps have ended."""
     watch = Watch()
     original: Any = saving.save
 
@@ -73,8 +73,8 @@ def test_what_is_written_late_is_a_copy(in_tmp: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy is made when training waits for it, which is after the next step's forward and backward passes; where it does
-    not wait, when all steps are done."""
+    """The copy is delayed until training waits for it, after the next step's backward pass. If training did not wait, the
+    copy would be made after the last step."""
     watch = Watch()
     copy = Staging.copy
 
@@ -95,7 +95,7 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
     require_saved(2, watch, record)
 
 
-def test_a_copy_is_of_its_moment_in_memory_that_is_used_again() -> None:
+def test_staging_copies_to_memory_that_it_reuses() -> None:
     staging, tensor = Staging(torch.device("cpu"), pinned=False), torch.arange(4.0)
     first = staging.copy({"a": tensor, "count": torch.tensor(3)})
     tensor += 1
@@ -108,14 +108,14 @@ def test_a_copy_is_of_its_moment_in_memory_that_is_used_again() -> None:
     assert staging.copy({"a": torch.zeros(2)})["a"].shape == (2,)
 
 
-def test_a_stop_leaves_a_checkpoint_of_its_step(in_tmp: Path) -> None:
+def test_a_run_that_stops_early_saves_its_last_step(in_tmp: Path) -> None:
     whole_run = Watch()
     record = train({"job.dump_folder": "whole", "training.steps": 4}, whole_run)
     assert train({"training.stop_at_step": 3, "training.steps": 4}, Watch()).losses == record.losses[:3]
     require_saved(3, whole_run, record)
 
 
-def test_tokens_are_counted_over_the_whole_run_and_by_dataset(in_tmp: Path) -> None:
+def test_tokens_are_counted_across_resumes_and_by_dataset(in_tmp: Path) -> None:
     corpora = "[{dataset = 'stdlib', name = 'a', weight = 3.0}, {dataset = 'stdlib', name = 'b', weight = 1.0}]"
     mixed: dict[str, object] = {"data.mixture": corpora, "training.steps": 4, "metrics.log_freq": 1}
     train({**mixed, "job.dump_folder": "whole"}, Watch())

@@ -127,7 +127,10 @@ def test_one_list_allows_everything_that_was_refused(saved: None) -> None:
 
 
 def test_one_list_allows_all_values_of_parameter_groups() -> None:
-    problems = ["optimizer.groups.nesterov of a is True there and False here", "optimizer.groups.foreach of a is ..."]
+    problems = [
+        "optimizer.groups.nesterov of a is True in the checkpoint and False in this job",
+        "optimizer.groups.foreach of a is ...",
+    ]
     error = _another_optimizer(Folder("run"), problems, ["optimizer.lr"])
     assert str(error).count("allow_changed") == 1
     assert '["optimizer.lr", "optimizer.groups.nesterov", "optimizer.groups.foreach"]' in str(error)
@@ -146,7 +149,7 @@ def test_permitted_changes_are_logged(saved: None, caplog: pytest.LogCaptureFixt
     assert len(record.losses) == 2
     for line in ("training.steps: 3 -> 4", "metrics.log_freq: 10 -> 7", "data.prefetch: 2 -> 3"):
         assert f"changed since the checkpoint of step 2: {line}" in caplog.text
-    assert "the learning rate follows the schedule of 4 steps" in caplog.text
+    assert "the learning rate follows the schedule for 4 steps" in caplog.text
 
 
 @pytest.mark.parametrize(("saved", "decisive"), [([], True), ("3", True), (-1, True), (7, False)], ids=str)

@@ -78,13 +78,13 @@ EDITS: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     },
     "a bias": (
         lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(16)}),
-        "q_proj.bias belongs to nothing in the model",
+        "q_proj.bias does not belong to the model",
     ),
     "a layer": (
         lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(24, 16)}),
-        "model.layers.2.mlp.up_proj.weight belongs to nothing",
+        "model.layers.2.mlp.up_proj.weight does not belong to the model",
     ),
-    "scales": (lambda tensors: tensors.update({f"{HEAD}_scale_inv": torch.ones(1)}), f"{HEAD}_scale_inv belongs to nothing"),
+    "scales": (lambda tensors: tensors.update({f"{HEAD}_scale_inv": torch.ones(1)}), f"{HEAD}_scale_inv does not belong"),
 }  # fmt: skip
 
 
@@ -111,10 +111,10 @@ def test_types_more_precise_than_the_models_are_refused_unless_converted(
 ) -> None:
     change(theirs, lambda tensors: tensors.update({HEAD: tensors[HEAD].double()}))
     start = {**RUN, "model.args": model_args(theirs), "checkpoint.initial_load_path": "theirs"}
-    with pytest.raises(UserError, match=r"embed_tokens.weight is float64 there, and float32 does not hold all its values"):
+    with pytest.raises(UserError, match=r"embed_tokens.weight is float64, which does not convert to float32 without loss"):
         run_recipe("llama3_debug", start)
     assert convert("theirs", "ours", capsys=capsys)[0] == 0
-    with pytest.raises(UserError, match=r"tok_embeddings.weight is float64 there and float32 here"):
+    with pytest.raises(UserError, match=r"tok_embeddings.weight is float64 in the checkpoint and float32 in this job"):
         run_recipe("llama3_debug", {**start, "checkpoint.initial_load_path": "ours"})
     assert convert("theirs", "rounded", "--dtype", "float32", capsys=capsys)[0] == 0
     assert len(run_recipe("llama3_debug", {**start, "checkpoint.initial_load_path": "rounded"}).losses) == 1
@@ -126,7 +126,7 @@ def test_a_quantised_model_is_refused(theirs: Path, key: str, capsys: pytest.Cap
     (theirs / CONFIG).write_text(json.dumps({**config, key: {"quant_method": "fp8"}}))
     status, errors = convert("theirs", "ours", capsys=capsys)
     assert status == 2
-    assert f"{key} says that these weights are quantised (fp8)" in errors
+    assert f"these weights are quantised according to {key} (fp8)" in errors
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -149,7 +149,7 @@ def test_a_path_in_the_index_outside_the_folder_is_refused(
     (theirs / INDEX).write_text(json.dumps(index))
     status, errors = convert("theirs", "ours", capsys=capsys)
     assert status == 2
-    assert "is not the name of a file of its folder" in errors
+    assert "which is not a .safetensors file in its folder" in errors
 
 
 def test_files_that_the_index_does_not_name_are_reported(
@@ -157,7 +157,7 @@ def test_files_that_the_index_does_not_name_are_reported(
 ) -> None:
     save_file(load_file(theirs / FILES[0]), theirs / "consolidated.safetensors")
     assert convert("theirs", "ours", capsys=capsys)[0] == 0
-    assert "consolidated.safetensors is not read: " in caplog.text
+    assert "consolidated.safetensors is not read, because " in caplog.text
 
 
 def test_a_tensor_in_two_files_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_a_tensor_in_two_files_is_refused(theirs: Path, capsys: pytest.CaptureFi
     (theirs / INDEX).unlink()
     status, errors = convert("theirs", "ours", capsys=capsys)
     assert status == 2
-    assert re.search(r"has a tensor .* which model-00001-of-00002.safetensors has too", errors)
+    assert re.search(r"contains tensor .* which model-00001-of-00002.safetensors contains too", errors)
 
 
 def twice_by_name(args: LlamaArgs) -> list[ForeignTensor]:
@@ -184,9 +184,9 @@ def one_too_few(args: LlamaArgs) -> list[ForeignTensor]:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (twice_by_name, "its plugin lists weight twice"),
-        (twice_by_parameter, "its plugin lists norm.weight twice"),
-        (one_too_few, "its plugin does not say what model.output.weight is called there"),
+        (twice_by_name, "the plugin declares weight twice"),
+        (twice_by_parameter, "the plugin declares norm.weight twice"),
+        (one_too_few, "its plugin declares no Hugging Face tensor for model.output.weight"),
     ],
 )
 def test_a_format_that_would_lose_tensors_is_refused(
@@ -209,11 +209,11 @@ def test_meta_shards_must_agree(in_tmp: Path) -> None:
 
     good = {"norm.weight": torch.ones(4), "rope.freqs": torch.ones(2)}
     others: list[tuple[Any, str]] = [
-        ({"norm.weight": torch.ones(4)}, "its tensor rope.freqs is not as that of the first file"),
-        ({**good, "more": torch.ones(1)}, "its tensor more is not as"),
-        ({**good, "norm.weight": torch.ones(5)}, "its tensor norm.weight is not as"),
-        ({**good, "norm.weight": torch.ones(4).int()}, "its tensor norm.weight is not as"),
-        ({**good, "step": 3}, "holds something else than tensors by name"),
+        ({"norm.weight": torch.ones(4)}, "tensor rope.freqs is missing here or in the first file"),
+        ({**good, "more": torch.ones(1)}, "tensor more is missing here or in the first file"),
+        ({**good, "norm.weight": torch.ones(5)}, "tensor norm.weight is missing .* or differs in shape or dtype"),
+        ({**good, "norm.weight": torch.ones(4).int()}, "tensor norm.weight is missing .* or differs in shape or dtype"),
+        ({**good, "step": 3}, "must contain only tensors by name"),
     ]
     torch.save(good, "consolidated.00.pth")
     for other, message in others:
@@ -221,7 +221,7 @@ def test_meta_shards_must_agree(in_tmp: Path) -> None:
         with pytest.raises(UserError, match=message):
             MetaFiles(in_tmp)
     torch.save({**good, "norm.weight": torch.zeros(4)}, "consolidated.01.pth")
-    with pytest.raises(UserError, match=r"norm.weight: is not the same in all files"):
+    with pytest.raises(UserError, match=r"norm.weight: is replicated in all files, but differs between them"):
         MetaFiles(in_tmp).rows(ForeignTensor("norm.weight", "norm.weight"), 0, 4)
     (in_tmp / "consolidated.01.pth").unlink()
     form = next(one for one in Registry.from_installed().get(Model, "llama3").formats if one.name == "meta")
@@ -230,7 +230,7 @@ def test_meta_shards_must_agree(in_tmp: Path) -> None:
     require_equal_copies(
         files, declared_tensors(form, LlamaArgs(dim=8, n_layers=1, n_heads=2, n_kv_heads=1, ffn_dim=8), "m"), ""
     )
-    with pytest.raises(UserError, match=r"norm.weight belongs to nothing in the model"):
+    with pytest.raises(UserError, match=r"norm.weight does not belong to the model"):
         require_weights(files, [], {}, form.ignored, "here")
 
 
@@ -295,7 +295,7 @@ def test_an_export_reports_a_missing_tokenizer(theirs: Path, capsys: pytest.Capt
     capsys.readouterr()
     status, errors = convert("run", "exported", capsys=capsys)
     assert status == 0
-    assert "the run's tokenizer, is not there: exported without" in errors
+    assert "does not exist: exported without a tokenizer" in errors
     assert convert("run", "second", "--tokenizer", "nowhere", capsys=capsys)[0] == 2
     assert convert("run", "third", "--tokenizer", "elsewhere", capsys=capsys) == (0, "")
     assert Path("third/tokenizer_config.json").exists()

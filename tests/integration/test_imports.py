@@ -79,3 +79,40 @@ def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
     assert places
     shared = {name: files for name, files in places.items() if len(files) > 1}
     assert {name for name, files in shared.items() if any(CORE in file.parents for file in files)} == set()
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """The private names of torch and torchao that ``file`` imports, or reads from a module of theirs."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+            modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names if is_of_torch(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules |= {alias.asname or alias.name for alias in node.names if is_of_torch(node.module)}
+        else:
+            continue
+        yield from (name for name in found if is_of_torch(name) and is_private(name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            path = ast.unparse(node)
+            if path.split(".")[0] in modules:
+                yield path
+
+
+def is_of_torch(name: str) -> bool:
+    return name.split(".")[0] in ("torch", "torchao")
+
+
+def is_private(path: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
+
+
+@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
+    """So that a torch upgrade changes one file of each package. (`ruff`'s SLF001 holds the same for attributes of objects.)"""
+    files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
+    assert files
+    assert {(file.name, name) for file in files for name in private_names(file)} == set()

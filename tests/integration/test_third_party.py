@@ -115,7 +115,7 @@ def test_weights_of_islands_start_another_run_only_if_they_are_equal(gloo: GlooP
     islands |= {"checkpoint.interval": 1, "training.steps": 4, "training.stop_at_step": 4, "job.dump_folder": "run"}
     gloo.run(2, train_with, site, folder, "llama3_debug", {**islands, "training.steps": 5})
     alone = {**TINY_LLAMA, "training.steps": 1, "checkpoint.enable": "true", "job.dump_folder": "alone"}
-    with pytest.raises(RuntimeError, match=r"step-4: its 2 copies of the weights differ in model\."):
+    with pytest.raises(RuntimeError, match=r"step-4: its 2 replicas have different weights in model\."):
         gloo.run(
             1, train_with, site, folder, "llama3_debug", {**alone, "checkpoint.initial_load_path": "run/checkpoint/step-4"}
         )
@@ -124,7 +124,7 @@ def test_weights_of_islands_start_another_run_only_if_they_are_equal(gloo: GlooP
     assert record.losses
     # A run with one replica cannot resume a run with two, whatever allow_changed says.
     one = {**islands, "local_sgd.islands": 1, "checkpoint.allow_changed": '["*"]'}
-    with pytest.raises(RuntimeError, match="it holds 2 copies of the weights, which train apart, and this job trains 1"):
+    with pytest.raises(RuntimeError, match="it contains 2 diverging replicas of the model, but this job trains 1"):
         gloo.run(2, train_with, site, folder, "llama3_debug", one)
 
 

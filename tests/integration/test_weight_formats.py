@@ -226,8 +226,8 @@ def test_metas_files_become_a_checkpoint(in_tmp: Path, files: int) -> None:
     [
         ({"model_type": "mistral"}, "llama3: model_type is 'mistral', not 'llama'"),
         ({"attention_bias": True}, "attention_bias is true"),
-        ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is not there"),
-        ({"vocab_size": 300}, r"model.embed_tokens.weight is \[288, 64\] there, and the model wants \[300, 64\]"),
+        ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
+        ({"vocab_size": 300}, r"model.embed_tokens.weight has shape \[288, 64\], but the model requires \[300, 64\]"),
     ],
     ids=str,
 )
@@ -243,7 +243,9 @@ def test_weights_of_another_model_are_refused(in_tmp: Path, change: dict[str, An
 
 def test_another_rope_than_the_jobs_is_refused(in_tmp: Path) -> None:
     their_model("theirs", tied=False)
-    with pytest.raises(UserError, match=r"rope_scaling is .* there and None here; set model.flavor and model.args"):
+    with pytest.raises(
+        UserError, match=r"rope_scaling is .* in its config.json and None in this job; set model.flavor and model.args"
+    ):
         run_recipe("llama3_debug", {**settings(False, False), "checkpoint.initial_load_path": "theirs"})
 
 
@@ -251,8 +253,8 @@ def test_bad_folders_are_reported(in_tmp: Path) -> None:
     assert "there are no checkpoints here" in titan("checkpoint", "convert", "nowhere", "x")[1]
     Path("full").mkdir()
     Path("full/file").touch()
-    assert "is there already, and not empty" in titan("checkpoint", "convert", "nowhere", "full")[1]
+    assert "already exists and is not empty" in titan("checkpoint", "convert", "nowhere", "full")[1]
     their_model("theirs", tied=False, shard_size="60KB")
     next(Path("theirs").glob("*.safetensors")).unlink()
-    assert "is missing, and the index names it" in titan("checkpoint", "convert", "theirs", "x")[1]
+    assert "is missing, but the index lists it" in titan("checkpoint", "convert", "theirs", "x")[1]
     assert not list(Path().glob("x*"))

@@ -1,4 +1,4 @@
-"""A chunk of a tensor as bytes in a file, and back."""
+"""Converting chunks of tensors to bytes and back."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from titan_core.api.errors import UserError
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, in row-major order."""
+    """Return the tensor's bytes in row-major order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def read_chunk(folder: Folder, name: str, tensor: StoredTensor, chunk: Chunk) -> Tensor:
-    """The chunk of ``tensor``, which is called ``name``, in memory of its own.
+    """Read a chunk of the tensor ``name`` into newly allocated memory.
 
     Raises:
-        BrokenCheckpoint: its bytes are not those that were written.
+        BrokenCheckpoint: the checksum does not match.
     """
     with folder.open(chunk.file) as file:
         file.seek(chunk.start)
@@ -32,7 +32,7 @@ def read_chunk(folder: Folder, name: str, tensor: StoredTensor, chunk: Chunk) ->
 
 
 def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
-    """A tensor of a checkpoint, put together from its chunks.
+    """Read a whole tensor of a checkpoint.
 
     Raises:
         UserError: a chunk is damaged.
@@ -45,5 +45,5 @@ def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
             box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
             whole[box] = read_chunk(folder, name, stored, chunk)
     except BrokenCheckpoint as error:
-        raise UserError.one(str(folder), str(error), "take another checkpoint") from None
+        raise UserError.one(str(folder), str(error), "use another checkpoint") from None
     return whole

@@ -1,4 +1,4 @@
-"""``titan checkpoint list | show | verify | rm``. Free of torch."""
+"""``titan checkpoint list | show | verify | rm``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,70 +34,68 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint show``."""
     _path_argument(parser)
     parser.add_argument(
-        "--step", type=whole(0, MOST_STEPS), metavar="N", help="which one (default: the newest that is complete)"
+        "--step", type=whole(0, MOST_STEPS), metavar="N", help="step of the checkpoint (default: the newest complete one)"
     )
-    parser.add_argument("--tensors", action="store_true", help="list every tensor too")
+    parser.add_argument("--tensors", action="store_true", help="also list every tensor")
     json_argument(parser)
 
 
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint verify``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=whole(0, MOST_STEPS), metavar="N", help="only this one (default: all)")
+    parser.add_argument("--step", type=whole(0, MOST_STEPS), metavar="N", help="verify only this step (default: all)")
     json_argument(parser)
 
 
 def rm_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint rm``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=whole(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="which ones")
-    parser.add_argument("--force", action="store_true", help="even if no complete checkpoint would be left")
+    parser.add_argument("--step", type=whole(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="steps to remove")
+    parser.add_argument("--force", action="store_true", help="remove them even if no complete checkpoint is left")
 
 
 def convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint convert``."""
+    parser.add_argument("source", metavar="SOURCE", help="Titan checkpoint, or folder of Hugging Face or Meta weights")
+    parser.add_argument("target", metavar="TARGET", help="new folder for the Hugging Face weights or the Titan checkpoint")
     parser.add_argument(
-        "source", metavar="SOURCE", help="a checkpoint of Titan's, or a folder of Hugging Face's or Meta's files"
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: unchanged)"
     )
-    parser.add_argument("target", metavar="TARGET", help="a new folder: for Hugging Face, or a checkpoint")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (default: as they are)"
+        "--model", metavar="NAME", help="model that the weights belong to, if several installed models support them"
     )
-    parser.add_argument("--model", metavar="NAME", help="whose weights they are, where several plugins know them")
-    parser.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer files to put beside exported weights (default: the run's)"
-    )
+    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer to copy beside exported weights (default: the run's)")
 
 
 def list_checkpoints(context: CommandContext) -> int:
-    """Print every checkpoint of a run, the newest first."""
+    """Print every checkpoint of a run, newest first."""
     arguments = context.arguments
     found = checkpoints_at(arguments.path)
     if arguments.json:
-        print_json([_describe(one) for one in found])
+        print_json([_describe(checkpoint) for checkpoint in found])
         return 0
     rows = [
         (
-            str(one.step) if one.step >= 0 else "?",
-            _mesh(one.manifest) if one.manifest else "?",
-            _size(one.manifest.num_bytes) if one.manifest else "?",
-            _age(one.manifest.created) if one.manifest else "?",
-            _state(one),
+            str(checkpoint.step) if checkpoint.step >= 0 else "?",
+            _mesh(checkpoint.manifest) if checkpoint.manifest else "?",
+            _size(checkpoint.manifest.num_bytes) if checkpoint.manifest else "?",
+            _age(checkpoint.manifest.created) if checkpoint.manifest else "?",
+            _state(checkpoint),
         )
-        for one in found
+        for checkpoint in found
     ]
     print_table(("step", "mesh", "size", "age", f"state of {arguments.path}"), rows)
     return 0
 
 
 def show(context: CommandContext) -> int:
-    """Print what a checkpoint says of itself."""
+    """Print the contents of a checkpoint."""
     arguments = context.arguments
-    one = pick(arguments.path, arguments.step)
-    manifest = one.manifest
+    found = pick(arguments.path, arguments.step)
+    manifest = found.manifest
     assert manifest is not None
     if arguments.json:
-        print_json({**_describe(one), "about": manifest.about, "tensors": {
+        print_json({**_describe(found), "about": manifest.about, "tensors": {
             name: {"dtype": tensor.dtype, "shape": tensor.shape} for name, tensor in manifest.tensors.items()
         } if arguments.tensors else len(manifest.tensors)})  # fmt: skip
         return 0
@@ -108,33 +106,33 @@ def show(context: CommandContext) -> int:
         ("mesh", _mesh(manifest)),
         ("saved", f"{manifest.created} ({_age(manifest.created)} ago)"),
         ("size", f"{_size(manifest.num_bytes)} in {len(manifest.files)} file(s), {len(manifest.tensors)} tensors"),
-        ("holds", "weights alone" if manifest.model_only else "all that a run needs to resume"),
+        ("contents", "weights only" if manifest.model_only else "complete state of the run"),
         ("written by", ", ".join(f"{name} {version}" for name, version in plugins.items())),
         ("torch", str(manifest.about.get("torch", "?"))),
     ]
     if arguments.tensors:
         rows += [(name, f"{tensor.dtype} {list(tensor.shape)}") for name, tensor in manifest.tensors.items()]
-    print_table(("", str(one.folder)), rows)
+    print_table(("", str(found.folder)), rows)
     return 0
 
 
 def verify(context: CommandContext) -> int:
-    """Hold every byte against its checksum; the status is 1 if a checkpoint is not whole."""
+    """Verify every byte by checksum. The exit status is 1 if a checkpoint is incomplete or damaged."""
     arguments = context.arguments
     found = [pick(arguments.path, arguments.step)] if arguments.step is not None else checkpoints_at(arguments.path)
     verdicts = {}
-    for one in found:
-        problem = one.problem
-        if one.manifest is not None:
+    for checkpoint in found:
+        problem, manifest = checkpoint.problem, checkpoint.manifest
+        if manifest is not None:
             try:
-                with progress(f"step {one.step}", one.manifest.num_bytes, arguments.json, of_bytes=True) as advance:
-                    for num_bytes in verify_data(one.folder, one.manifest):
+                with progress(f"step {checkpoint.step}", manifest.num_bytes, arguments.json, of_bytes=True) as advance:
+                    for num_bytes in verify_data(checkpoint.folder, manifest):
                         advance(num_bytes)
             except (BrokenCheckpoint, OSError) as error:
                 problem = str(error)
-        verdicts[one.step] = problem
+        verdicts[checkpoint.step] = problem
         if not arguments.json:
-            print(f"{f'step {one.step}' if one.step >= 0 else one.folder}: {problem or 'whole'}")
+            print(f"{f'step {checkpoint.step}' if checkpoint.step >= 0 else checkpoint.folder}: {problem or 'intact'}")
     if arguments.json:
         print_json([{"step": step, "whole": not problem, "problem": problem} for step, problem in verdicts.items()])
     return EXIT_BROKEN if any(verdicts.values()) else 0
@@ -144,13 +142,13 @@ def rm(context: CommandContext) -> int:
     """Remove checkpoints."""
     arguments = context.arguments
     folder = find_checkpoints(arguments.path)
-    there = steps_in(folder)
+    present = steps_in(folder)
     for step in arguments.step:
-        if step not in there:
-            raise UserError.one(str(folder), f"there is no step {step}", f"there is {', '.join(map(str, there))}")
-    left = [one for one in entries(folder) if one.manifest is not None and one.step not in arguments.step]
+        if step not in present:
+            raise UserError.one(str(folder), f"there is no step {step}", f"choose from {', '.join(map(str, present))}")
+    left = [found for found in entries(folder) if found.manifest is not None and found.step not in arguments.step]
     if not left and not arguments.force:
-        raise UserError.one(str(folder), "no complete checkpoint would be left", "add --force if that is what you want")
+        raise UserError.one(str(folder), "no complete checkpoint would be left", "add --force to remove them anyway")
     for step in dict.fromkeys(arguments.step):
         remove(folder, step)
         print(f"removed {step_folder(folder, step)}")
@@ -158,10 +156,10 @@ def rm(context: CommandContext) -> int:
 
 
 def find_checkpoints(path: str) -> Folder:
-    """The folder of checkpoints that ``path`` means: that folder, one of its checkpoints, or a run's directory.
+    """Return the folder of checkpoints for ``path``, which is that folder, one of its checkpoints, or a run's directory.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no checkpoints.
     """
     folder = Folder(path.rstrip("/") or path)
     if NAME in folder.list():
@@ -169,56 +167,56 @@ def find_checkpoints(path: str) -> Folder:
     for candidate in (folder, folder / "checkpoint"):
         if steps_in(candidate):
             return candidate
-    raise UserError.one(path, "there are no checkpoints here", "name a run's directory, or its folder of checkpoints")
+    raise UserError.one(path, "there are no checkpoints here", "pass a run's directory, or its folder of checkpoints")
 
 
 def checkpoints_at(path: str) -> list[Entry]:
-    """Every checkpoint that ``path`` means, the newest first: those of a run; or, of a checkpoint that is none of a run's (a
-    converted one, in a folder of another name), that one.
+    """Return the checkpoints of the run at ``path``, newest first. If ``path`` is a checkpoint that belongs to no run (for
+    example a converted one), return only that checkpoint.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no checkpoints.
     """
-    own = Folder(path.rstrip("/") or path)
+    folder = Folder(path.rstrip("/") or path)
     found = list(entries(find_checkpoints(path)))
-    if NAME not in own.list() or any(one.folder.name == own.name for one in found):
+    if NAME not in folder.list() or any(checkpoint.folder.name == folder.name for checkpoint in found):
         return found
-    one = entry(own, -1)
-    return [one if one.manifest is None else replace(one, step=one.manifest.step)]
+    single = entry(folder, -1)
+    return [single if single.manifest is None else replace(single, step=single.manifest.step)]
 
 
 def pick(path: str, step: int | None) -> Entry:
-    """The checkpoint that ``path`` and ``step`` mean.
+    """Return the checkpoint of ``step`` at ``path``; without a step the newest complete one, or ``path`` itself if it is a
+    checkpoint.
 
     Raises:
-        UserError: there is none, or it is not complete.
+        UserError: there is no such checkpoint, or it is not complete.
     """
     own = Folder(path.rstrip("/"))
     if step is None and NAME in own.list():
         found = entry(own, -1)
     elif step is None:
         folder = find_checkpoints(path)
-        found = next(
-            (one for one in entries(folder) if one.manifest is not None), Entry(-1, folder, None, "none is complete")
-        )
+        complete = (checkpoint for checkpoint in entries(folder) if checkpoint.manifest is not None)
+        found = next(complete, Entry(-1, folder, None, "no checkpoint here is complete"))
     else:
         found = entry(step_folder(find_checkpoints(path), step), step)
     if found.manifest is None:
-        raise UserError.one(str(found.folder), found.problem, "`titan checkpoint list` shows what there is")
+        raise UserError.one(str(found.folder), found.problem, "to see all checkpoints, run `titan checkpoint list`")
     return found
 
 
 def _path_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="PATH", help="a run's directory, its folder of checkpoints, or one of them; a path or URL"
+        "path", metavar="PATH", help="run directory, folder of checkpoints, or single checkpoint; a path or URL"
     )
 
 
-def _describe(one: Entry) -> dict[str, Any]:
-    manifest = one.manifest
-    described: dict[str, Any] = {"step": one.step, "path": str(one.folder), "complete": manifest is not None}
+def _describe(checkpoint: Entry) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    described: dict[str, Any] = {"step": checkpoint.step, "path": str(checkpoint.folder), "complete": manifest is not None}
     if manifest is None:
-        return {**described, "problem": one.problem}
+        return {**described, "problem": checkpoint.problem}
     return {
         **described,
         "step": manifest.step,
@@ -231,10 +229,10 @@ def _describe(one: Entry) -> dict[str, Any]:
     }
 
 
-def _state(one: Entry) -> str:
-    if one.manifest is None:
-        return one.problem
-    return "complete, weights alone" if one.manifest.model_only else "complete"
+def _state(checkpoint: Entry) -> str:
+    if checkpoint.manifest is None:
+        return checkpoint.problem
+    return "complete, weights only" if checkpoint.manifest.model_only else "complete"
 
 
 def _mesh(manifest: Manifest) -> str:
@@ -259,16 +257,16 @@ def _age(created: str) -> str:
 
 
 class Advance(Protocol):
-    """Moves a progress bar on."""
+    """Advances a progress bar."""
 
     def __call__(self, amount: int) -> None:
-        """By ``amount``."""
+        """Advance by ``amount``."""
         ...
 
 
 @contextmanager
-def progress(what: str, total: int, quiet: bool, of_bytes: bool = False) -> Iterator[Advance]:
-    """A bar on a terminal; nothing elsewhere."""
+def progress(title: str, total: int, quiet: bool, of_bytes: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on stderr if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda amount: None
         return
@@ -278,5 +276,5 @@ def progress(what: str, total: int, quiet: bool, of_bytes: bool = False) -> Iter
     done = DownloadColumn() if of_bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(title, total=total)
         yield lambda amount: bar.advance(task, amount)

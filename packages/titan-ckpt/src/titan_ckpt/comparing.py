@@ -1,4 +1,4 @@
-"""Whether a job that resumes from a checkpoint trains what the run that saved it trained."""
+"""Comparing a job with the run whose checkpoint it resumes from."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 _ARGS = "model.args."
 _BATCH = "training.global_batch_size"
 _RATES = ("lr_scheduler.*", "training.steps", "optimizer.lr", "optimizer.name", "optimizer.param_groups")
-"""What a learning rate at a step depends on."""
+"""Keys that the learning rate at a step depends on."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs, all of it accepted."""
+    """Accepted differences between a job and the saved run."""
 
     config: tuple[ConfigChange, ...]
     allowed: tuple[str, ...]
@@ -36,11 +36,11 @@ class Changes:
 
     @property
     def schedule(self) -> bool:
-        """Whether learning rates are other ones than they would have been."""
+        """Whether the learning rates follow another schedule than before."""
         return any(matches(change.key, _RATES) for change in self.config)
 
     def accepts_group_value(self, key: str) -> bool:
-        """Whether parameter groups may be built with another value of ``key``."""
+        """Whether parameter groups may have another value of ``key`` than before."""
         if any(change.key.startswith("optimizer.") and change.decisive for change in self.config):
             return True
         implementation = any(change.key == "optimizer.implementation" for change in self.config)
@@ -50,16 +50,16 @@ class Changes:
 def require_same_training(
     job: Job, about: Mapping[str, Any], step: int, allowed: Sequence[str], others: Sequence[RefusedChange] = ()
 ) -> Changes:
-    """Compare the job with what the manifest says of the run, and log what has changed.
+    """Compare the job with the run that the manifest describes, and log the accepted changes.
 
     Args:
-        about: the manifest's.
-        step: the checkpoint's, for messages.
-        allowed: patterns of keys that may differ.
-        others: what else was found to differ and may not: the data's.
+        about: ``about`` of the manifest.
+        step: step of the checkpoint, for messages.
+        allowed: patterns of keys that may change.
+        others: refused changes found elsewhere (in the data), to report with those found here.
 
     Raises:
-        UserError: naming every key that may not, and one list that allows all of them.
+        UserError: keys changed that may not. The message names all of them, and one list that allows them.
     """
     changes = {
         change.key: change for change in config_changes(about.get("config", {}), about.get("decisive", ()), job.config)
@@ -75,7 +75,7 @@ def require_same_training(
         log.info("changed since the checkpoint of step %d: %s", step, change)
     if "training.steps" in changes:
         log.warning(
-            "the learning rate follows the schedule of %s steps from now on", job.config.section(TrainingSection).steps
+            "from now on the learning rate follows the schedule for %s steps", job.config.section(TrainingSection).steps
         )
     plugins: dict[str, str] = {**about.get("plugins", {}), "torch": about.get("torch", "")}
     now = {**job.identity()["plugins"], "torch": torch.__version__}
@@ -87,42 +87,44 @@ def require_same_training(
 
 
 def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str], partial: bool) -> None:
-    """Compare the job's model arguments with those of the run whose weights it begins with: the same shapes may be computed
-    with otherwise (``rope_theta``). A longer or shorter context is the same weights.
+    """Compare the job's model arguments with those of the run whose weights it starts from: models whose weights have equal
+    shapes may still compute differently (``rope_theta``). ``max_seq_len`` may differ, because it does not affect weights.
 
     Args:
-        about: the manifest's.
+        about: ``about`` of the manifest.
         allowed: patterns of arguments that may differ.
-        partial: whether some weights are left out, so that the model may differ in shape too; changes are then logged.
+        partial: whether some weights are excluded, so that the model's shapes may differ too; differences are then logged.
 
     Raises:
-        UserError: naming every argument that may not differ.
+        UserError: arguments differ that may not. The message names all of them.
     """
     if "model_args" not in about:
         return
     changes = [
-        one for one in _resolved_changes(job, about) if one.key.startswith(_ARGS) and one.key != f"{_ARGS}max_seq_len"
+        change
+        for change in _resolved_changes(job, about)
+        if change.key.startswith(_ARGS) and change.key != f"{_ARGS}max_seq_len"
     ]
     refused = [
         RefusedChange(
-            one.key,
+            change.key,
             Problem(
-                job.config.where(one.key, one.now),
-                f"checkpoint.initial_load_path holds the weights of a model with {show(one.before)}",
-                "set it to that",
+                job.config.where(change.key, change.now),
+                f"the weights in checkpoint.initial_load_path are of a model with {show(change.before)}",
+                "set it to that value",
             ),
         )
-        for one in changes
-        if not partial and not matches(one.key, allowed)
+        for change in changes
+        if not partial and not matches(change.key, allowed)
     ]
     if refused:
         raise refusal(refused, allowed)
-    for one in changes:
-        log.warning("another model than that of the weights: %s", one)
+    for change in changes:
+        log.warning("the model differs from that of the weights: %s", change)
 
 
 def resolved(job: Job) -> dict[str, Any]:
-    """What the config comes to, where other keys can come to the same."""
+    """Return values that follow from the config, and that different configs may agree on."""
     args = job.model_args.model_dump(mode="json")
     return {"model_args": args, "global_batch_size": job.facts.batch.global_size}
 
@@ -138,7 +140,7 @@ def _resolved_changes(job: Job, about: Mapping[str, Any]) -> list[ConfigChange]:
 
 
 def _defaults(job: Job) -> dict[str, Any]:
-    """The values that arguments have which an older version of the model did not have."""
+    """Return the default values of the model's arguments, for arguments that an older version of the model did not have."""
     fields = type(job.model_args).model_fields.items()
     plain = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
     defaults: dict[str, Any] = json.loads(json.dumps(plain, default=lambda value: value.model_dump(mode="json")))
@@ -153,5 +155,5 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
-    why = f"the checkpoint of step {step} was saved with {show(change.before)}; another value trains something else"
-    return Problem(job.config.where(change.key, change.now), why, "set it back")
+    why = f"the checkpoint of step {step} was saved with {show(change.before)}, and this key affects what is trained"
+    return Problem(job.config.where(change.key, change.now), why, "restore the saved value")

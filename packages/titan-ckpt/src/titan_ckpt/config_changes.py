@@ -1,4 +1,4 @@
-"""What has changed between the config of a run that was saved and that of the job that resumes it. Free of torch."""
+"""Differences between the config of a saved run and that of the job that resumes it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from titan_core.api.tools.shown import show
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """A key with another value."""
+    """A config key whose value changed."""
 
     key: str
-    """Dotted."""
+    """``section.name``."""
     before: Any
     now: Any
     decisive: bool
-    """Whether it may not change (:attr:`~titan_core.api.section.Section.may_change`)."""
+    """Whether the change may affect what is trained (see :attr:`~titan_core.api.section.Section.may_change`)."""
 
     def __str__(self) -> str:
         return f"{self.key}: {show(self.before)} -> {show(self.now)}"
 
 
 def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection[str], config: Config) -> list[ConfigChange]:
-    """The keys whose values differ, secrets left out.
+    """Return the keys whose values differ, except secrets.
 
-    A key that only one of the two configs knows (a plugin was installed or removed, or has a new version) counts as having
-    its default in the other.
+    A key that only one of the two configs has (because a plugin was installed, removed or updated) counts as having its
+    default value in the other.
 
     Args:
-        before: the config that was saved, by section and key.
-        decisive: its :func:`decisive_keys`.
+        before: the saved config, by section and key.
+        decisive: :func:`decisive_keys` of the saved config.
     """
-    old, new = (_flat(without_secrets(one)) for one in (before, config.as_dict()))
+    old, new = (_flat(without_secrets(values)) for values in (before, config.as_dict()))
     fields = _fields(config)
     changes = []
     for key, cls in fields.items():
         default = _default(cls, key)
-        one, other = old.get(key, default), new.get(key)
-        if one != other:
+        saved, now = old.get(key, default), new.get(key)
+        if saved != now:
             name = key.partition(".")[2]
-            may_change = matches(name, cls.may_change) and _is_value(cls, name, one)
-            changes.append(ConfigChange(key, one, other, decisive=not may_change))
+            may_change = matches(name, cls.may_change) and _is_value(cls, name, saved)
+            changes.append(ConfigChange(key, saved, now, decisive=not may_change))
     gone = (key for key in decisive if key not in fields)
     return changes + [ConfigChange(key, old.get(key), None, decisive=True) for key in gone]
 
 
 def decisive_keys(config: Config) -> list[str]:
-    """The keys that decide what is trained, and have other values than their defaults."""
+    """Return the keys that affect what is trained and whose values are not the defaults."""
     now = _flat(config.as_dict())
     return sorted(
         key
@@ -70,13 +70,13 @@ def _fields(config: Config) -> dict[str, type[Section]]:
 
 
 def _is_value(cls: type[Section], name: str, saved: Any) -> bool:
-    """Whether the key may have the value ``saved`` at all: a damaged one is no change that a user has made."""
+    """Whether ``saved`` is a valid value of the key. An invalid one is damage, not a change that a user made."""
     if saved is None:
         return True
     try:
         cls.model_validate_json(json.dumps({name: saved}), strict=True)
     except ValidationError as error:
-        return not any(one["loc"] for one in error.errors())  # rules over several keys are not about this one
+        return not any(mistake["loc"] for mistake in error.errors())  # errors without a key are of rules over several keys
     return True
 
 

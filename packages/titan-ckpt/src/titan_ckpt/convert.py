@@ -1,5 +1,5 @@
-"""``titan checkpoint convert``: between Titan's checkpoints and the formats that model plugins declare, one tensor (and one
-file of the result) in memory at a time."""
+"""``titan checkpoint convert``: converting between Titan checkpoints and the formats that model plugins declare, with one
+tensor (or one file of an export) in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from titan_ckpt.hf_export import (
     copy_tokenizer,
     export_config,
     export_generation_config,
-    warn_of_no_end,
+    warn_without_end_id,
     write_json,
 )
 from titan_ckpt.manifest import write_manifest
@@ -41,19 +41,19 @@ from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.weights import ForeignTensor, WeightFormat
 
 FILE_BYTES = 5 * 10**9
-"""Size that a file of an export stays below, where a single tensor lets it."""
+"""Maximum size of a file of an export. Only a file with a single tensor may be larger."""
 
 
 def run(context: CommandContext) -> int:
-    """Convert in the direction that the source decides."""
+    """Convert to or from Titan's format, depending on the source."""
     arguments = context.arguments
     source, target = Path(arguments.source), Path(arguments.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError.one(str(target), "is there already, and not empty", "name a new folder")
+        raise UserError.one(str(target), "already exists and is not empty", "choose a new folder")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     kind = kind_of(source) if source.is_dir() else None
     with FolderLock.beside(target, str(target)):
-        # Nobody shall take half of it for the whole: the name comes last.
+        # Rename at the end, so that no partial result exists under the target's name.
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
@@ -67,7 +67,7 @@ def run(context: CommandContext) -> int:
             partial.rename(target)
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
-            raise UserError.one(str(target), why, "make room, or choose another place") from error
+            raise UserError.one(str(target), why, "make space, or choose another location") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {target}")
@@ -75,10 +75,10 @@ def run(context: CommandContext) -> int:
 
 
 def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
-    """A checkpoint of ours to a folder that ``transformers`` loads.
+    """Convert a Titan checkpoint to a folder that ``transformers`` loads.
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, or its model has no such format.
+        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
     """
     from safetensors.torch import save_file
 
@@ -86,10 +86,12 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
     manifest = found.manifest
     assert manifest is not None
     model, args = _model_of(manifest, registry)
-    form = next((one for one in model.formats if one.name == "hf" and one.from_args is not None), None)
+    form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
     if form is None:
-        raise UserError.one(f"model {model.name!r}", "its plugin declares no way to Hugging Face's format", "ask its author")
-    tensors = [one for one in declared_tensors(form, args, model.name) if not one.copy]
+        raise UserError.one(
+            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+        )
+    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     _require_all_exported(manifest, tensors, model.name)
     require_equal_weights(found.folder, manifest)
     files = _plan_files(tensors, manifest, dtype)
@@ -101,11 +103,11 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
             shard = {}
             for tensor in names:
                 whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
-                shard[tensor.name] = _as(whole, dtype, tensor.parameter).contiguous()
+                shard[tensor.name] = _to_dtype(whole, dtype, tensor.parameter).contiguous()
                 advance(1)
             save_file(shard, target / name, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(shard, name)
-            total += sum(one.numel() * one.element_size() for one in shard.values())
+            total += sum(exported.numel() * exported.element_size() for exported in shard.values())
     if len(files) > 1:
         write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
@@ -114,66 +116,66 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
     generation = export_generation_config(manifest.about)
     if generation:
         write_json(target / "generation_config.json", generation)
-    warn_of_no_end({**config, **generation})
+    warn_without_end_id({**config, **generation})
     _export_tokenizer(found, tokenizer, target)
 
 
 def _require_all_exported(manifest: Manifest, tensors: Sequence[ForeignTensor], model: str) -> None:
-    """Nothing of the model may be left out.
+    """Require an export to contain every tensor of the model.
 
     Raises:
-        UserError: the plugin does not say what some of it is called there, or it is stored as what is no weight.
+        UserError: the plugin declares no foreign tensor for one of them, or one is stored in a quantised dtype.
     """
     exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
-    left_out = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
-    if left_out:
-        why = f"its plugin does not say what {', '.join(left_out[:3])} is called there: the export would lack it"
-        raise UserError.one(f"model {model!r}", why, "ask its author")
+    missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
+    if missing:
+        why = f"its plugin declares no Hugging Face tensor for {', '.join(missing[:3])}, so the export would be incomplete"
+        raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
     for name in sorted(exported & manifest.tensors.keys()):
         if manifest.tensors[name].dtype not in FLOATS:
-            why = f"is stored as {manifest.tensors[name].dtype}, which no weight is"
+            why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
             raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
 
 
 def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
-    """The tokenizer that was named, or the checkpoint's own, or the run's.
+    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's.
 
     Raises:
-        UserError: the one that was named is not there.
+        UserError: there is no tokenizer at ``given``.
     """
     assert found.manifest is not None
     about = found.manifest.about
     of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
     if given is not None:
         if not copy_tokenizer(Path(given).expanduser(), target):
-            raise UserError.one(given, "there is no tokenizer here", "name a tokenizer.json, or the folder that holds one")
+            raise UserError.one(given, "there is no tokenizer here", "pass a tokenizer.json, or a folder that contains one")
     else:
         candidates = [path] if (path := found.folder.local_path) is not None else []
         candidates += [Path(of_run).expanduser()] if of_run else []
-        if not any(copy_tokenizer(one, target) for one in candidates) and of_run:
-            what = f"{of_run}, the run's tokenizer, is not there: exported without (see --tokenizer)"
-            print(f"titan: warning: {what}", file=sys.stderr)
+        if not any(copy_tokenizer(path, target) for path in candidates) and of_run:
+            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer (see --tokenizer)"
+            print(f"titan: warning: {warning}", file=sys.stderr)
     complete_tokenizer(target, about)
 
 
 def from_foreign(
     source: Path, kind: str, target: Path, registry: ComponentRegistry, model_name: str | None, dtype: torch.dtype | None
 ) -> None:
-    """Foreign weights to a checkpoint of ours that holds weights alone.
+    """Convert foreign weights to a Titan checkpoint that contains only weights.
 
     Raises:
-        UserError: no model plugin knows them, or they are not all of a model and nothing else.
+        UserError: no installed model supports them, or they are not exactly the weights of a model.
     """
     config = read_config(source, kind)
     model, form, args = _model_for(kind, config, registry, model_name, source)
     declared = declared_tensors(form, args, model.name)
     files = open_files(source, kind)
     shapes = _shapes_of(model, args)
-    tensors = [one for one in declared if not one.copy]
-    unnamed = shapes.keys() - {one.parameter for one in tensors}
+    tensors = [tensor for tensor in declared if not tensor.copy]
+    unnamed = shapes.keys() - {tensor.parameter for tensor in tensors}
     if unnamed:
-        why = f"its plugin does not say what {min(unnamed)} is called in format {kind!r}"
-        raise UserError.one(f"model {model.name!r}", why, "ask its author")
+        why = f"its plugin declares no {kind!r} tensor for {min(unnamed)}"
+        raise UserError.one(f"model {model.name!r}", why, "ask the plugin's author")
     require_weights(files, declared, {name: (shape, None) for name, shape in shapes.items()}, form.ignored, str(source))
     require_equal_copies(files, declared, str(source))
     stored: dict[str, StoredTensor] = {}
@@ -181,7 +183,7 @@ def from_foreign(
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
         for tensor in tensors:
             whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
-            whole = _as(whole, dtype, tensor.parameter)
+            whole = _to_dtype(whole, dtype, tensor.parameter)
             data = bytes_of(whole)
             write_all(file, data)
             name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)
@@ -202,24 +204,24 @@ def from_foreign(
     write_manifest(folder, Manifest(0, created, about, {}, stored, {"data-00000.bin": at}))
 
 
-def _as(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
-    """``tensor`` in ``dtype``, if one is given.
+def _to_dtype(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """Convert ``tensor`` to ``dtype``, unless that is ``None``.
 
     Raises:
-        UserError: a value is too large for it.
+        UserError: a value is too large for ``dtype``.
     """
     if dtype is None:
         return tensor
     converted = tensor.to(dtype)
     if overflows(tensor, converted):
         largest, limit = tensor.abs().max().item(), torch.finfo(dtype).max
-        why = f"it has values up to {largest:.3g}, and {dtype_name(dtype)} ends at {limit:.3g}"
-        raise UserError.one(name, why, "take --dtype bfloat16 or float32")
+        why = f"its largest value is {largest:.3g}, but {dtype_name(dtype)} is limited to {limit:.3g}"
+        raise UserError.one(name, why, "use --dtype bfloat16 or float32")
     return converted
 
 
 def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
-    """Of what a checkpoint of the model holds: parameters, and the buffers that are part of its state."""
+    """Return the shapes of the tensors in a checkpoint of the model: its parameters and persistent buffers."""
     with torch.device("meta"):
         built: Any = model.define.load()(args).build()
     kept = built.state_dict().keys()
@@ -230,13 +232,15 @@ def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
 def _plan_files(
     tensors: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None
 ) -> list[list[ForeignTensor]]:
-    """Which tensors go into which file."""
+    """Return the tensors of each file of an export."""
     files: list[list[ForeignTensor]] = [[]]
     room = FILE_BYTES
     for tensor in tensors:
         stored = manifest.tensors.get(f"{MODEL}.{tensor.parameter}")
         if stored is None:
-            raise UserError.one("checkpoint", f"it has no {tensor.parameter}", "take one that was not saved in part")
+            raise UserError.one(
+                "checkpoint", f"it does not contain {tensor.parameter}", "use a checkpoint of the whole model"
+            )
         element = (dtype or getattr(torch, stored.dtype)).itemsize
         size = element * torch.Size(stored.shape).numel()
         if size > room and files[-1]:
@@ -248,10 +252,10 @@ def _plan_files(
 
 
 def _model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
-    """The model that a checkpoint is of.
+    """Return the model of a checkpoint.
 
     Raises:
-        UserError: its plugin is not installed, or no longer knows its arguments.
+        UserError: its plugin is not installed, or no longer accepts its arguments.
     """
     name = manifest.about.get("model_name", "")
     model = registry.get(Model, name)
@@ -259,17 +263,17 @@ def _model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, B
     try:
         return model, cls.model_validate(manifest.about["model_args"], strict=True)
     except ValidationError as error:
-        why = f"its model's arguments are not model {name!r}'s: {error}"
+        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
         raise UserError.one("checkpoint", why, "update the plugin") from None
 
 
 def _model_for(
     kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
 ) -> tuple[Model, WeightFormat, BaseModel]:
-    """The model plugin that knows these weights.
+    """Return the model that these weights belong to.
 
     Raises:
-        UserError: none does; with what each says.
+        UserError: no installed model supports them. The message contains the reason of each model.
     """
     reasons = []
     for model, form in _formats(registry, kind):
@@ -279,7 +283,9 @@ def _model_for(
             return model, form, read_args(form, config)
         except ValueError as error:
             reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    raise UserError.one(str(source), "no installed model knows these weights", "; ".join(reasons) or "install its plugin")
+    raise UserError.one(
+        str(source), "no installed model supports these weights", "; ".join(reasons) or "install the plugin of their model"
+    )
 
 
 def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:

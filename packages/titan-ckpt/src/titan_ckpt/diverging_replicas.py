@@ -11,8 +11,8 @@ from titan_core.api.errors import UserError
 
 
 def require_equal_weights(folder: Folder, manifest: Manifest) -> None:
-    """Require that all replicas in a checkpoint have the same weights, so that the first can stand for all. Holds one weight
-    of two replicas in memory at a time.
+    """Require that all replicas in a checkpoint have the same weights, so that the first can represent all of them. Holds
+    one weight of two replicas in memory at a time.
 
     Raises:
         UserError: replicas differ in a weight (the message names it), or a chunk is damaged.

@@ -1,4 +1,4 @@
-"""Which types of numbers a checkpoint may hold, and which convert into which without a loss. Does not import torch."""
+"""Data types that a checkpoint may contain, and lossless conversions between them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1,
     "bool": 1,
 }  # fmt: skip
-"""Bytes of an element, by the type's name in ``torch``."""
+"""Size of an element in bytes, by the dtype's name in ``torch``."""
 
 _EXACT: Final[dict[str, tuple[str, ...]]] = {
     "float16": ("float32", "float64"),
@@ -25,16 +25,16 @@ _EXACT: Final[dict[str, tuple[str, ...]]] = {
 }
 
 FLOATS: Final = ("float64", "float32", "float16", "bfloat16")
-"""Types in which weights are stored as what they are; codes of a quantised format are none."""
+"""Data types in which weights are stored unquantised."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as manifests spell it: ``torch.float32`` is ``"float32"``."""
+    """Return the name of a dtype in manifests: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def converts_exactly(source: str, target: str) -> bool:
-    """Whether every value of ``source`` is one of ``target``."""
+    """Whether ``target`` can represent every value of ``source``."""
     return source == target or target in _EXACT.get(source, ())
 
 

@@ -1,4 +1,4 @@
-"""Whether ``checkpoint.exclude_from_loading`` says something of what is loaded: a misspelt pattern would load all of it."""
+"""Checking that the patterns of ``checkpoint.exclude_from_loading`` match: a misspelt pattern would exclude nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ KEY = "checkpoint.exclude_from_loading"
 
 
 def require_patterns_match(job: Job, patterns: Sequence[str], names: Iterable[str], place: str) -> None:
-    """Each of ``patterns`` must match one of ``names``, which are in ``place`` or in the job.
+    """Require each of ``patterns`` to match one of ``names``, the names of tensors in ``place`` or in the job.
 
     Raises:
-        UserError: naming those that match none.
+        UserError: a pattern matches nothing.
     """
     known = list(names)
     unmatched = [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in known)]
     if unmatched:
-        example = f"names are such as {known[0]!r}" if known else "there is nothing to leave out"
+        fix = f"use names such as {known[0]!r}" if known else "remove the pattern: there are no tensors"
         raise UserError(
             *(
-                Problem(job.config.where(KEY, pattern), f"matches nothing of {place}, nor of this job", example)
+                Problem(job.config.where(KEY, pattern), f"matches nothing in {place} or in this job", fix)
                 for pattern in unmatched
             )
         )

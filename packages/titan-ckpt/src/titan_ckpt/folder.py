@@ -1,4 +1,4 @@
-"""A place for files: a local folder or any URL that fsspec knows. Local files are made durable (fsync)."""
+"""Local folders and folders at URLs that fsspec supports. Local files are made durable with fsync."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_all(file: IO[bytes], data: memoryview) -> None:
-    """All of ``data``: a file without a buffer may take only some of it at a time, on a disk that fills up for instance."""
+    """Write all of ``data``. One ``write`` to an unbuffered file may write only part of it, e.g. on a disk that fills up."""
     written = 0
     while written < len(data):
         written += file.write(data[written:])
@@ -26,7 +26,7 @@ _FLUSH_BYTES = 64 * 2**20
 
 
 class _FlushedEarly:
-    """Sends what is written to the disk while more is being made, instead of all at the end."""
+    """Syncs a file to disk in the background while it is being written, instead of all at once at the end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -41,7 +41,7 @@ class _FlushedEarly:
         self._thread.shutdown()
 
     def wrote(self, num_bytes: int) -> None:
-        """So many more bytes are in the file."""
+        """Record that ``num_bytes`` more bytes were written."""
         self._bytes += num_bytes
         if self._bytes >= _FLUSH_BYTES and (self._pending is None or self._pending.done()):
             self.finish()
@@ -49,7 +49,7 @@ class _FlushedEarly:
             self._bytes = 0
 
     def finish(self) -> None:
-        """Wait for the disk; raise what it said."""
+        """Wait for the background sync, and raise its error if it failed."""
         if self._pending is not None:
             self._pending.result()
 
@@ -60,7 +60,7 @@ class _Watched:
     early: _FlushedEarly
 
     def write(self, data: bytes | memoryview) -> int:
-        """As a file's."""
+        """Write ``data`` and return the number of bytes written."""
         written = self.file.write(data)
         self.early.wrote(written)
         return written
@@ -68,7 +68,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class Folder:
-    """``url`` is a path or ``protocol://...``."""
+    """A folder at ``url``: a path or ``protocol://...``."""
 
     url: str
 
@@ -85,17 +85,17 @@ class Folder:
 
     @property
     def parent(self) -> Folder:
-        """The folder that this one is in."""
+        """The folder that contains this one."""
         return Folder(self.url.rstrip("/").rpartition("/")[0] or ".")
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine's file systems."""
+        """Whether the folder is on a file system of this machine."""
         return "://" not in self.url or self.url.startswith("file://")
 
     @property
     def local_path(self) -> Path | None:
-        """As a path, where the folder is on this machine's file systems."""
+        """Path of the folder, or ``None`` if it is not on a file system of this machine."""
         return Path(self._located[1]) if self.is_local else None
 
     @cached_property
@@ -106,22 +106,22 @@ class Folder:
         return system, path
 
     def make(self) -> None:
-        """Make the folder, and those above it."""
+        """Make the folder and its parents."""
         system, path = self._located
         system.makedirs(path, exist_ok=True)
 
     def list(self) -> list[str]:
-        """Names of what is in it, sorted; empty where it does not exist."""
+        """Return the sorted names of the folder's entries; empty if the folder does not exist."""
         system, path = self._located
         system.invalidate_cache()
         try:
             found = system.ls(path, detail=False)
         except FileNotFoundError:
             return []
-        return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
     def size(self, name: str) -> int | None:
-        """Bytes of the file ``name``; ``None`` where there is none."""
+        """Return the size of the file ``name`` in bytes, or ``None`` if it does not exist."""
         system, path = (self / name)._located
         try:
             return int(system.size(path))
@@ -129,7 +129,7 @@ class Folder:
             return None
 
     def read(self, name: str) -> bytes:
-        """The whole file ``name``."""
+        """Return the contents of the file ``name``."""
         system, path = (self / name)._located
         data = system.cat_file(path)
         assert isinstance(data, bytes)
@@ -137,14 +137,14 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """The file ``name`` for reading from any place."""
+        """Open the file ``name`` for random-access reads."""
         system, path = (self / name)._located
         with system.open(path, "rb") as file:
             yield file
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """A new file ``name``, durable when this ends without an error."""
+        """Create the file ``name``. It is durable once the context exits without an error."""
         system, path = (self / name)._located
         if not self.is_local:
             with system.open(path, "wb") as file:
@@ -156,7 +156,7 @@ class Folder:
             os.fsync(file.fileno())
 
     def write(self, name: str, data: bytes) -> None:
-        """The file ``name`` with ``data``: wholly there, or not at all."""
+        """Write ``data`` to the file ``name`` atomically."""
         if not self.is_local:
             system, path = (self / name)._located
             system.pipe_file(path, data)
@@ -168,7 +168,7 @@ class Folder:
         self.sync()
 
     def sync(self) -> None:
-        """Make the names of what is in it durable, and its own."""
+        """Make the folder's entries, and its own entry in its parent, durable."""
         if self.is_local:
             for path in (self._located[1], os.path.dirname(self._located[1])):
                 descriptor = os.open(path, os.O_RDONLY)
@@ -178,12 +178,12 @@ class Folder:
                     os.close(descriptor)
 
     def rename(self, name: str) -> None:
-        """Give the folder another name in the folder that it is in."""
+        """Rename the folder within its parent."""
         system, path = self._located
         system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
 
     def remove(self, name: str) -> None:
-        """Remove the file ``name``, if it is there."""
+        """Remove the file ``name`` if it exists."""
         system, path = (self / name)._located
         try:
             system.rm_file(path)
@@ -191,7 +191,7 @@ class Folder:
             return
 
     def remove_all(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Remove the folder and its contents."""
         system, path = self._located
         try:
             system.rm(path, recursive=True)

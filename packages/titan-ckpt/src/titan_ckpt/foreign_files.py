@@ -1,5 +1,4 @@
-"""Reading weights that others have written: Hugging Face's safetensors and Meta's ``consolidated.*.pth``, a part of a tensor
-at a time."""
+"""Reading foreign weights (Hugging Face's safetensors and Meta's ``consolidated.*.pth``), a part of a tensor at a time."""
 
 from __future__ import annotations
 
@@ -20,59 +19,59 @@ log = logging.getLogger(__name__)
 
 HF_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""What safetensors calls the types that weights are used in; other types keep their name there."""
+"""Names in ``torch`` of the dtypes that safetensors files store weights in. Other dtypes keep their name in safetensors."""
 DOWNLOAD_AGAIN: Final = "download it again"
 
 
 class ForeignFiles(Protocol):
-    """A folder of weights."""
+    """A folder of foreign weights."""
 
     def names(self) -> set[str]:
-        """Every tensor there."""
+        """Return the names of all tensors."""
         ...
 
     def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         ...
 
     def dtype(self, name: str) -> str:
-        """The type that a tensor is stored in, by its name in ``torch`` for those of :data:`~titan_ckpt.dtypes.FLOATS`."""
+        """Return the dtype that a tensor is stored in; by its name in ``torch`` if in :data:`~titan_ckpt.dtypes.FLOATS`."""
         ...
 
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop``, in the order that they have there."""
+        """Read rows ``start`` to ``stop``, in the order of the files."""
         ...
 
 
 def kind_of(folder: Path) -> str | None:
-    """ "hf", "meta", or ``None`` where the folder holds neither."""
+    """Return ``"hf"``, ``"meta"``, or ``None`` if the folder contains neither."""
     if any(folder.glob("*.safetensors")):
         return "hf"
     return "meta" if any(folder.glob("consolidated.*.pth")) else None
 
 
 def open_files(folder: Path, kind: str) -> ForeignFiles:
-    """The weights in ``folder``.
+    """Open the weights in ``folder``.
 
     Raises:
-        UserError: files are missing, damaged, or contradict each other.
+        UserError: files are missing, damaged or inconsistent.
     """
     return SafetensorsFiles(folder) if kind == "hf" else MetaFiles(folder)
 
 
 class SafetensorsFiles:
-    """One file, or several with an index."""
+    """A single ``.safetensors`` file, or several with an index."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
         index = folder / HF_INDEX
         listed = _weight_map(index) if index.exists() else None
-        there = sorted(one.name for one in folder.glob("*.safetensors"))
-        found = there if listed is None else sorted(set(listed.values()))
-        if unread := [name for name in there if name not in found]:
-            # Publishers put the same weights into a folder twice, in their own layout and in this one.
-            log.warning("%s is not read: %s names other files", ", ".join(unread), index)
+        present = sorted(path.name for path in folder.glob("*.safetensors"))
+        found = present if listed is None else sorted(set(listed.values()))
+        if unread := [name for name in present if name not in found]:
+            # Some publishers include the weights twice, once in a layout of their own.
+            log.warning("%s is not read, because %s does not list it", ", ".join(unread), index)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         for file in found:
@@ -80,18 +79,18 @@ class SafetensorsFiles:
                 self._files[file] = safe_open(folder / file, framework="pt")
                 names = list(self._files[file].keys())
             except FileNotFoundError:
-                raise UserError.one(str(folder / file), "is missing, and the index names it", "fetch it") from None
+                raise UserError.one(str(folder / file), "is missing, but the index lists it", "download it") from None
             except (SafetensorError, OSError) as error:
                 raise UserError.one(str(folder / file), f"cannot be read: {error}", DOWNLOAD_AGAIN) from None
             for name in names:
                 if name in self._file_of:
-                    why = f"has a tensor {name}, which {self._file_of[name]} has too"
-                    raise UserError.one(str(folder / file), why, "keep the files of one model in a folder")
+                    why = f"contains tensor {name}, which {self._file_of[name]} contains too"
+                    raise UserError.one(str(folder / file), why, "keep the files of only one model in a folder")
                 self._file_of[name] = file
         if listed is not None and listed != self._file_of:
             name = min(name for name in {*listed, *self._file_of} if listed.get(name) != self._file_of.get(name))
-            said, true = (of.get(name, "no file") for of in (listed, self._file_of))
-            why = f"says that the tensor {name} is in {said}, and it is in {true}"
+            said, actual = (files.get(name, "no file") for files in (listed, self._file_of))
+            why = f"lists tensor {name} in {said}, but it is in {actual}"
             raise UserError.one(str(index), why, "download the whole folder again")
 
     def names(self) -> set[str]:
@@ -118,23 +117,25 @@ class SafetensorsFiles:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Which file has which tensor, as the index says.
+    """Return the file of each tensor according to the index.
 
     Raises:
-        UserError: it says something else, or leads out of its folder.
+        UserError: the index is invalid, or lists a file outside its folder.
     """
     contents = read_object(index, DOWNLOAD_AGAIN).get("weight_map")
     if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
-        raise UserError.one(str(index), "has no weight_map from tensors to files", DOWNLOAD_AGAIN)
+        raise UserError.one(str(index), "must contain a weight_map from tensors to files", DOWNLOAD_AGAIN)
     for file in contents.values():
         if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file or "\0" in file:
-            raise UserError.one(str(index), f"{file!r} is not the name of a file of its folder", "do not use this folder")
+            raise UserError.one(
+                str(index), f"lists {file!r}, which is not a .safetensors file in its folder", "do not use this folder"
+            )
     return contents
 
 
 class MetaFiles:
-    """``consolidated.00.pth`` and so on, each with a share of every tensor. Mapped into memory, so that only what is looked
-    at is read; and read by torch's unpickler that makes nothing but tensors."""
+    """Files ``consolidated.00.pth`` and so on, each with a part of every tensor. They are memory-mapped, so that only the
+    requested rows are read, and unpickled with ``weights_only=True``, so that no code in them runs."""
 
     def __init__(self, folder: Path) -> None:
         self._shards: list[Mapping[str, Tensor]] = []
@@ -145,14 +146,14 @@ class MetaFiles:
                 why = f"cannot be read: {' '.join(str(error).split())[:200]}"
                 raise UserError.one(str(file), why, DOWNLOAD_AGAIN) from error
             if not isinstance(shard, dict) or not all(
-                isinstance(name, str) and isinstance(one, Tensor) for name, one in shard.items()
+                isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in shard.items()
             ):
-                raise UserError.one(str(file), "holds something else than tensors by name", "are these Meta's weights?")
+                raise UserError.one(str(file), "must contain only tensors by name", "are these Meta's weights?")
             self._shards.append(shard)
-            different = {name for name, one in shard.items() if not _alike(one, self._shards[0].get(name))}
+            different = {name for name, tensor in shard.items() if not _same_layout(tensor, self._shards[0].get(name))}
             different |= self._shards[0].keys() - shard.keys()
             if different:
-                why = f"its tensor {min(different)} is not as that of the first file"
+                why = f"tensor {min(different)} is missing here or in the first file, or differs in shape or dtype"
                 raise UserError.one(str(file), why, "download the whole folder again")
 
     def names(self) -> set[str]:
@@ -176,9 +177,7 @@ class MetaFiles:
         if tensor.split is None:
             for piece in pieces[1:]:
                 if not torch.equal(piece[start:stop], pieces[0][start:stop]):
-                    raise UserError.one(
-                        tensor.name, "is not the same in all files, each of which has it whole", DOWNLOAD_AGAIN
-                    )
+                    raise UserError.one(tensor.name, "is replicated in all files, but differs between them", DOWNLOAD_AGAIN)
             return pieces[0][start:stop]
         if tensor.split == 1:
             return torch.cat([piece[start:stop] for piece in pieces], dim=1)
@@ -187,12 +186,12 @@ class MetaFiles:
         return torch.cat([part for part in parts if part.shape[0]])
 
 
-def _alike(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and one.shape == other.shape and one.dtype == other.dtype
+def _same_layout(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and tensor.shape == other.shape and tensor.dtype == other.dtype
 
 
 def our_rows(files: ForeignFiles, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
-    """Rows ``start`` to ``stop`` of the parameter as it is here. No more than a block of rows beyond them is read."""
+    """Read rows ``start`` to ``stop`` of the parameter in this model's order of rows. Reads whole blocks of rows only."""
     block = len(tensor.row_order) or 1
     first, last = start // block * block, -(-stop // block) * block
     rows = files.rows(tensor, first, last)
@@ -202,7 +201,7 @@ def our_rows(files: ForeignFiles, tensor: ForeignTensor, start: int, stop: int) 
 
 
 def their_rows(whole: Tensor, tensor: ForeignTensor) -> Tensor:
-    """A whole parameter with its rows in the order that they have there."""
+    """Return a whole parameter with its rows in the order of the foreign format."""
     if not tensor.row_order:
         return whole
     inverse = sorted(range(len(tensor.row_order)), key=tensor.row_order.__getitem__)

@@ -1,4 +1,4 @@
-"""Loading foreign weights into a run's shards, each rank reading only what it holds."""
+"""Loading foreign weights into a run's shards. Each rank reads only its own shards."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from titan_core.api.weights import ForeignTensor
 
 
 class ForeignReader(StorageReader):
-    """Presents foreign tensors under this model's names, as if each were one chunk."""
+    """Presents each foreign tensor to DCP as one chunk, under the name of this model's parameter."""
 
     def __init__(self, files: ForeignFiles, tensors: Mapping[str, ForeignTensor]) -> None:
-        """``tensors``: by the name that the state has here."""
+        """
+        Args:
+            tensors: foreign tensors by the name of the tensor to load into.
+        """
         self._files, self._tensors = files, tensors
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept from a load to the next."""
+        """Do nothing: the reader keeps no state between loads."""
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """Shapes, as the files have them."""
+        """Return the shapes and dtypes in the files."""
         stored: dict[str, Any] = {}
         for name, tensor in self._tensors.items():
             shape = torch.Size(self._files.shape(tensor))
@@ -43,18 +46,18 @@ class ForeignReader(StorageReader):
         return Metadata(stored)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """All ranks are alike."""
+        """Do nothing: the coordinator reads like any other rank."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the rows that each item lies in."""
+        """Read the rows that contain each item."""
         for item in plan.items:
             tensor = self._tensors[item.storage_index.fqn]
             start, length = item.storage_offsets[0], item.lengths[0]
@@ -70,5 +73,5 @@ class ForeignReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """The files are given when it is made, not as an id."""
+        """Return ``False``: the files are an argument of the constructor, not an id."""
         return False

@@ -1,4 +1,4 @@
-"""Beginning a run with weights in another format, each rank reading what it holds."""
+"""Starting a run from weights in another format. Each rank reads only its own shards."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ log = logging.getLogger(__name__)
 
 
 def foreign_kind(context: CheckpointContext[CheckpointSection], path: str) -> str | None:
-    """The foreign format of what is at ``path``, the same on all ranks; ``None`` where it is none."""
+    """Return the format of the foreign weights at ``path``, or ``None`` if there are none; the same on all ranks."""
     return context.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
 
 
-def begin_from_foreign(
+def start_from_foreign(
     context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Load the weights in ``path`` into the model, but for those that match ``excluded``.
+    """Load the weights in ``path`` into the model, except those that match ``excluded``.
 
     Returns:
-        What checkpoints of the run are to say of them.
+        Entries for ``about`` of the run's checkpoints that describe the origin of the weights.
 
     Raises:
-        UserError: they are not those of this job's model; on all ranks, whichever found it out.
+        UserError: the weights are not those of this job's model; on every rank.
     """
     opened, mistake = None, None
     names = [name for of_rank in context.world.gather(list(model_tensors(context.state.parts))) for name in of_rank]
@@ -60,15 +60,15 @@ def begin_from_foreign(
     assert opened is not None
     tensors, reader = opened
     load(tensors, storage_reader=reader)
-    log.info("beginning with the weights of %s", path)
+    log.info("starting from the weights in %s", path)
     return hf_about(path) if kind == "hf" else {}
 
 
 def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """What a checkpoint keeps of the folder that its weights came from, so that an export says it again.
+    """Return the Hugging Face config files beside the weights, which checkpoints keep for later exports.
 
     Raises:
-        UserError: a file of it is damaged.
+        UserError: a config file is damaged.
     """
     found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
     return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
@@ -77,40 +77,46 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 def _open(
     context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
 ) -> tuple[dict[str, Tensor], ForeignReader]:
-    """What to load, and from where.
+    """Return the tensors to load into, and the reader to load them with.
 
     Raises:
-        UserError: they are not those of this job's model.
+        UserError: the weights are not those of this job's model.
     """
     job = context.job
     where = job.config.where("checkpoint.initial_load_path", str(path))
-    form = next((one for one in job.model.formats if one.name == kind), None)
+    form = next((form for form in job.model.formats if form.name == kind), None)
     if form is None:
-        raise UserError.one(where, f"model {job.model.name!r} does not know this format", "convert it elsewhere")
+        raise UserError.one(
+            where, f"model {job.model.name!r} does not support format {kind!r}", "convert the weights to a supported format"
+        )
     args = job.model_args
     try:
         theirs = read_args(form, read_config(path, kind))
     except ValueError as error:
-        raise UserError.one(where, f"{CONFIG_OF[kind]} describes another model: {error}", "train that one") from None
-    # A longer or shorter context is the same weights.
+        raise UserError.one(
+            where, f"{CONFIG_OF[kind]} does not describe model {job.model.name!r}: {error}", "use weights of this model"
+        ) from None
+    # max_seq_len does not affect weights.
     differences = [
-        f"{key} is {value!r} there and {mine!r} here"
-        for (key, value), (_, mine) in zip(theirs, args, strict=True)
-        if value != mine and key != "max_seq_len"
+        f"{key} is {value!r} in its {CONFIG_OF[kind]} and {wanted_value!r} in this job"
+        for (key, value), (_, wanted_value) in zip(theirs, args, strict=True)
+        if value != wanted_value and key != "max_seq_len"
     ]
     if differences:
-        raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to those weights' model")
+        raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")
     tensors = model_tensors(context.state.parts)
-    tensors = {name: one for name, one in tensors.items() if not matches(name, excluded)}
+    tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
     declared = declared_tensors(form, args, job.model.name)
-    foreign = {f"{MODEL}.{one.parameter}": one for one in declared if not one.copy}
+    foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
     files = open_files(path, kind)
     unknown = [name for name in tensors if name not in foreign]
     if unknown:
-        why = f"the model's plugin does not say what {unknown[0]} is called there"
-        raise UserError.one(where, why, "name it in checkpoint.exclude_from_loading")
-    wanted = {name.removeprefix(f"{MODEL}."): (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}
+        why = f"the model's plugin declares no {kind!r} tensor for {unknown[0]}"
+        raise UserError.one(where, why, "add the name to checkpoint.exclude_from_loading")
+    wanted = {
+        name.removeprefix(f"{MODEL}."): (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()
+    }
     require_weights(files, declared, wanted, form.ignored, where)
-    if context.world.rank == 0:  # it reads whole tensors
+    if context.world.rank == 0:  # on one rank only, because it reads whole tensors
         require_equal_copies(files, declared, where)
     return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})

@@ -1,5 +1,5 @@
-"""What an export needs beside its weights to be used by ``transformers``: ``config.json``, ``generation_config.json`` and
-the tokenizer's files."""
+"""Files that ``transformers`` requires beside exported weights: ``config.json``, ``generation_config.json`` and the
+tokenizer's files."""
 
 from __future__ import annotations
 
@@ -25,46 +25,47 @@ _IDS = {"bos_token_id": "begin", "eos_token_id": "end"}
 
 
 def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Contents of ``config.json``. Where the weights came from Hugging Face's format, what their own said, as far as it
-    still describes the model."""
+    """Return the contents of ``config.json``. If the run started from Hugging Face weights, the entries of their
+    ``config.json`` are kept as far as they still describe the model."""
     assert form.from_args is not None
-    mine = form.from_args.load()(args)
-    theirs = about.get("hf", {}).get("config", {})
-    plain = {key: value for key, value in theirs.items() if not isinstance(value, dict)}
-    config = next((one for one in (theirs, {**theirs, **mine}, {**plain, **mine}) if _describes(form, one, args)), mine)
+    current = form.from_args.load()(args)
+    original = about.get("hf", {}).get("config", {})
+    plain = {key: value for key, value in original.items() if not isinstance(value, dict)}
+    candidates = (original, {**original, **current}, {**plain, **current})
+    config = next((candidate for candidate in candidates if _describes(form, candidate, args)), current)
     config = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")}
-    return with_token_ids({**config, "dtype" if "dtype" in theirs else "torch_dtype": dtype}, about)
+    return with_token_ids({**config, "dtype" if "dtype" in original else "torch_dtype": dtype}, about)
 
 
 def export_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of ``generation_config.json``: where a text that is generated begins and, above all, ends."""
+    """Return the contents of ``generation_config.json``: the ids that begin and, above all, end a generated text."""
     return with_token_ids(about.get("hf", {}).get("generation_config", {}), about)
 
 
 def with_token_ids(config: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the ids by which the run's tokenizer marks a text. Further ids that a config already has (an end of
-    turn) stay."""
+    """Return ``config`` with the begin and end ids of the run's tokenizer. Additional ids in ``config`` (e.g. an end of
+    turn) are kept."""
     filled = dict(config)
     for key, which in _IDS.items():
         ids = about.get("tokenizer", {}).get(which, [])
-        there = filled.get(key)
-        known = there if isinstance(there, list) else [there]
+        present = filled.get(key)
+        known = present if isinstance(present, list) else [present]
         if ids and not set(ids) <= set(known):
             filled[key] = ids[0] if len(ids) == 1 else ids
     return filled
 
 
-def warn_of_no_end(config: Mapping[str, Any]) -> None:
-    """Say that texts will not end by themselves, if nothing says how."""
+def warn_without_end_id(config: Mapping[str, Any]) -> None:
+    """Warn if ``config`` has no id that ends a generated text."""
     if config.get("eos_token_id") is None:
         print(
-            "titan: warning: the run's tokenizer marks no end of a text: generation by this export does not stop by itself",
+            "titan: warning: the run's tokenizer has no end-of-text id: generated text ends only at a length limit",
             file=sys.stderr,
         )
 
 
 def copy_tokenizer(given: Path, target: Path) -> bool:
-    """Copy a tokenizer, a file or the folder that holds one, with the files that belong to it; whether there is one."""
+    """Copy a tokenizer (a file, or a folder with one) and its config files. Returns whether there is one."""
     folder = given if given.is_dir() else given.parent
     found = [folder / name for name in _TOKENIZER if (folder / name).is_file()] if given.is_dir() else []
     if given.is_file():
@@ -80,10 +81,10 @@ def copy_tokenizer(given: Path, target: Path) -> bool:
 
 
 def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
-    """Write the config files that ``transformers`` looks for beside a ``tokenizer.json``, where there are none.
+    """Write the config files that ``transformers`` expects beside a ``tokenizer.json``, if they are missing.
 
     Raises:
-        UserError: the ``tokenizer.json`` is none.
+        UserError: the ``tokenizer.json`` is invalid.
     """
     file, config = target / _TOKENIZER[0], target / _BESIDE[0]
     if not file.is_file() or config.is_file():
@@ -91,7 +92,7 @@ def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
     texts = _texts(file)
     ids = about.get("tokenizer", {})
     first = {"bos_token": ids.get("begin", [])[:1], "eos_token": ids.get("end", [])[:1]}
-    marks = {key: texts[one] for key, of_key in first.items() for one in of_key if one in texts}
+    marks = {key: texts[id_] for key, key_ids in first.items() for id_ in key_ids if id_ in texts}
     contents = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **marks}
     write_json(config, contents)
     if not (target / _BESIDE[1]).is_file():
@@ -99,7 +100,7 @@ def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
 
 
 def write_json(file: Path, contents: Mapping[str, Any]) -> None:
-    """As ``transformers`` writes it."""
+    """Write JSON in the format of ``transformers``."""
     file.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -111,12 +112,14 @@ def _describes(form: WeightFormat, config: Mapping[str, Any], args: BaseModel) -
 
 
 def _texts(file: Path) -> dict[int, str]:
-    """The tokens of a ``tokenizer.json`` by id."""
+    """Return the tokens of a ``tokenizer.json`` by id."""
     try:
         contents = json.loads(file.read_text(encoding="utf-8"))
-        added = {int(one["id"]): str(one["content"]) for one in contents.get("added_tokens") or ()}
+        added = {int(token["id"]): str(token["content"]) for token in contents.get("added_tokens") or ()}
         vocab = contents["model"].get("vocab") or {}
         pairs = vocab.items() if isinstance(vocab, dict) else ((piece[0], number) for number, piece in enumerate(vocab))
         return {**{int(number): str(text) for text, number in pairs}, **added}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise UserError.one(str(file), f"is no tokenizer.json: {error}", "name another by --tokenizer") from None
+        raise UserError.one(
+            str(file), f"is not a valid tokenizer.json: {error}", "select another one with --tokenizer"
+        ) from None

@@ -1,7 +1,8 @@
-"""What a checkpoint says of itself. Its presence is what makes a checkpoint: it is written last, when all else is durable.
+"""Reading and writing a checkpoint's manifest, ``checkpoint.json``.
 
-A checkpoint is a folder ``step-N`` with ``data-R.bin`` of each rank, the raw bytes of chunks of tensors one after another,
-and ``checkpoint.json``: which chunk is where, with its SHA-256, and the state of what is no tensor. No pickle anywhere.
+A checkpoint is a folder ``step-N``. It contains a file ``data-R.bin`` per rank, with the raw bytes of its chunks of tensors
+one after another, and the manifest, with the location and SHA-256 of each chunk and all state that is not a tensor. The
+manifest is written last, once all data is durable: a folder with a manifest is a complete checkpoint. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from titan_ckpt.stored import (
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
-    """Commit the checkpoint in ``folder``."""
+    """Write the manifest, which completes the checkpoint in ``folder``."""
     contents = {
         "format": FORMAT,
         "step": manifest.step,
@@ -49,11 +50,11 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """What the checkpoint in ``folder`` says of itself. Every tensor is covered by its chunks, and the data files are there
-    and as long as they should be.
+    """Return the manifest of the checkpoint in ``folder``, after checking that the chunks cover every tensor and that all
+    data files exist with the right size.
 
     Raises:
-        BrokenCheckpoint: it is not complete, damaged, or contradicts itself.
+        BrokenCheckpoint: the checkpoint is incomplete, damaged or inconsistent.
     """
     try:
         document = json.loads(folder.read(NAME))
@@ -61,26 +62,26 @@ def read_manifest(folder: Folder) -> Manifest:
         if document["sha256"] != _digest(_canonical(contents)):
             raise BrokenCheckpoint(f"{NAME} is damaged: its checksum does not match")
     except FileNotFoundError:
-        how = "its save was interrupted" if folder.size(UNFINISHED) is not None else f"there is no {NAME}"
-        raise IncompleteCheckpoint(f"it is not complete: {how}") from None
+        why = "its save was interrupted" if folder.size(UNFINISHED) is not None else f"there is no {NAME}"
+        raise IncompleteCheckpoint(f"it is not complete: {why}") from None
     except OSError as error:
         raise BrokenCheckpoint(f"{NAME} cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise BrokenCheckpoint(f"{NAME} is damaged: it is no JSON of ours") from None
+        raise BrokenCheckpoint(f"{NAME} is damaged: it is not the JSON of a manifest") from None
     manifest = checked_manifest(contents)
     for name, expected in manifest.files.items():
         size = folder.size(name)
         if size != expected:
             found = "is missing" if size is None else f"has {size} bytes"
-            raise BrokenCheckpoint(f"{name} {found}, and should have {expected} bytes")
+            raise BrokenCheckpoint(f"{name} {found}; it should have {expected} bytes")
     return manifest
 
 
 def verify_data(folder: Folder, manifest: Manifest) -> Iterator[int]:
-    """Hold every chunk against its checksum; yields the bytes of each.
+    """Verify the checksum of every chunk. Yields the size of each chunk in bytes.
 
     Raises:
-        BrokenCheckpoint: at the first that does not match.
+        BrokenCheckpoint: a chunk does not match its checksum.
     """
     by_file: dict[str, list[tuple[str, StoredTensor, Chunk]]] = {}
     for name, stored in manifest.tensors.items():
@@ -88,17 +89,17 @@ def verify_data(folder: Folder, manifest: Manifest) -> Iterator[int]:
             by_file.setdefault(chunk.file, []).append((name, stored, chunk))
     for file_name, chunks in by_file.items():
         with folder.open(file_name) as file:
-            for name, stored, chunk in sorted(chunks, key=lambda one: one[2].start):
+            for name, stored, chunk in sorted(chunks, key=lambda entry: entry[2].start):
                 file.seek(chunk.start)
                 check_chunk(name, stored.dtype, chunk, file.read(chunk.num_bytes))
                 yield chunk.num_bytes
 
 
 def check_chunk(tensor: str, dtype: str, chunk: Chunk, data: bytes | memoryview) -> None:
-    """Hold bytes that were read against the chunk's checksum.
+    """Verify ``data``, read from a file, by the chunk's checksum.
 
     Raises:
-        BrokenCheckpoint: they differ.
+        BrokenCheckpoint: the checksum does not match.
     """
     if len(data) != chunk.num_bytes or chunk_digest(tensor, dtype, chunk.offset, chunk.shape, data) != chunk.sha256:
         raise BrokenCheckpoint(f"{chunk.file} is damaged in {tensor}: its checksum does not match")

@@ -1,4 +1,4 @@
-"""From the JSON of a manifest to a :class:`~titan_ckpt.stored.Manifest`, with everything that it says of itself checked."""
+"""Validating the JSON of a manifest and converting it to a :class:`~titan_ckpt.stored.Manifest`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FILE = re.compile(r"data-[0-9]{5,}\.bin")
 
 
 def _data_file(name: str) -> str:
-    # A name alone: nothing that leads out of the folder passes.
+    # A bare file name, so that no path can lead out of the folder.
     if not _FILE.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a data file of a checkpoint")
+        raise ValueError(f"{name!r} is not the name of a data file")
     return name
 
 
@@ -58,7 +58,7 @@ class _Tensor(_Strict):
 
 
 class About(BaseModel):
-    """What is used of ``about``; there may be more."""
+    """The entries of ``about`` that titan-ckpt reads; others are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -106,13 +106,15 @@ class _Optimizer(_Strict):
 
     @model_validator(mode="after")
     def _groups_of_all(self) -> _Optimizer:
-        if self.group_of.keys() != self.parameters.keys() or any(one >= len(self.groups) for one in self.group_of.values()):
+        if self.group_of.keys() != self.parameters.keys() or any(
+            group >= len(self.groups) for group in self.group_of.values()
+        ):
             raise ValueError("a parameter has no group")
         return self
 
 
 class _State(_Strict):
-    """Of what is no tensor, as :mod:`titan_ckpt.state` makes it."""
+    """State that is not a tensor, as collected by :mod:`titan_ckpt.state`."""
 
     step: Count
     tokens_seen: Count
@@ -136,20 +138,20 @@ class _Contents(_Strict):
 
 
 def checked_manifest(contents: Any) -> Manifest:
-    """The manifest that ``contents`` says.
+    """Convert the JSON ``contents`` of a manifest.
 
     Raises:
-        BrokenCheckpoint: something has another type than it should, or contradicts something else.
+        BrokenCheckpoint: a value has the wrong type, or contradicts another value.
     """
     found = contents.get("format") if isinstance(contents, dict) else None
     if found != FORMAT:
-        raise BrokenCheckpoint(f"it has format {found!r}, and this titan-ckpt reads {FORMAT}")
+        raise BrokenCheckpoint(f"it has format {found!r}, but this version of titan-ckpt reads format {FORMAT}")
     try:
         checked = _Contents.model_validate(contents)
         if checked.state:
             _require_state(checked.state)
             if checked.state["step"] != checked.step:
-                raise BrokenCheckpoint(f"{NAME} says step {checked.step}, and its state says {checked.state['step']}")
+                raise BrokenCheckpoint(f"{NAME} is of step {checked.step}, but its state is of step {checked.state['step']}")
         tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -158,10 +160,12 @@ def checked_manifest(contents: Any) -> Manifest:
     _require_whole_files(checked.files, tensors)
     _require_known_names(tensors, checked.about.diverging_replicas)
     if checked.state:
-        there = {name for name in tensors if name.startswith("optimizer.")}
-        different = there ^ set(tensors_in(checked.state["optimizer"]))
-        if different:
-            raise BrokenCheckpoint(f"{min(different)} is either a tensor or in the optimizer's state, and should be both")
+        stored = {name for name in tensors if name.startswith("optimizer.")}
+        unmatched = stored ^ set(tensors_in(checked.state["optimizer"]))
+        if unmatched:
+            name = min(unmatched)
+            known, lacking = ("tensors", "optimizer state") if name in stored else ("optimizer state", "tensors")
+            raise BrokenCheckpoint(f"{name} is listed in the {known}, but not in the {lacking}")
     return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
 
 
@@ -175,54 +179,54 @@ def _require_state(state: dict[str, Any]) -> None:
 
 
 def _stored(name: str, tensor: _Tensor) -> StoredTensor:
-    """The tensor, if its chunks are exactly it."""
+    """Convert a tensor, after checking that its chunks cover it exactly."""
     if tensor.dtype not in ITEM_BYTES:
-        raise BrokenCheckpoint(f"{name} has the unknown type {tensor.dtype!r}")
+        raise BrokenCheckpoint(f"{name} has unknown dtype {tensor.dtype!r}")
     chunks = tuple(_checked_chunk(name, tensor, chunk) for chunk in tensor.chunks)
     shape = tuple(tensor.shape)
     covered = sum(math.prod(chunk.shape) for chunk in chunks)
     if covered < math.prod(shape) or not chunks:
-        raise BrokenCheckpoint(f"{name} is not whole: its chunks have {covered} of {math.prod(shape)} elements")
+        raise BrokenCheckpoint(f"{name} is incomplete: its chunks cover {covered} of {math.prod(shape)} elements")
     if covered > math.prod(shape) or _overlap(chunks, shape):
-        raise BrokenCheckpoint(f"{name} has chunks that overlap")
+        raise BrokenCheckpoint(f"{name} has overlapping chunks")
     return StoredTensor(tensor.dtype, shape, chunks)
 
 
 def _require_known_names(tensors: Mapping[str, StoredTensor], replicas: int) -> None:
-    """Every tensor must be of a known kind, and each diverging replica must have the tensors of the first."""
+    """Require every tensor name to have a known prefix, and each diverging replica to have the same tensors as the first."""
     of_first = {name: stored for name, stored in tensors.items() if name.startswith(_KINDS)}
     if len(tensors) != len(of_first) * replicas:
-        what = f"{replicas} x {len(of_first)}, the number that this version of titan-ckpt knows"
-        raise BrokenCheckpoint(f"it has {len(tensors)} tensors, which is not {what}")
+        expected = f"{replicas} replica(s) with {len(of_first)} tensors whose names this version of titan-ckpt knows"
+        raise BrokenCheckpoint(f"it has {len(tensors)} tensors, expected {expected}")
     for replica in range(1, replicas if tensors else 1):
         for name, stored in of_first.items():
             other = tensors.get(of_replica(replica) + name)
             if other is None or (other.shape, other.dtype) != (stored.shape, stored.dtype):
-                why = f"is missing from replica {replica} of {replicas}, or has another shape or type there"
+                why = f"is missing from replica {replica} of {replicas}, or has another shape or dtype there"
                 raise BrokenCheckpoint(f"{name} {why}")
 
 
 def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:
-    # By hand: a checkpoint of a large model has millions of chunks.
+    # Not a pydantic model, for speed: a checkpoint of a large model has millions of chunks.
     offset, shape, file, start, num_bytes, sha256 = contents
     sizes = [*offset, *shape, start, num_bytes] if isinstance(offset, list) and isinstance(shape, list) else [None]
-    plain = all(type(one) is int and 0 <= one < 2**63 for one in sizes)
+    plain = all(type(size) is int and 0 <= size < 2**63 for size in sizes)
     if not (plain and isinstance(file, str) and isinstance(sha256, str)):
-        raise BrokenCheckpoint(f"{NAME} is damaged: a chunk of {name} is not as chunks are")
+        raise BrokenCheckpoint(f"{NAME} is damaged: a chunk of {name} has values of the wrong type")
     chunk = Chunk(tuple(offset), tuple(shape), file, start, num_bytes, sha256)
     inside = len(offset) == len(shape) == len(tensor.shape) and all(
         first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True)
     )
     if not inside:
-        raise BrokenCheckpoint(f"a chunk of {name} lies outside of it: {offset} + {shape} in {tensor.shape}")
+        raise BrokenCheckpoint(f"{name} has a chunk out of bounds: offset {offset} and shape {shape} in {tensor.shape}")
     if num_bytes != math.prod(shape) * ITEM_BYTES[tensor.dtype]:
-        raise BrokenCheckpoint(f"a chunk of {name} has {num_bytes} bytes, which {tensor.dtype} {shape} has not")
+        raise BrokenCheckpoint(f"{name} has a chunk of {num_bytes} bytes, which does not match {tensor.dtype} {shape}")
     return chunk
 
 
 def _overlap(chunks: tuple[Chunk, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an element is in two of ``chunks``. Their borders divide the tensor into cells, few for a regular division;
-    each must be in one chunk."""
+    """Whether an element is in two of ``chunks``. The borders of the chunks divide the tensor into cells, of which there are
+    few if the division is regular; no cell may be in two chunks."""
     if len(chunks) == 1:
         return False
     borders = [
@@ -244,20 +248,20 @@ def _overlap(chunks: tuple[Chunk, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _require_whole_files(files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:
-    """Every byte of the files must be of one chunk.
+    """Require every byte of the files to belong to exactly one chunk.
 
     Raises:
-        BrokenCheckpoint: naming a file of which that is not so.
+        BrokenCheckpoint: a byte belongs to no chunk or to several. The message names the file.
     """
     spans: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in files}
     for name, stored in tensors.items():
         for chunk in stored.chunks:
             if chunk.file not in files:
-                raise BrokenCheckpoint(f"a chunk of {name} is in {chunk.file}, which the checkpoint does not list")
+                raise BrokenCheckpoint(f"{name} has a chunk in {chunk.file}, which the checkpoint does not list")
             spans[chunk.file].append((chunk.start, chunk.start + chunk.num_bytes))
     for file, of_file in spans.items():
         ordered = [*sorted(of_file), (files[file], files[file])]
         for (_, end), (start, _) in pairwise(ordered):
             if start != end:
-                what = "belong to two chunks" if start < end else "belong to no chunk"
-                raise BrokenCheckpoint(f"{file} has bytes from {min(start, end)} on that {what}")
+                owners = "several chunks" if start < end else "no chunk"
+                raise BrokenCheckpoint(f"{file} has bytes that belong to {owners}, from byte {min(start, end)} on")

@@ -1,4 +1,4 @@
-"""Bringing an optimizer to what a checkpoint kept of it (:mod:`titan_ckpt.optimizer_state`), on this mesh or on another."""
+"""Restoring an optimizer from the state that :mod:`titan_ckpt.optimizer_state` saved, on any mesh."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_ckpt.plain_values import decode, require_alike
+from titan_ckpt.plain_values import decode, require_same_type
 from titan_ckpt.stored import OPTIMIZER, StoredTensor, tensors_in
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
 
-_OF_SCHEDULE = ("lr",)
-"""What a schedule sets in a group at each step: no part of what the config built."""
+_SCHEDULED = ("lr",)
+"""Keys of a group that the learning-rate schedule sets at each step; :func:`restore_rates` restores them."""
 
 
 @dataclass
 class OptimizerPlan:
-    """What is to be loaded into an optimizer."""
+    """Tensors and values to load into an optimizer."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Where to load each tensor, by its name."""
+    """Tensor to load into, by name."""
     states: dict[nn.Parameter, dict[str, Any]] = field(default_factory=dict)
-    """The state of each parameter, made of these tensors."""
+    """State of each parameter, which refers to the tensors above."""
     own: dict[str, Any] = field(default_factory=dict)
+    """State that belongs to no parameter (:attr:`~titan_ckpt.optimizer_state.OptimizerState.own`)."""
     excluded: set[str] = field(default_factory=set)
-    """Parameters whose state starts over."""
+    """Names of parameters whose state is not restored."""
     problems: list[str] = field(default_factory=list)
-    """What cannot be loaded, and why."""
+    """Reasons why the state cannot be loaded."""
 
 
-def begin_optimizer(optimizer: Optimizer) -> None:
-    """Let the optimizer make its state, as the first step would, without a change to any weight or to a group's values."""
+def initialise_state(optimizer: Optimizer) -> None:
+    """Make the optimizer create its state, as its first step would, without changing any weight or group value."""
     if optimizer.state:
         return
     before = [
@@ -64,44 +65,42 @@ def plan_restore(
     excluded: Collection[str],
     same_mesh: bool,
 ) -> OptimizerPlan:
-    """Decide where everything of ``saved`` goes. The optimizer must have a state (:func:`begin_optimizer`).
+    """Assign every saved value a place in the optimizer, whose state must exist already (:func:`initialise_state`).
 
     Args:
-        saved: :func:`~titan_ckpt.optimizer_state.state_of_all`.
-        stored: the checkpoint's tensors.
-        excluded: patterns of what not to load.
-        same_mesh: whether it was saved on the mesh that there is now.
+        saved: result of :func:`~titan_ckpt.optimizer_state.state_of_all`.
+        stored: tensors of the checkpoint.
+        excluded: patterns of names not to load.
+        same_mesh: whether the state was saved on the current mesh.
 
     Raises:
-        Unsaveable: the optimizer keeps what it could not save either.
+        Unsaveable: the optimizer's present state could not be saved either.
     """
     plan = OptimizerPlan()
     names = parameter_names(parts)
-    begun = state_of(names, optimizer, group_values(optimizer)).tensors
+    present = state_of(names, optimizer, group_values(optimizer)).tensors
     for parameter in _trained(optimizer):
         name = names[parameter]
         if name not in saved["parameters"]:
             if _is_excluded(f"{OPTIMIZER}.{name}", [], excluded):
                 plan.excluded.add(name)
             else:
-                plan.problems.append(f"{OPTIMIZER}.{name} is not there")
+                plan.problems.append(f"{OPTIMIZER}.{name} is not in the checkpoint")
             continue
         tree = saved["parameters"][name]
         if _is_excluded(f"{OPTIMIZER}.{name}", leaves_of(tree, f"{OPTIMIZER}.{name}"), excluded):
             plan.excluded.add(name)
             continue
-        plan.states[parameter] = decode(tree, _Targets(plan, begun, stored, parameter, same_mesh))
+        plan.states[parameter] = decode(tree, _Targets(plan, present, stored, parameter, same_mesh))
     if not _is_excluded(OPTIMIZER, tensors_in(saved["own"]) or [f"{OPTIMIZER}.<own>"], excluded):
-        plan.own = decode(saved["own"], _Targets(plan, begun, stored, None, same_mesh))
+        plan.own = decode(saved["own"], _Targets(plan, present, stored, None, same_mesh))
         missing = plan.own["extra"].keys() - optimizer.state_dict().keys()
-        plan.problems += [
-            f"{OPTIMIZER} state {name!r} is there, and this optimizer keeps none of that name" for name in missing
-        ]
+        plan.problems += [f"{OPTIMIZER} state {name!r} is in the checkpoint, but not in this optimizer" for name in missing]
     return plan
 
 
 def apply_restore(optimizer: Optimizer, plan: OptimizerPlan) -> None:
-    """Give the optimizer its state, once the plan's tensors are loaded."""
+    """Set the optimizer's state, after the plan's tensors were loaded."""
     if plan.own.get("extra"):
         optimizer.load_state_dict({**optimizer.state_dict(), **plan.own["extra"]})
     optimizer.state.clear()
@@ -117,41 +116,42 @@ def restore_groups(
     excluded: Collection[str],
     accepts: Callable[[str], bool],
 ) -> list[str]:
-    """Set the values of each group to those saved. A value that the config builds otherwise than it did then stays as it is
-    built, if that is accepted.
+    """Set the values of each group to the saved ones. A value whose config changed since the save keeps its new value, if
+    that change is accepted.
 
     Args:
-        names: of the parameters.
-        built: the groups' values as the config builds them now.
-        excluded: parameters whose group is not to be restored.
-        accepts: whether another value of a key is.
+        names: names of the parameters.
+        built: values of the groups as built from the current config.
+        excluded: names of parameters whose groups are not restored.
+        accepts: whether a key may have another value than in the checkpoint.
 
     Returns:
-        What differs and is not accepted; where there is something, not all groups are restored.
+        Differences that are not accepted. If there are any, the groups are restored only in part.
     """
     problems: list[str] = []
-    for group, mine in zip(optimizer.param_groups, built, strict=True):
-        wanted = [names[one] for one in group["params"] if names[one] not in excluded]
+    for group, current in zip(optimizer.param_groups, built, strict=True):
+        wanted = [names[parameter] for parameter in group["params"] if names[parameter] not in excluded]
         sources = _unique(saved["groups"][saved["group_of"][name]] for name in wanted)
         for key in dict.fromkeys(key for source in sources for key in source["now"]):
-            if key in _OF_SCHEDULE:
+            if key in _SCHEDULED:
                 continue
             before = _unique(source["built"].get(key) for source in sources)
             now = _unique(source["now"].get(key) for source in sources)
-            if before == [mine.get(key)] and len(now) == 1:
+            if before == [current.get(key)] and len(now) == 1:
                 _set(group, key, decode(now[0]))
             elif not accepts(key):
-                there = " and ".join(map(repr, before if before != [mine.get(key)] else now))
-                problems.append(f"{OPTIMIZER}.groups.{key} of {wanted[0]} is {there} there and {mine.get(key)!r} here")
+                values = " and ".join(map(repr, before if before != [current.get(key)] else now))
+                where = f"{OPTIMIZER}.groups.{key} of {wanted[0]}"
+                problems.append(f"{where} is {values} in the checkpoint and {current.get(key)!r} in this job")
     return problems
 
 
-def saved_rates(
+def restore_rates(
     optimizer: Optimizer, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any], excluded: Collection[str]
 ) -> None:
-    """Set each group's learning rate to the saved one, in proportion if the config builds another."""
+    """Set each group's learning rate to the saved one, scaled if the config's initial learning rate changed."""
     for group in optimizer.param_groups:
-        wanted = [names[one] for one in group["params"] if names[one] not in excluded]
+        wanted = [names[parameter] for parameter in group["params"] if names[parameter] not in excluded]
         sources = _unique(saved["groups"][saved["group_of"][name]]["now"] for name in wanted)
         if len(sources) != 1:
             continue
@@ -162,19 +162,19 @@ def saved_rates(
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    require_alike(value, group.get(key), f"{OPTIMIZER}.groups.{key}")
+    require_same_type(value, group.get(key), f"{OPTIMIZER}.groups.{key}")
     if isinstance(group.get(key), Tensor):
-        group[key].copy_(value)  # a compiled step has this very tensor
+        group[key].copy_(value)  # in place: a compiled step refers to this tensor object
     else:
         group[key] = value
 
 
 @dataclass(frozen=True)
 class _Targets:
-    """Finds, or makes, the tensor that a saved one is loaded into."""
+    """Returns the tensor to load a saved tensor into, and creates it if necessary."""
 
     plan: OptimizerPlan
-    begun: Mapping[str, Tensor]
+    present: Mapping[str, Tensor]
     stored: Mapping[str, StoredTensor]
     parameter: nn.Parameter | None
     same_mesh: bool
@@ -182,7 +182,7 @@ class _Targets:
     def __call__(self, value: Mapping[str, Any]) -> Tensor:
         name = value["$stored"]
         if name not in self.stored:
-            self.plan.problems.append(f"{name} is not there")
+            self.plan.problems.append(f"{name} is not in the checkpoint")
             return torch.empty(())
         shape, dtype = self.stored[name].shape, getattr(torch, self.stored[name].dtype)
         target = self._target(name, shape, dtype, value)
@@ -190,27 +190,31 @@ class _Targets:
         return target
 
     def _target(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, value: Mapping[str, Any]) -> Tensor:
-        begun, owner = self.begun.get(name), self.parameter
-        if begun is not None:
-            if begun.shape != shape:
-                self.plan.problems.append(f"{name} is {list(shape)} there and {list(begun.shape)} here")
-            return begun if begun.dtype == dtype else torch.zeros_like(begun, dtype=dtype)
-        # What this optimizer makes later than at its first step.
+        present, owner = self.present.get(name), self.parameter
+        if present is not None:
+            if present.shape != shape:
+                self.plan.problems.append(_other_shape(name, shape, present.shape))
+            return present if present.dtype == dtype else torch.zeros_like(present, dtype=dtype)
+        # A tensor that this optimizer creates only after its first step.
         if owner is not None and value.get("like"):
             if owner.shape != shape:
-                self.plan.problems.append(f"{name} is {list(shape)} there and {list(owner.shape)} here")
+                self.plan.problems.append(_other_shape(name, shape, owner.shape))
             return torch.zeros_like(owner, dtype=dtype, requires_grad=False)
         if shape and (value["divided"] or not self.same_mesh):
-            self.plan.problems.append(f"{name} is {list(shape)} there, and how it is divided on this mesh is not known")
+            self.plan.problems.append(f"{name} has shape {list(shape)} and an unknown sharding on this mesh")
         return torch.zeros(shape, dtype=dtype, device="cpu" if owner is None or value.get("host") else owner.device)
 
 
+def _other_shape(name: str, saved: Sequence[int], present: Sequence[int]) -> str:
+    return f"{name} has shape {list(saved)} in the checkpoint and {list(present)} in this job"
+
+
 def _is_excluded(name: str, leaves: Iterable[str], excluded: Collection[str]) -> bool:
-    return any(matches(one, excluded) for one in (name, *leaves))
+    return any(matches(candidate, excluded) for candidate in (name, *leaves))
 
 
 def leaves_of(tree: Any, name: str) -> list[str]:
-    """The names of a parameter's tensors and of its other values."""
+    """Return the names of the tensors and of the other values in a parameter's state."""
     return [*tensors_in(tree), *(f"{name}.{key}" for key in tree)]
 
 

@@ -1,7 +1,7 @@
-"""Everything that an optimizer keeps, by the names of the parameters that it keeps it for, so that it holds on any mesh.
+"""The complete state of an optimizer, by the names of parameters, so that it applies to any mesh.
 
-Tensors are called ``optimizer.<parameter>.<key>``, with further keys where the state is nested; they are saved as the
-model's are. All else is JSON: values of a parameter's state, the values of its group, and what the optimizer keeps for no
+Tensors are called ``optimizer.<parameter>.<key>``, with further keys if the state is nested, and are saved like the model's.
+Everything else is JSON: other values in a parameter's state, the values of its group, and state that belongs to no
 parameter.
 """
 
@@ -25,63 +25,64 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.world import World
 
 OWN = f"{OPTIMIZER}.<own>"
-"""Begins the names of what is kept for no parameter."""
+"""Prefix of the names of state that belongs to no parameter."""
 _NAMES = ("params", "param_names")
-"""Which parameters a group has; they stand in ``group_of``."""
+"""Keys of a group that list its parameters, which are saved as ``group_of`` instead."""
 
 
 @dataclass
 class OptimizerState:
-    """What one rank's optimizer keeps."""
+    """State of one rank's optimizer."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
-    """By parameter, its state; ``{"$stored": name, ...}`` stands for a tensor."""
+    """State by parameter. ``{"$stored": name, ...}`` represents a tensor."""
     groups: list[dict[str, Any]] = field(default_factory=list)
-    """Each group's values: as they are ``now``, and as the config ``built`` them."""
+    """Values of each group: the current ones (``now``) and those built from the config (``built``)."""
     group_of: dict[str, int] = field(default_factory=dict)
+    """Index of each parameter's group."""
     own: dict[str, Any] = field(default_factory=dict)
-    """``state``: of no parameter; ``extra``: further keys of its ``state_dict``."""
+    """``state``: state that belongs to no parameter; ``extra``: further keys of the optimizer's ``state_dict``."""
     replicas: dict[str, Tensor] = field(default_factory=dict)
-    """The tensors of which each rank has one, while their parameter is divided: they must be the same everywhere."""
+    """Tensors that are replicated although their parameter is sharded. They must be equal on all ranks."""
 
 
 def state_of(names: dict[nn.Parameter, str], optimizer: Optimizer, built: Sequence[dict[str, Any]]) -> OptimizerState:
-    """What ``optimizer`` keeps on this rank.
+    """Return the state of ``optimizer`` on this rank.
 
     Args:
-        names: of its parameters (:func:`parameter_names`).
-        built: :func:`group_values` before the first step.
+        names: result of :func:`parameter_names`.
+        built: result of :func:`group_values` before the first step.
 
     Raises:
-        Unsaveable: something of it cannot be saved.
+        Unsaveable: part of the state cannot be saved.
     """
     found = OptimizerState()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter not in names:
-                raise Unsaveable("the optimizer", "has a parameter that the model has not")
+                raise Unsaveable("the optimizer", "has a parameter that is not in the model")
             name = names[parameter]
             found.group_of[name] = number
             state = optimizer.state.get(parameter, {})
-            found.parameters[name] = encode(dict(state), f"{OPTIMIZER}.{name}", _Keep(found, parameter))
+            found.parameters[name] = encode(dict(state), f"{OPTIMIZER}.{name}", _CollectTensors(found, parameter))
     found.groups = [{"built": before, "now": now} for before, now in zip(built, group_values(optimizer), strict=True)]
     of_none = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
     extra = {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
-    found.own = encode({"state": of_none, "extra": extra}, OWN, _Keep(found, None))
+    found.own = encode({"state": of_none, "extra": extra}, OWN, _CollectTensors(found, None))
     return found
 
 
 def parameter_names(parts: Sequence[ModelPart]) -> dict[nn.Parameter, str]:
-    """The name of each parameter of this rank."""
+    """Return the name of each parameter on this rank."""
     return {parameter: name for part in parts for name, parameter in part.module.named_parameters()}
 
 
 def group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The values of each group as JSON.
+    """Return the values of each group as JSON.
 
     Raises:
-        Unsaveable: JSON cannot say one.
+        Unsaveable: a value cannot be represented in JSON.
     """
     return [
         {key: encode(value, f"{OPTIMIZER}.groups.{key}") for key, value in group.items() if key not in _NAMES}
@@ -89,50 +90,50 @@ def group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def state_of_all(mine: OptimizerState, world: World) -> dict[str, Any]:
-    """What the optimizers of all ranks keep beside tensors, for the manifest. To be called by all.
+def state_of_all(own_state: OptimizerState, world: World) -> dict[str, Any]:
+    """Merge the state of the optimizers of all ranks, without the tensors, for the manifest. Collective.
 
     Raises:
-        Unsaveable: ranks that share a parameter keep different values for it.
+        Unsaveable: ranks that share a parameter have different values for it.
     """
     plain: dict[str, Any] = {
-        "parameters": mine.parameters,
-        "groups": mine.groups,
-        "group_of": mine.group_of,
-        "own": mine.own,
+        "parameters": own_state.parameters,
+        "groups": own_state.groups,
+        "group_of": own_state.group_of,
+        "own": own_state.own,
     }
     if world.size == 1:
         return plain
-    replicas = digests_of(mine.replicas)
+    replicas = digests_of(own_state.replicas)
     text = json.dumps([plain, replicas], sort_keys=True)
     if len(set(world.gather(hashlib.sha256(text.encode()).hexdigest()))) == 1:
-        return plain  # as it is unless a pipeline gives ranks other parameters: nothing long is sent
-    together: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": mine.own}
-    values: dict[str, Any] = {}
-    # Copies of the weights that train apart have tensors of their own, which are saved by copy.
-    for other, of_other in world.gather((plain, {replica_prefix(world) + name: one for name, one in replicas.items()})):
-        _join(values, of_other, "")
-        _join(together["parameters"], other["parameters"], f"{OPTIMIZER}.")
-        _join({"": together["own"]}, {"": other["own"]}, OWN)
+        return plain  # the usual case, unless pipeline stages hold different parameters; avoids gathering the state
+    merged: dict[str, Any] = {"parameters": {}, "groups": [], "group_of": {}, "own": own_state.own}
+    digests: dict[str, Any] = {}
+    # Each diverging replica saves its own tensors, so only digests of the same replica must be equal.
+    named = {replica_prefix(world) + name: digest for name, digest in replicas.items()}
+    for other, other_digests in world.gather((plain, named)):
+        _join(digests, other_digests, "")
+        _join(merged["parameters"], other["parameters"], f"{OPTIMIZER}.")
+        _join({"": merged["own"]}, {"": other["own"]}, OWN)
         numbers = []
         for group in other["groups"]:
-            if group not in together["groups"]:
-                together["groups"].append(group)
-            numbers.append(together["groups"].index(group))
-        _join(together["group_of"], {name: numbers[old] for name, old in other["group_of"].items()}, "the group of ")
-    return together
+            if group not in merged["groups"]:
+                merged["groups"].append(group)
+            numbers.append(merged["groups"].index(group))
+        _join(merged["group_of"], {name: numbers[old] for name, old in other["group_of"].items()}, "the group of ")
+    return merged
 
 
-def _join(all_of_them: dict[str, Any], more: dict[str, Any], prefix: str) -> None:
+def _join(merged: dict[str, Any], more: dict[str, Any], prefix: str) -> None:
     for name, value in more.items():
-        if all_of_them.setdefault(name, value) != value:
-            why = "is not the same on all ranks that have it, and belongs to this mesh: keep it as a DTensor"
-            raise Unsaveable(f"{prefix}{name}", why)
+        if merged.setdefault(name, value) != value:
+            raise Unsaveable(f"{prefix}{name}", "differs between the ranks that have it")
 
 
 @dataclass(frozen=True)
-class _Keep:
-    """Puts tensors aside, and says what stands for them among plain values."""
+class _CollectTensors:
+    """Collects the tensors within a state, and returns the JSON that represents each."""
 
     into: OptimizerState
     parameter: nn.Parameter | None

@@ -1,4 +1,4 @@
-"""Finding out before the first step whether what an optimizer and a schedule keep can be saved."""
+"""Checking before the first step that the state of an optimizer can be saved."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ from titan_core.api.sections import OptimizerSection
 
 
 def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
-    """Take a step with another optimizer of the same kind, on copies of a few small parameters. The run keeps its own as is:
-    a step may change more than can be taken back.
+    """Take one step with a second optimizer of the same kind, on copies of a few small parameters. The run's own optimizer
+    is not used, because a step may have effects that cannot be undone.
 
     Raises:
-        Unsaveable: its state cannot be saved.
+        Unsaveable: the optimizer's state cannot be saved.
     """
     job, world = context.job, context.world
     section = job.config.section(OptimizerSection)
     groups: list[ParamGroup] = []
     copies: dict[nn.Parameter, str] = {}
     for group in param_groups(trained_parameters(context.state.parts), section):
-        smallest: dict[tuple[ParameterRole, int], TrainedParameter] = {}  # each kind may be kept differently
+        # The optimizer may keep different state for each role and number of dimensions.
+        smallest: dict[tuple[ParameterRole, int], TrainedParameter] = {}
         for parameter in group.parameters:
             kind = parameter.role, parameter.tensor.dim()
             known = smallest.get(kind)
             if known is None or parameter.tensor.numel() < known.tensor.numel():
                 smallest[kind] = parameter
-        trial = [replace(one, tensor=nn.Parameter(one.tensor.detach().clone())) for one in smallest.values()]
-        copies |= {one.tensor: one.name for one in trial}
+        trial = [
+            replace(parameter, tensor=nn.Parameter(parameter.tensor.detach().clone())) for parameter in smallest.values()
+        ]
+        copies |= {parameter.tensor: parameter.name for parameter in trial}
         groups.append(replace(group, parameters=trial))
     optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
     built = group_values(optimizer)

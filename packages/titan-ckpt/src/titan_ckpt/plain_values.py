@@ -1,7 +1,7 @@
-"""Python values as JSON and back, exactly: a tuple stays a tuple and an integer key an integer. Nothing is guessed, and
-nothing is unpickled: what JSON cannot say is refused by name.
+"""Converting Python values to JSON and back, exactly: a tuple stays a tuple, and an integer key an integer. Values that
+cannot be represented are refused by name; nothing is guessed or unpickled.
 
-What JSON has is kept as it is; anything else is an object with one key that begins with ``$``.
+JSON values represent themselves. Any other value becomes an object whose only key begins with ``$``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from titan_ckpt.dtypes import dtype_name
 
 _SMALL = 64
-"""Elements of a tensor that is kept among plain values."""
+"""Largest number of elements of a tensor that is encoded as a plain value."""
 _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$OrderedDict", Counter: "$Counter"}
 
 
 class Unsaveable(Exception):
-    """A value that a checkpoint cannot keep.
+    """A checkpoint cannot save a value.
 
     Args:
-        name: what it is called.
-        why: what is wrong with it.
+        name: name of the value.
+        why: predicate of the message's sentence, whose subject is ``name``.
     """
 
     def __init__(self, name: str, why: str) -> None:
@@ -38,10 +38,13 @@ class Unsaveable(Exception):
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """What goes wrong inside with values that were read from a manifest is wrong with these.
+    """Treat errors inside the context as damage to values that were read from a manifest.
+
+    Args:
+        what: name of the values, for the message.
 
     Raises:
-        ValueError: naming ``what``.
+        ValueError: an error occurred in the context.
     """
     try:
         yield
@@ -50,13 +53,13 @@ def damaged(what: str) -> Iterator[None]:
 
 
 def encode(value: Any, name: str, tensor: Callable[[Tensor, str], Any] | None = None) -> Any:
-    """``value``, which is called ``name``, as JSON.
+    """Return ``value`` as JSON. Error messages call it ``name``.
 
     Args:
-        tensor: says what stands for a tensor inside of it. Default: its elements, of a small one.
+        tensor: encodes a tensor within ``value``. Default: encode the elements of a small tensor.
 
     Raises:
-        Unsaveable: JSON cannot say it.
+        Unsaveable: ``value`` cannot be represented in JSON.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -66,46 +69,46 @@ def encode(value: Any, name: str, tensor: Callable[[Tensor, str], Any] | None = 
     if isinstance(value, Tensor):
         return (tensor or _elements)(value, name)
     if kind is list:
-        return [encode(one, f"{name}.{number}", tensor) for number, one in enumerate(value)]
+        return [encode(item, f"{name}.{number}", tensor) for number, item in enumerate(value)]
     if kind in _SEQUENCES:
         ordered = sorted(value, key=repr) if kind in (set, frozenset) else value
-        return {_SEQUENCES[kind]: [encode(one, f"{name}.{number}", tensor) for number, one in enumerate(ordered)]}
+        return {_SEQUENCES[kind]: [encode(item, f"{name}.{number}", tensor) for number, item in enumerate(ordered)]}
     if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(one, f"{name}.{key}", tensor) for key, one in value.items()}
+        return {key: encode(item, f"{name}.{key}", tensor) for key, item in value.items()}
     if kind in _MAPPINGS:
-        pairs = [[encode(key, f"{name}.{key}"), encode(one, f"{name}.{key}", tensor)] for key, one in value.items()]
+        pairs = [[encode(key, f"{name}.{key}"), encode(item, f"{name}.{key}", tensor)] for key, item in value.items()]
         return {_MAPPINGS[kind]: pairs}
     if kind is torch.dtype:
         return {"$dtype": dtype_name(value)}
-    raise Unsaveable(name, f"is a {kind.__module__}.{kind.__qualname__}, which JSON cannot hold")
+    raise Unsaveable(name, f"is a {kind.__module__}.{kind.__qualname__}, which cannot be represented in JSON")
 
 
 def decode(value: Any, tensor: Callable[[Any], Tensor] | None = None) -> Any:
-    """What :func:`encode` was given.
+    """Return the value that :func:`encode` encoded as ``value``.
 
     Args:
-        tensor: makes a tensor of what ``encode``'s argument of that name returned, a table with the key ``$stored``.
+        tensor: decodes a result of the ``tensor`` argument of :func:`encode`, a dict with the key ``$stored``.
 
     Raises:
-        ValueError: it is nothing that :func:`encode` returns.
+        ValueError: ``value`` is not a result of :func:`encode`.
     """
     if isinstance(value, list):
-        return [decode(one, tensor) for one in value]
+        return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):
         return value
     tag = next(iter(value), "")
     if "$stored" in value and tensor is not None:
         return tensor(value)
     if not tag.startswith("$"):
-        return {key: decode(one, tensor) for key, one in value.items()}
+        return {key: decode(item, tensor) for key, item in value.items()}
     inner = value[tag]
     try:
         for kind, name in _SEQUENCES.items():
             if tag == name:
-                return kind(decode(one, tensor) for one in inner)
+                return kind(decode(item, tensor) for item in inner)
         for kind, name in _MAPPINGS.items():
             if tag == name:
-                return kind({decode(key, tensor): decode(one, tensor) for key, one in inner})
+                return kind({decode(key, tensor): decode(item, tensor) for key, item in inner})
         if tag == "$float":
             return float(inner)
         if tag == "$dtype" and isinstance(getattr(torch, inner), torch.dtype):
@@ -114,25 +117,25 @@ def decode(value: Any, tensor: Callable[[Any], Tensor] | None = None) -> Any:
             return torch.tensor(inner["elements"], dtype=getattr(torch, inner["dtype"])).reshape(inner["shape"])
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{tag}: {error}") from None
-    raise ValueError(f"{tag!r} is not known")
+    raise ValueError(f"{tag!r} is an unknown tag")
 
 
-def require_alike(value: Any, present: Any, name: str) -> None:
-    """``value``, which was read, must be of the kind of ``present``, which it is to replace. Numbers are of one kind, and
-    ``None`` may become anything, and anything ``None``. Tuples must have as many elements, each of its kind.
+def require_same_type(value: Any, present: Any, name: str) -> None:
+    """Require ``value``, read from a checkpoint, to have the type of ``present``, which it replaces. All numbers count as
+    one type, and either value may be ``None``. Tuples must have equal lengths and elements of equal types.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the types differ. The message calls the value ``name``.
     """
     if value is None or present is None:
         return
     if _kind(value) is not _kind(present) or (isinstance(value, tuple) and len(value) != len(present)):
-        raise ValueError(f"{name} is {value!r}, in the place of {present!r}")
+        raise ValueError(f"{name} is {value!r}, which cannot replace {present!r}")
     if isinstance(value, tuple):
-        for number, (one, other) in enumerate(zip(value, present, strict=True)):
-            if one is None and other is not None:
-                raise ValueError(f"{name} is {value!r}, in the place of {present!r}")
-            require_alike(one, other, f"{name}.{number}")
+        for number, (item, present_item) in enumerate(zip(value, present, strict=True)):
+            if item is None and present_item is not None:
+                raise ValueError(f"{name} is {value!r}, which cannot replace {present!r}")
+            require_same_type(item, present_item, f"{name}.{number}")
 
 
 def _kind(value: Any) -> type:
@@ -141,11 +144,11 @@ def _kind(value: Any) -> type:
 
 def _elements(value: Tensor, name: str) -> Any:
     if type(value) not in (Tensor, torch.nn.Parameter) or value.numel() > _SMALL:
-        raise Unsaveable(name, f"is a tensor of {value.numel()} elements, in a place that holds small ones")
+        raise Unsaveable(name, f"is a tensor of {value.numel()} elements; tensors here may have at most {_SMALL}")
     if not (value.is_floating_point() or value.dtype in (torch.int64, torch.int32, torch.bool)):
-        raise Unsaveable(name, f"is a tensor of {value.dtype}")
+        raise Unsaveable(name, f"is a tensor of {value.dtype}, which is not supported here")
     exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else value.dtype)
-    elements = [encode(one, name) for one in exact.reshape(-1).tolist()]
-    if any(isinstance(one, dict) for one in elements):
-        raise Unsaveable(name, "is a tensor with an element that is not finite")
+    elements = [encode(element, name) for element in exact.reshape(-1).tolist()]
+    if any(isinstance(element, dict) for element in elements):
+        raise Unsaveable(name, "is a tensor with a non-finite element")
     return {"$tensor": {"dtype": dtype_name(value.dtype), "shape": list(value.shape), "elements": elements}}

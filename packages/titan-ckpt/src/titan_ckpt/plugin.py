@@ -1,4 +1,4 @@
-"""What titan-ckpt contributes."""
+"""Checkpoint component and commands of titan-ckpt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def titan_checkpoints() -> list[Checkpoint]:
     return [
         Checkpoint(
             name="distributed",
-            summary="each rank its shards, by torch.distributed.checkpoint; atomic, verified, for any mesh",
+            summary="sharded checkpoints by torch.distributed.checkpoint: atomic, verified, loadable on any mesh",
             config=CheckpointSection,
             active=lambda context: context.section.enable,
             build=Ref("titan_ckpt.store:Store"),
@@ -29,25 +29,25 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="checkpoint list",
-            summary="the checkpoints of a run",
+            summary="list the checkpoints of a run",
             arguments=Ref("titan_ckpt.cli:list_arguments"),
             run=Ref("titan_ckpt.cli:list_checkpoints"),
         ),
         Command(
             name="checkpoint show",
-            summary="what a checkpoint says of itself",
+            summary="show the contents of a checkpoint",
             arguments=Ref("titan_ckpt.cli:show_arguments"),
             run=Ref("titan_ckpt.cli:show"),
         ),
         Command(
             name="checkpoint verify",
-            summary="hold every byte of checkpoints against its checksum",
+            summary="verify every byte of checkpoints by checksum",
             arguments=Ref("titan_ckpt.cli:verify_arguments"),
             run=Ref("titan_ckpt.cli:verify"),
         ),
         Command(
             name="checkpoint convert",
-            summary="to Hugging Face's format, and from it or Meta's",
+            summary="convert to Hugging Face format, or from Hugging Face or Meta format",
             arguments=Ref("titan_ckpt.cli:convert_arguments"),
             run=Ref("titan_ckpt.convert:run"),
         ),

@@ -1,5 +1,5 @@
-"""How chunks of tensors get from files to shards: the storage below :func:`torch.distributed.checkpoint.load`, which decides
-who needs what of which chunk. Nothing is used before its checksum has been found right."""
+"""Storage reader for :func:`torch.distributed.checkpoint.load`, which plans the parts of chunks that each rank reads. Data
+is used only after its checksum is verified."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ class Reader(StorageReader):
         self._chunks = {(name, chunk.offset): chunk for name, tensor in manifest.tensors.items() for chunk in tensor.chunks}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept from a load to the next."""
+        """Do nothing: the reader keeps no state between loads."""
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """The manifest in DCP's words."""
+        """Convert the manifest to DCP's metadata."""
         return Metadata(
             {
                 name: TensorStorageMetadata(
                     TensorProperties(dtype=getattr(torch, tensor.dtype)),
                     torch.Size(tensor.shape),
-                    [ChunkStorageMetadata(torch.Size(one.offset), torch.Size(one.shape)) for one in tensor.chunks],
+                    [ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.shape)) for chunk in tensor.chunks],
                 )
                 for name, tensor in self._manifest.tensors.items()
             }
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """All ranks are alike."""
+        """Do nothing: the coordinator reads like any other rank."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan asks for, each chunk once, in the order of the files."""
+        """Read the chunks that the plan requires, each once, in the order of their bytes in the files."""
         wanted: dict[Chunk, list[ReadItem]] = {}
         for item in plan.items:
             wanted.setdefault(self._chunk(item.storage_index), []).append(item)
@@ -77,11 +77,11 @@ class Reader(StorageReader):
         return future
 
     def _chunk(self, index: MetadataIndex) -> Chunk:
-        # A tensor that is not divided has no offset in the plan.
+        # The plan gives no offset for a tensor that is not sharded.
         offset = tuple(index.offset) if index.offset is not None else (0,) * len(self._manifest.tensors[index.fqn].shape)
         return self._chunks[index.fqn, offset]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """The folder is given when it is made, not as an id."""
+        """Return ``False``: the folder is an argument of the constructor, not an id."""
         return False

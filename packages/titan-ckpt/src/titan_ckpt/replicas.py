@@ -1,4 +1,4 @@
-"""Tensors of which each rank has one, and a checkpoint keeps one: they must be the same on all ranks."""
+"""Requiring replicated tensors to be equal on all ranks. A checkpoint contains one rank's copy only."""
 
 from __future__ import annotations
 
@@ -15,34 +15,31 @@ from titan_ckpt.chunks import bytes_of
 from titan_ckpt.plain_values import Unsaveable
 from titan_core.api.world import World
 
-ONE_IS_KEPT = (
-    "a checkpoint keeps one rank's: reduce it over the ranks where it is updated, or keep a buffer out of checkpoints with "
-    "persistent=False"
-)
+MAKE_EQUAL = "all-reduce it where it is updated, or exclude a buffer from checkpoints with persistent=False"
 
 
-def require_alike(tensors: Mapping[str, Tensor], world: World) -> None:
-    """Hold the tensors that are no DTensors against those of the same name on other ranks. To be called by all ranks.
+def require_equal_on_ranks(tensors: Mapping[str, Tensor], world: World) -> None:
+    """Require tensors, except DTensors, to be equal on all ranks that have a tensor of the same name. Collective.
 
     Raises:
-        Unsaveable: naming one that differs; on every rank.
+        Unsaveable: a tensor differs; on every rank. The message names it.
     """
     if world.size == 1:
         return
-    digests = digests_of({name: one for name, one in tensors.items() if not isinstance(one, DTensor)})
+    digests = digests_of({name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)})
     text = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     if len(set(world.gather(text))) == 1:
-        return  # as it is unless a pipeline gives ranks other tensors: nothing long is sent
+        return  # the usual case, unless pipeline stages hold different tensors; avoids gathering all digests
     first: dict[str, tuple[int, Any]] = {}
     for rank, of_rank in enumerate(world.gather(digests)):
         for name, digest in of_rank.items():
             other, known = first.setdefault(name, (rank, digest))
             if known != digest:
-                raise Unsaveable(name, f"is not the same on ranks {other} and {rank}")
+                raise Unsaveable(name, f"differs between ranks {other} and {rank}")
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What shows whether tensors are the same on another rank. Scalars are read together, since each read of a GPU waits."""
+    """Return a digest of each tensor. Scalars are read together, because each read from a GPU synchronises."""
     values: dict[str, Any] = {}
     scalars: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, tensor in tensors.items():

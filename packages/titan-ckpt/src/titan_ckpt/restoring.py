@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, whether it can be used, and loading it."""
+"""Resuming from a checkpoint: selecting it, checking that it fits the job, and loading it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
-from titan_ckpt.foreign_start import begin_from_foreign, foreign_kind
+from titan_ckpt.foreign_start import foreign_kind, start_from_foreign
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
-    begin_optimizer,
+    initialise_state,
     leaves_of,
     plan_restore,
     restore_groups,
-    saved_rates,
+    restore_rates,
 )
 from titan_ckpt.optimizer_state import OWN, parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
-from titan_ckpt.tensors import by_copy, model_tensors, observers_tensors
+from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
 from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refusal
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
@@ -46,21 +46,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run begins with."""
+    """The state that a run starts from."""
 
     step: int | None
-    """That it resumes after; ``None`` at a beginning."""
+    """Step that the run resumes after; ``None`` for a new run."""
     inherited: dict[str, Any] = field(default_factory=dict)
-    """What its own checkpoints are to say of where its first weights came from."""
+    """Entries for ``about`` of the run's own checkpoints that describe the origin of its initial weights."""
 
 
 @dataclass(frozen=True)
 class _Attempt:
     folder: Folder
     excluded: list[str]
-    """Patterns of what not to load."""
+    """Patterns of names not to load."""
     built: Sequence[Mapping[str, Any]]
-    """The values of parameter groups as the config builds them."""
+    """Values of the parameter groups as built from the config."""
 
 
 def restore(
@@ -68,19 +68,19 @@ def restore(
     folder: Folder,
     built: Sequence[Mapping[str, Any]],
 ) -> Restored:
-    """Resume from the newest whole checkpoint in ``folder``, or the one that the config names; without any, begin with the
-    weights that it names.
+    """Resume from the newest complete checkpoint in ``folder``, or from that of ``checkpoint.load_step``. If there is none,
+    start from ``checkpoint.initial_load_path`` if it is set.
 
     Args:
-        built: the values of parameter groups as the config builds them.
+        built: values of the parameter groups as built from the config.
 
     Raises:
-        UserError: there are checkpoints, and none can be used.
+        UserError: there are checkpoints, but none can be used.
     """
     world = context.world
     wanted = context.section.load_step
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        wanted = -1  # the launcher starts the job again after a failure: what it did since is not to be lost
+        wanted = -1  # the launcher restarted the job after a failure: keep the progress since load_step
     excluded = context.section.exclude_from_loading if wanted >= 0 else []
     candidates = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
@@ -90,19 +90,19 @@ def restore(
         problem = found.problem or _load(context, found, _Attempt(found.folder, excluded, built))
         if not problem:
             if problems:
-                log.warning("resuming from step %d, not from the newest checkpoint", step)
+                log.warning("resuming from step %d, which is not the newest checkpoint", step)
             if wanted >= 0:
                 _warn_of_later(context, folder, step)
             return Restored(step, _inherited(found))
         problems.append(Problem(str(found.folder), problem))
         lost = lost or not found.unfinished
         log.warning("%s cannot be used: %s", found.folder, problem)
-    # What an interrupted first save has left is no reason not to start: nothing was lost with it.
+    # The leftovers of an interrupted first save do not prevent a new start, because they contain nothing of value.
     if wanted >= 0 or lost:
-        fix = "set checkpoint.folder to another place to start over, or fix what is reported above"
-        raise UserError(*problems, Problem(str(folder), "no checkpoint here can be used", fix))
+        fix = "set checkpoint.folder to another location to start over, or fix the problems above"
+        raise UserError(*problems, Problem(str(folder), "no checkpoint in this folder can be used", fix))
     if context.section.initial_load_path:
-        return Restored(None, _begin_from(context, context.section.initial_load_path, built))
+        return Restored(None, _start_from(context, context.section.initial_load_path, built))
     return Restored(None)
 
 
@@ -112,46 +112,46 @@ def _inherited(found: Entry) -> dict[str, Any]:
 
 
 def _warn_of_later(context: CheckpointContext[CheckpointSection], folder: Folder, step: int) -> None:
-    """Later checkpoints belong to what is being left, and would be taken first at the next start."""
-    later = [one for one in context.world.on_first_rank(lambda: steps_in(folder)) if one > step]
+    """Warn about checkpoints of later steps: the next start would resume from the newest of them."""
+    later = [other for other in context.world.on_first_rank(lambda: steps_in(folder)) if other > step]
     if later:
         log.warning(
-            "%s has later checkpoints too, and a start without checkpoint.load_step takes the newest: "
-            "`titan checkpoint rm %s --step %s` removes them",
+            "%s contains later checkpoints, and a start without checkpoint.load_step resumes from the newest; "
+            "to remove them, run `titan checkpoint rm %s --step %s`",
             folder, folder, " ".join(map(str, reversed(later))),
         )  # fmt: skip
 
 
-def _begin_from(
+def _start_from(
     context: CheckpointContext[CheckpointSection], path: str, built: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Begin with weights from elsewhere: another run's, or in another format.
+    """Start from ``path``: a checkpoint of another run, or weights in another format.
 
     Returns:
-        What the run's own checkpoints are to say of them.
+        :attr:`Restored.inherited`.
 
     Raises:
-        UserError: there are none, or they are another model's.
+        UserError: ``path`` contains no weights, or those of another model.
     """
     excluded = context.section.exclude_from_loading
     kind = foreign_kind(context, path)
     if kind is not None:
-        return begin_from_foreign(context, Path(path), kind, excluded)
+        return start_from_foreign(context, Path(path), kind, excluded)
     folder = Folder(path)
     found = context.world.on_first_rank(lambda: _entry_or_problem(folder))
     attempt = _Attempt(folder, excluded, built)
     problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)
     if problem:
         where = context.job.config.where("checkpoint.initial_load_path", path)
-        raise UserError.one(where, problem, "name the folder of a checkpoint, such as .../checkpoint/step-1000")
+        raise UserError.one(where, problem, "set it to the folder of a checkpoint, such as .../checkpoint/step-1000")
     return _inherited(found)
 
 
 def _entry_or_problem(folder: Folder) -> Entry:
-    """The checkpoint in ``folder``, whatever its storage may raise."""
+    """Read the checkpoint in ``folder``. Errors of its storage become :attr:`~titan_ckpt.catalogue.Entry.problem`."""
     try:
         return entry(folder, 0)
-    except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
+    except Exception as error:  # noqa: BLE001 - fsspec backends raise any type, e.g. ImportError for a missing package
         return Entry(0, folder, None, getattr(error, "strerror", None) or str(error))
 
 
@@ -161,42 +161,44 @@ def _load(
     attempt: _Attempt,
     weights_only: bool = False,
 ) -> str:
-    """Load a checkpoint; why it could not be loaded, if so. All ranks come to the same answer.
+    """Load a checkpoint. Returns why it could not be loaded, or ``""``; the same on all ranks.
 
     Raises:
-        UserError: it is whole, and of something else.
+        UserError: the checkpoint is intact, but does not fit the job.
     """
     manifest, state, world = found.manifest, context.state, context.world
     assert manifest is not None
     weights_only = weights_only or (manifest.model_only and manifest.step == 0)  # the initial weights
     if manifest.model_only and not weights_only:
-        return "it holds only weights, which a run cannot resume from (checkpoint.initial_load_path can begin with them)"
+        return (
+            "it contains only weights: no run can resume from it, but a new one can start with checkpoint.initial_load_path"
+        )
     _require_same_replicas(context, found.folder, manifest, weights_only)
     tensors = model_tensors(state.parts)
     if not weights_only:
-        tensors |= observers_tensors(context.lifecycle)
+        tensors |= observer_tensors(context.lifecycle)
     _require_patterns_match(context, found.folder, manifest, tensors, attempt.excluded)
-    tensors = {name: one for name, one in tensors.items() if not matches(name, attempt.excluded)}
+    tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, attempt.excluded)}
     _require_same_tensors(context, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     if manifest.diverging_replicas == world.plan.diverging_replicas:
-        tensors = by_copy(tensors, world)
+        tensors = with_replica_prefix(tensors, world)
     optimizer = None
     if not weights_only:
         changes = _require_same_training(context, manifest, context.section.allow_changed)
         optimizer = _plan_optimizer(context, found, manifest, attempt.excluded)
-        tensors |= by_copy(optimizer.tensors, world)
+        tensors |= with_replica_prefix(optimizer.tensors, world)
     else:
         require_same_model(context.job, manifest.about, context.section.allow_changed, partial=bool(attempt.excluded))
     try:
         load(tensors, storage_reader=Reader(found.folder, manifest))
     except CheckpointException as error:
-        reasons = [one[0] if isinstance(one, tuple) else one for one in error.failures.values()]
+        reasons = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
         if not all(isinstance(reason, BrokenCheckpoint | OSError) for reason in reasons):
             raise
-        state.optimizer.state.clear()  # what was made to load into
+        state.optimizer.state.clear()  # created by _plan_optimizer to load into
         return str(reasons[0])
     if optimizer is None:
-        log.info("beginning with the weights of %s", found.folder)
+        log.info("starting from the weights in %s", found.folder)
         return ""
     broken, mistake = "", None
     try:
@@ -217,17 +219,17 @@ def _load(
 def _require_same_training(
     context: CheckpointContext[CheckpointSection], manifest: Manifest, allowed: Sequence[str]
 ) -> Changes:
-    """See :func:`~titan_ckpt.comparing.require_same_training`; the data is compared too.
+    """Call :func:`~titan_ckpt.comparing.require_same_training`, with the changes of the data.
 
     Raises:
-        UserError: the job trains something else; on every rank.
+        UserError: a change is not allowed; on every rank.
     """
-    of_data: list[RefusedChange] = []
-    with suppress(ValueError), damaged("the data's"):  # restoring the data's state reports the damage
-        of_data = context.state.loader.refused_changes(manifest.state["loader"], allowed)
+    data_changes: list[RefusedChange] = []
+    with suppress(ValueError), damaged("the position in the data"):  # restoring the data's state reports the damage
+        data_changes = context.state.loader.refused_changes(manifest.state["loader"], allowed)
     changes, mistake = Changes((), ()), None
     try:
-        changes = require_same_training(context.job, manifest.about, manifest.step, allowed, of_data)
+        changes = require_same_training(context.job, manifest.about, manifest.step, allowed, data_changes)
     except UserError as error:
         mistake = error
     context.world.raise_together(mistake)
@@ -237,27 +239,28 @@ def _require_same_training(
 def _plan_optimizer(
     context: CheckpointContext[CheckpointSection], found: Entry, manifest: Manifest, excluded: list[str]
 ) -> OptimizerPlan:
-    """Where the optimizer's state goes.
+    """Create the optimizer's state, and plan where to load each saved value.
 
     Raises:
-        UserError: it is another optimizer's; on every rank.
+        UserError: the saved state is of another optimizer, or damaged; on every rank.
     """
     state, world = context.state, context.world
-    begin_optimizer(state.optimizer)
+    initialise_state(state.optimizer)
     saved, plan, mistake = manifest.state["optimizer"], OptimizerPlan(), None
     try:
         same_mesh = manifest.state["mesh"] == dict(world.plan.degrees)
-        with damaged("the optimizer's"):
+        with damaged("the optimizer"):
             plan = plan_restore(state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh)
     except Unsaveable as error:
         mistake = UserError.one(error.name, error.why)
     except ValueError as error:
-        mistake = UserError.one(str(found.folder), f"the optimizer's state in it is damaged: {error}")
+        mistake = UserError.one(str(found.folder), f"its optimizer state is damaged: {error}")
     world.raise_together(mistake)
     names = {name for names in world.gather(list(parameter_names(state.parts).values())) for name in names}
     gone = [f"{OPTIMIZER}.{name}" for name in saved["parameters"] if name not in names]
-    problems = [f"{name} is not here" for name in gone if not matches(name, excluded)]
-    problems = list(dict.fromkeys([one for of_rank in world.gather(plan.problems) for one in of_rank] + problems))
+    problems = [f"{name} is not in this job" for name in gone if not matches(name, excluded)]
+    of_all_ranks = [problem for of_rank in world.gather(plan.problems) for problem in of_rank]
+    problems = list(dict.fromkeys(of_all_ranks + problems))
     if problems:
         state.optimizer.state.clear()
         raise _another_optimizer(found.folder, problems)
@@ -271,31 +274,32 @@ def _apply(
     attempt: _Attempt,
     changes: Changes,
 ) -> None:
-    """What comes after the tensors are loaded.
+    """Restore everything else, after the tensors were loaded.
 
     Raises:
-        UserError: it does not belong to this job.
-        ValueError: it is damaged.
+        UserError: the saved state does not fit this job.
+        ValueError: the saved state is damaged.
     """
     state, saved = context.state, manifest.state["optimizer"]
     names = parameter_names(state.parts)
-    anew = optimizer.excluded
-    with damaged("the optimizer's"):
+    with damaged("the optimizer"):
         apply_restore(state.optimizer, optimizer)
-        problems = restore_groups(state.optimizer, names, saved, attempt.built, anew, changes.accepts_group_value)
+        problems = restore_groups(
+            state.optimizer, names, saved, attempt.built, optimizer.excluded, changes.accepts_group_value
+        )
         if problems:
             raise _another_optimizer(attempt.folder, problems, changes.allowed)
-        saved_rates(state.optimizer, names, saved, anew)
+        restore_rates(state.optimizer, names, saved, optimizer.excluded)
     plain.apply(dict(manifest.state), context, changes.allowed, changes.schedule)
 
 
 def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
     fix = "use the optimizer and the parameter groups that it was saved with"
-    why = f"its optimizer is another one: {_shown(problems)}"
-    keys = [one.partition(" ")[0] for one in problems if one.startswith(f"{OPTIMIZER}.groups.")]
+    why = f"it was saved with another optimizer: {_shown(problems)}"
+    keys = [problem.partition(" ")[0] for problem in problems if problem.startswith(f"{OPTIMIZER}.groups.")]
     if keys:
         return refusal([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
-    fix += ', or leave its state out: checkpoint.exclude_from_loading = ["optimizer.*"] with checkpoint.load_step'
+    fix += ', or exclude its state: set checkpoint.exclude_from_loading = ["optimizer.*"] and checkpoint.load_step'
     return UserError.one(str(folder), why, fix)
 
 
@@ -312,12 +316,12 @@ def _require_same_replicas(
     Raises:
         UserError: the numbers differ, or the weights of the replicas do; on every rank.
     """
-    here, there = context.world.plan.diverging_replicas, manifest.diverging_replicas
-    if here == there:
+    wanted, saved = context.world.plan.diverging_replicas, manifest.diverging_replicas
+    if wanted == saved:
         return
     if not weights_only:
-        why = f"it holds {there} diverging replicas of the model, and this job trains {here}"
-        fix = f"resume with {there}, or start a new run from the weights with checkpoint.initial_load_path"
+        why = f"it contains {saved} diverging replicas of the model, but this job trains {wanted}"
+        fix = f"resume with {saved}, or start a new run from the weights with checkpoint.initial_load_path"
         raise UserError.one(str(folder), why, fix)
     context.world.on_first_rank(lambda: require_equal_weights(folder, manifest))
 
@@ -329,7 +333,7 @@ def _require_patterns_match(
     tensors: Mapping[str, Tensor],
     excluded: list[str],
 ) -> None:
-    """See :func:`~titan_ckpt.excluding.require_patterns_match`.
+    """Call :func:`~titan_ckpt.excluding.require_patterns_match` with the names in the checkpoint and in the job.
 
     Raises:
         UserError: a pattern matches nothing; on every rank.
@@ -351,34 +355,37 @@ def _require_same_tensors(
     excluded: list[str],
     exact: bool,
 ) -> None:
-    """Names, shapes and types must be those of the checkpoint.
+    """Require the tensors of the job and of the checkpoint to have the same names, shapes and dtypes.
 
     Args:
-        exact: whether types must be the same; otherwise the model's must hold every value of the checkpoint's.
+        exact: whether dtypes must be equal; otherwise it is enough that the conversion to the model's dtype is lossless.
 
     Raises:
-        UserError: on every rank, naming the first few that are not.
+        UserError: tensors differ; on every rank. The message names the first few.
     """
-    ours: dict[str, tuple[tuple[int, ...], str]] = {}
-    for of_rank in context.world.gather({name: (tuple(one.shape), dtype_name(one.dtype)) for name, one in tensors.items()}):
-        ours |= of_rank
+    in_job: dict[str, tuple[tuple[int, ...], str]] = {}
+    described = {name: (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
+    for on_rank in context.world.gather(described):
+        in_job |= on_rank
     differences = []
-    for name, (shape, dtype) in ours.items():
-        there = manifest.tensors.get(name)
-        if there is None:
-            differences.append(f"{name} is not there")
-        elif there.shape != shape:
-            differences.append(f"{name} is {list(there.shape)} there and {list(shape)} here")
-        elif there.dtype != dtype and (exact or not converts_exactly(there.dtype, dtype)):
-            differences.append(f"{name} is {there.dtype} there and {dtype} here, which does not hold the same values")
+    for name, (shape, dtype) in in_job.items():
+        stored = manifest.tensors.get(name)
+        if stored is None:
+            differences.append(f"{name} is not in the checkpoint")
+        elif stored.shape != shape:
+            differences.append(f"{name} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in this job")
+        elif stored.dtype != dtype and (exact or not converts_exactly(stored.dtype, dtype)):
+            differences.append(f"{name} is {stored.dtype} in the checkpoint and {dtype} in this job")
     prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
-    theirs = (name for name in manifest.tensors if name.startswith(prefixes))
-    differences += [f"{name} is not here" for name in theirs if name not in ours and not matches(name, excluded)]
+    saved_names = (name for name in manifest.tensors if name.startswith(prefixes))
+    differences += [
+        f"{name} is not in this job" for name in saved_names if name not in in_job and not matches(name, excluded)
+    ]
     if differences:
         model = manifest.about.get("model", "another model")
         raise UserError.one(
             str(folder),
-            f"it is a checkpoint of {model}, and this job trains {context.job.name}: {_shown(differences)}",
-            "train that model, set checkpoint.folder to another place, or name what differs in "
+            f"it is a checkpoint of {model}, and does not match this job ({context.job.name}): {_shown(differences)}",
+            "train the saved model, set checkpoint.folder to another location, or exclude these tensors with "
             "checkpoint.exclude_from_loading",
         )

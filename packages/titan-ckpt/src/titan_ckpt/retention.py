@@ -1,4 +1,4 @@
-"""Which checkpoints to remove, and how: a checkpoint that is half removed is none."""
+"""Removing checkpoints. A removal that is interrupted leaves nothing that could pass for a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from titan_ckpt.stored import NAME, UNFINISHED
 
 
 class Retention:
-    """Removes the checkpoints of a run that are not to be kept any longer."""
+    """Removes checkpoints of a run that the retention policy does not keep."""
 
     def __init__(self, folder: Folder, keep_latest: int, keep_every: int) -> None:
         """See :func:`to_remove`."""
         self._folder, self._keep_latest, self._keep_every = folder, keep_latest, keep_every
-        self._complete: set[int] = set()  # a manifest is read once: those of large models are large
+        self._complete: set[int] = set()  # read each manifest once: a large model has a large one
 
     def prune(self, newest: int) -> None:
-        """Remove what need not be kept beside the checkpoint of ``newest``, which was just made; nothing is being written.
+        """Apply the retention policy after the checkpoint of ``newest`` was saved, while no save is in progress.
 
         Raises:
-            OSError: something cannot be removed.
+            OSError: a file cannot be removed.
         """
-        # Later ones belong to what was left with checkpoint.load_step: they neither count nor are they this run's to remove.
+        # After checkpoint.load_step, later checkpoints belong to the abandoned part of the run. They do not count here, and
+        # only the user removes them.
         steps = [step for step in steps_in(self._folder) if step <= newest]
         folders = {step: step_folder(self._folder, step) for step in steps}
         self._complete |= {step for step in steps if step not in self._complete and entry(folders[step], step).manifest}
         complete = [step for step in steps if step in self._complete]
         unwanted = to_remove(complete, self._keep_latest, self._keep_every)
-        # What interrupted saves have left. What is damaged, or has lost its manifest, stays for its owner to look at.
+        # Remove leftovers of interrupted saves. Checkpoints that are damaged or lost their manifest stay for inspection.
         older = (step for step in steps if step < max(complete, default=-1) and step not in self._complete)
         unwanted += [step for step in older if entry(folders[step], step).unfinished]
         for step in unwanted:
@@ -37,11 +38,11 @@ class Retention:
 
 
 def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> list[int]:
-    """Steps to remove of those that are ``complete``.
+    """Return the steps, out of those in ``complete``, whose checkpoints to remove.
 
     Args:
-        keep_latest: how many of the newest to keep; 0 keeps all.
-        keep_every: keep multiples of it for good; 0 keeps none so.
+        keep_latest: number of newest checkpoints to keep; 0 keeps all.
+        keep_every: never remove steps that are a multiple of this number; 0 disables the rule.
     """
     if keep_latest == 0:
         return []
@@ -50,14 +51,14 @@ def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> lis
 
 
 def make_room(folder: Folder, step: int) -> str | None:
-    """Make room for the checkpoint of ``step``: remove an older one and what an interrupted save has left; move aside what
-    is neither (a damaged checkpoint, data that lost its manifest).
+    """Make room for a new checkpoint of ``step``. A complete checkpoint of the same step and the leftovers of an interrupted
+    save are removed; anything else (a damaged checkpoint, data that lost its manifest) is moved aside.
 
     Returns:
-        Where that was moved.
+        The path that the old contents were moved to, or ``None``.
 
     Raises:
-        OSError: it cannot be removed, or moved.
+        OSError: the old contents cannot be removed or moved.
     """
     checkpoint = step_folder(folder, step)
     found = entry(checkpoint, step)
@@ -71,7 +72,7 @@ def make_room(folder: Folder, step: int) -> str | None:
 
 
 def remove(folder: Folder, step: int) -> None:
-    """Remove the checkpoint of ``step``; what makes it one goes first, and what marks the rest as worthless goes last."""
+    """Remove the checkpoint of ``step``: first the manifest, last the file that marks the folder as unfinished."""
     checkpoint = step_folder(folder, step)
     names = checkpoint.list()
     if names:

@@ -1,4 +1,4 @@
-"""The states of a process's random generators, as text."""
+"""States of a process's random generators as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def collect(device: torch.device) -> dict[str, Any]:
-    """Python's, torch's on the CPU, and torch's on ``device``."""
+    """Return the states of Python's generator, of torch's CPU generator, and of torch's generator on ``device`` if CUDA."""
     version, words, gauss = random.getstate()
     states = {"python": [version, list(words), gauss], "cpu": _text(torch.get_rng_state())}
     if device.type == "cuda":
@@ -19,21 +19,21 @@ def collect(device: torch.device) -> dict[str, Any]:
 
 
 def apply(states: dict[str, Any], device: torch.device) -> None:
-    """Set what :func:`collect` gave.
+    """Set the generators to ``states``, a result of :func:`collect`.
 
     Raises:
-        ValueError: it is nothing that :func:`collect` gives.
+        ValueError: ``states`` is not a result of :func:`collect`.
     """
     try:
         version, words, gauss = states["python"]
         if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
-            raise TypeError("Python's is not made of numbers")
+            raise TypeError("the state of Python's generator is not made of numbers")
         random.setstate((version, tuple(words), gauss))
         torch.set_rng_state(_tensor(states["cpu"]))
         if device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"a random generator's state is damaged: {error}") from None
+        raise ValueError(f"the state of a random generator is damaged: {error}") from None
 
 
 def _text(state: torch.Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Writing checkpoints, at once or beside training."""
+"""Saving checkpoints, synchronously or in the background."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.plain_values import Unsaveable
-from titan_ckpt.replicas import ONE_IS_KEPT, require_alike
+from titan_ckpt.replicas import MAKE_EQUAL, require_equal_on_ranks
 from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Staging
-from titan_ckpt.tensors import buffer_names, by_copy, local, model_tensors, observers_tensors
+from titan_ckpt.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
 from titan_core.api.checkpoint import CheckpointContext
@@ -35,25 +35,25 @@ log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a run's checkpoints into ``folder``. All ranks call the same methods in the same order."""
+    """Saves a run's checkpoints in ``folder``. All ranks must call the same methods in the same order."""
 
     def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
         self._context, self._section, self._folder = context, context.section, folder
         self._job, self._world, self._state = context.job, context.world, context.state
         self._asynchronous = self._section.async_mode != "disabled"
-        # A save beside training must not mix its messages with training's.
+        # Collectives of a background save need their own group, so that they do not interleave with those of training.
         self._group = self._world.new_background_group() if self._asynchronous else None
         self._staging = self._make_staging()
         self._retention = Retention(folder, self._section.keep_latest_k, self._section.keep_every_n_steps)
         self._pending: tuple[int, Future[None]] | None = None
-        self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self.newest: int | None = None
-        """Step of the newest whole checkpoint that this run has made or begun from."""
+        """Step of the newest complete checkpoint that this run has saved or resumed from."""
         self.inherited: dict[str, Any] = {}
-        """What checkpoints say of where the run's first weights came from."""
+        """Entries of a manifest's ``about`` that describe the origin of the run's initial weights."""
         self.built = self._built()
-        """The values of parameter groups as the config builds them."""
+        """Values of the parameter groups as built from the config."""
 
     def _built(self) -> list[dict[str, Any]]:
         try:
@@ -62,39 +62,39 @@ class Saving:
             raise unsaveable(error) from None
 
     def save(self, last: bool) -> None:
-        """Save the state: beside training if the config says so, unless it is the ``last`` one.
+        """Save the state, in the background if the config says so and this is not the ``last`` save.
 
         Raises:
-            UserError: the last one could not be written; or something cannot be saved at all.
+            UserError: part of the state cannot be saved, or the last save failed.
         """
         step = self._state.step
         exported = last and self._section.last_save_model_only and step >= self._job.config.section(TrainingSection).steps
         weights_only = exported or step == 0  # the optimizer has no state yet
         tensors = model_tensors(self._state.parts)
-        # The next forward pass may change buffers, and an observer its tensors, before the update waits for the copy of all
-        # else.
+        # The update waits until everything is copied. But buffers and observers' tensors may change earlier, in the next
+        # forward pass.
         unguarded = set(buffer_names(self._state.parts))
         if exported:
-            tensors = self._exported(tensors)
+            tensors = self._convert_for_export(tensors)
         values: dict[str, Any] = {}
         if not weights_only:
             optimizer = self._optimizer_state()
             tensors |= optimizer.tensors
-            kept = self.observers_tensors()
-            tensors |= kept
-            unguarded |= kept.keys()
+            observed = self.observer_tensors()
+            tensors |= observed
+            unguarded |= observed.keys()
             try:
                 values = plain.collect(self._context, optimizer)
-            except Unsaveable as error:  # all ranks know of it
+            except Unsaveable as error:  # raised on every rank
                 raise unsaveable(error) from None
-        self.require_alike()
+        self.require_equal_on_ranks()
         folder = step_folder(self._folder, step)
-        # What an interrupted save of the same step has left, or a run that was restarted from before it.
+        # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
         self._clear(step)
         writer = Writer(folder, self._world.rank, step, self._about(), values)
         if not self._asynchronous or last:
             try:
-                save(by_copy(tensors, self._world), storage_writer=writer)
+                save(with_replica_prefix(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
                 self._failed(step, error, last)
             else:
@@ -102,56 +102,60 @@ class Saving:
             return
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         self._copied.clear()
-        self._pending = (step, self._beside.submit(self._save_beside, by_copy(tensors, self._world), writer))
+        named = with_replica_prefix(tensors, self._world)
+        self._pending = (step, self._thread.submit(self._save_in_background, named, writer))
 
-    def _exported(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``tensors`` in the type of an export; as they are where that does not hold their values."""
+    def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
         dtype = getattr(torch, self._section.export_dtype)
-        exported = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
-        mine = [
-            name for name, one in exported.items() if one.is_floating_point() and overflows(local(tensors[name]), local(one))
+        exported = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        overflowing = [
+            name
+            for name, tensor in exported.items()
+            if tensor.is_floating_point() and overflows(local(tensors[name]), local(tensor))
         ]
-        beyond = sorted({name for of_rank in self._world.gather(mine) for name in of_rank})
-        if not beyond:
+        on_all_ranks = sorted({name for names in self._world.gather(overflowing) for name in names})
+        if not on_all_ranks:
             return exported
         log.error(
-            "%s has values beyond checkpoint.export_dtype = %r: the weights are saved as they are", beyond[0],
+            "%s has values too large for checkpoint.export_dtype = %r: the weights are saved in their own dtype",
+            on_all_ranks[0],
             self._section.export_dtype,
-        )  # fmt: skip
+        )
         return tensors
 
-    def require_alike(self) -> None:
-        """Hold buffers, and whatever else each rank has whole, against the other ranks'.
+    def require_equal_on_ranks(self) -> None:
+        """Require buffers and all other replicated tensors to be equal on all ranks.
 
         Raises:
-            UserError: one is not the same on all ranks; on every rank.
+            UserError: a tensor differs between ranks; on every rank.
         """
-        tensors = by_copy(model_tensors(self._state.parts) | self.observers_tensors(), self._world)
+        tensors = with_replica_prefix(model_tensors(self._state.parts) | self.observer_tensors(), self._world)
         try:
-            require_alike(tensors, self._world)
+            require_equal_on_ranks(tensors, self._world)
         except Unsaveable as error:
-            raise UserError.one(error.name, error.why, ONE_IS_KEPT) from None
+            raise UserError.one(error.name, f"{error.why}, but a checkpoint contains only one copy", MAKE_EQUAL) from None
 
-    def observers_tensors(self) -> dict[str, Tensor]:
-        """What observers keep.
+    def observer_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that observers save.
 
         Raises:
-            UserError: some of it cannot be saved; on every rank.
+            UserError: a tensor cannot be saved; on every rank.
         """
         found: dict[str, Tensor] = {}
         mistake = None
         try:
-            found = observers_tensors(self._context.lifecycle)
+            found = observer_tensors(self._context.lifecycle)
         except Unsaveable as error:
             mistake = unsaveable(error)
         self._world.raise_together(mistake)
         return found
 
     def _optimizer_state(self) -> OptimizerState:
-        """What this rank's optimizer keeps.
+        """Return the state of this rank's optimizer.
 
         Raises:
-            UserError: something of it cannot be saved; on every rank.
+            UserError: part of the state cannot be saved; on every rank.
         """
         found, mistake = OptimizerState(), None
         try:
@@ -161,24 +165,24 @@ class Saving:
         self._world.raise_together(mistake)
         return found
 
-    def _save_beside(self, tensors: dict[str, Tensor], writer: Writer) -> None:
-        """In a thread of its own: copy, which must be done before the next update, and write the copy."""
+    def _save_in_background(self, tensors: dict[str, Tensor], writer: Writer) -> None:
+        """Copy the tensors, which the next update waits for, and write the copies. Runs in the background thread."""
         copies: dict[str, Tensor] = {}
         try:
             copies = self._staging.copy(tensors)
         except (RuntimeError, MemoryError) as error:
-            writer.give_up(error)  # reported to the other ranks by the save, which all have to take part in
+            writer.give_up(error)  # the save is collective, and reports the error to the other ranks
         finally:
             self._copied.set()
         save(copies, storage_writer=writer, process_group=self._group)
 
     def wait_for_copy(self) -> None:
-        """Wait for the copy that a save beside training writes from. It was made during forward and backward."""
+        """Wait until the background save has copied its tensors to the host. The copy overlaps forward and backward."""
         if self._pending is not None:
             self._copied.wait()
 
     def report_finished(self) -> None:
-        """Say that a save beside training is done, on all ranks after the same step."""
+        """Finish the background save if it is done on all ranks. All ranks finish it after the same step."""
         if self._pending is None:
             return
         done = torch.tensor(int(self._pending[1].done()))
@@ -186,7 +190,7 @@ class Saving:
             self.finish_pending()
 
     def finish_pending(self) -> None:
-        """Wait for a save that still runs beside training."""
+        """Wait for the background save, if one is running."""
         if self._pending is None:
             return
         step, future = self._pending
@@ -199,7 +203,7 @@ class Saving:
             self._committed(step)
 
     def _committed(self, step: int) -> None:
-        """A checkpoint is complete: report it, and remove those that are not to be kept any longer."""
+        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps."""
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
@@ -214,7 +218,7 @@ class Saving:
         self._world.on_first_rank(prune)
 
     def _clear(self, step: int) -> None:
-        """Remove what there is of a step's checkpoint, or move it aside. If that fails, so does the save, which says so."""
+        """Remove or move aside an existing folder of ``step``. Logs a failure, after which the save fails too."""
 
         def clear() -> None:
             try:
@@ -223,36 +227,37 @@ class Saving:
                 log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
             else:
                 if aside is not None:
-                    log.warning("%s was no whole checkpoint; moved to %s", step_folder(self._folder, step), aside)
+                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(self._folder, step), aside)
 
         self._world.on_first_rank(clear)
 
     def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
-        """A checkpoint could not be written. Training continues, unless this was its last chance.
+        """Log a save that failed.
 
         Raises:
-            UserError: it was.
+            UserError: the save was the last one, so that training cannot continue.
+            CheckpointException: the cause is not a lack of memory or an ``OSError``.
         """
         rank, failure = next(iter(error.failures.items()))
         reason = failure[0] if isinstance(failure, tuple) else failure
         if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
             raise error
-        self._clear(step)  # it takes room, and is of no use
-        newest = "there is none yet" if self.newest is None else f"the newest is that of step {self.newest}"
+        self._clear(step)  # a partial checkpoint is useless, and takes space
+        newest = "there is no checkpoint yet" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
         if last:
-            raise UserError.one(str(step_folder(self._folder, step)), why, f"{newest}; make room and start the job again")
-        log.error("checkpoint of step %d %s; training continues, %s", step, why, newest)
+            raise UserError.one(str(step_folder(self._folder, step)), why, f"make space and start the job again ({newest})")
+        log.error("checkpoint of step %d %s; training continues; %s", step, why, newest)
 
     def close(self) -> None:
-        """Wait for what is still being written, and for no other rank: after an error they may be elsewhere."""
+        """Wait until this rank's background save ends, but for no other rank: after an error, others may not get here."""
         if self._pending is not None:
             step, future = self._pending
             self._pending = None
             error = future.exception()
             if error is not None:
                 log.error("checkpoint of step %d could not be completed: %s", step, error)
-        self._beside.shutdown()
+        self._thread.shutdown()
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -273,10 +278,11 @@ class Saving:
         pinned = self._section.async_mode == "async_with_pinned_mem"
         if pinned and self._world.device.type != "cuda":
             key = "checkpoint.async_mode"
-            raise UserError(self._job.config.problem(key, "pinned memory is for copies from a GPU", 'set it to "async"'))
+            raise UserError(self._job.config.problem(key, "pinned memory requires a CUDA device", 'set it to "async"'))
         return Staging(self._world.device, pinned)
 
 
 def unsaveable(error: Unsaveable) -> UserError:
-    """What a user is to know of it."""
-    return UserError.one(error.name, f"{error.why}: a resumed run would not have it", "keep plain values and tensors")
+    """Convert ``error`` to an error for the user."""
+    why = f"{error.why}, so a resumed run could not restore it"
+    return UserError.one(error.name, why, "keep state as plain values, DTensors, or tensors that are equal on all ranks")

@@ -1,4 +1,4 @@
-"""What a learning rate schedule keeps, without what it keeps for each parameter group: ranks may have different groups."""
+"""State of a learning-rate schedule, without its values per parameter group: ranks may have different groups."""
 
 from __future__ import annotations
 
@@ -7,68 +7,66 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from titan_ckpt.plain_values import Unsaveable, decode, encode, require_alike
+from titan_ckpt.plain_values import Unsaveable, decode, encode, require_same_type
+from titan_ckpt.torch_private import GROUP_KEYS, INNER_SCHEDULES, read_rates_from_groups
 from titan_core.api.world import World
 
-_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
-"""Made from the groups' own values, which are restored with them."""
 NAME = "lr_scheduler"
 
 
 def schedule_state(scheduler: LRScheduler, world: World) -> dict[str, Any]:
-    """Everything that ``scheduler`` keeps, as JSON. To be called by all ranks.
+    """Return the state of ``scheduler`` as JSON. Collective.
 
     Raises:
-        Unsaveable: JSON cannot say it, or it differs between ranks.
+        Unsaveable: a value cannot be represented in JSON, or differs between ranks.
     """
     state: dict[str, Any] = encode(_without_groups(scheduler.state_dict(), NAME), NAME)
     for other in world.gather(state):
         for key in state:
             if other.get(key) != state[key]:
-                raise Unsaveable(f"{NAME}.{key}", "is not the same on all ranks, and belongs to this mesh")
+                raise Unsaveable(f"{NAME}.{key}", "differs between ranks")
     return state
 
 
 def restore_schedule(scheduler: LRScheduler, saved: Mapping[str, Any], recompute: bool) -> None:
-    """Bring ``scheduler`` to what :func:`schedule_state` returned; the groups have their saved rates already.
+    """Restore ``scheduler`` from the result of :func:`schedule_state`. The groups' learning rates must be restored already.
 
     Args:
-        recompute: whether the rates are to be those of the schedule as it is configured now, where it computes them from the
-            step alone.
+        recompute: whether to recompute the rates by the current config, if the schedule computes them from the step alone.
 
     Raises:
-        ValueError: ``saved`` is nothing that :func:`schedule_state` returns.
+        ValueError: ``saved`` is not a result of :func:`schedule_state`.
     """
     present, kept = scheduler.state_dict(), decode(dict(saved))
     for key in present.keys() & kept.keys():
-        require_alike(kept[key], present[key], f"{NAME}.{key}")
+        require_same_type(kept[key], present[key], f"{NAME}.{key}")
     scheduler.load_state_dict(_merged(present, kept))
     if recompute and isinstance(scheduler, LambdaLR):
         scheduler.last_epoch -= 1
         scheduler.step()
     else:
-        scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+        read_rates_from_groups(scheduler)
 
 
 def _without_groups(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in state.items():
         if key == "lr_lambdas" and any(value):
-            raise Unsaveable(f"{name}.{key}", "has state of its own: keep it in the scheduler, or in the groups")
-        if key in _BY_GROUP:
+            raise Unsaveable(f"{name}.{key}", "contains a callable with state")
+        if key in GROUP_KEYS:
             continue
-        if key == "_schedulers":
-            value = [_without_groups(one, f"{name}.{key}.{number}") for number, one in enumerate(value)]
+        if key == INNER_SCHEDULES:
+            value = [_without_groups(schedule, f"{name}.{key}.{number}") for number, schedule in enumerate(value)]
         kept[key] = value
     return kept
 
 
 def _merged(present: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """``saved``, with what :func:`_without_groups` left out as it is at present."""
+    """Return ``saved``, with the entries that :func:`_without_groups` omits taken from ``present``."""
     merged = {**present, **saved}
-    inner, kept = present.get("_schedulers"), saved.get("_schedulers")
+    inner, kept = present.get(INNER_SCHEDULES), saved.get(INNER_SCHEDULES)
     if inner and kept:
         if len(inner) != len(kept):
-            raise ValueError(f"it has {len(inner)} schedules here, and {len(kept)} there")
-        merged["_schedulers"] = [_merged(one, other) for one, other in zip(inner, kept, strict=True)]
+            raise ValueError(f"the job has {len(inner)} schedules, the checkpoint {len(kept)}")
+        merged[INNER_SCHEDULES] = [_merged(*schedules) for schedules in zip(inner, kept, strict=True)]
     return merged

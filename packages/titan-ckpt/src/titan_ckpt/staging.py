@@ -1,4 +1,4 @@
-"""Copies of tensors in the host's memory, to write from while training changes the tensors themselves."""
+"""Copies of tensors in host memory, from which a background save writes while training changes the originals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from titan_ckpt.torch_private import with_local_tensor
+
 
 class Staging:
-    """Keeps its memory from one checkpoint to the next. (torch's ``DefaultStager`` cannot copy a DTensor in 2.11.)"""
+    """Copies tensors to host memory that is reused for each checkpoint. (``DefaultStager`` of torch 2.11 cannot copy a
+    DTensor.)"""
 
     def __init__(self, device: torch.device, pinned: bool) -> None:
         self._device, self._pinned = device, pinned
         self._copies: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What ``tensors`` hold now. The copies are good until the next call."""
+        """Copy ``tensors``. The copies are valid until the next call."""
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread, which may be another than the one that trains
+            torch.cuda.set_device(self._device)  # the current device is per thread, and this may not be the training thread
         staged = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -32,5 +35,4 @@ class Staging:
             copy = torch.empty_like(local, device="cpu", memory_format=torch.contiguous_format, pin_memory=self._pinned)
             self._copies[name] = copy
         copy.copy_(local, non_blocking=self._pinned)
-        # Its place in the whole is the original's; the constructor is private, the same in torch 2.11 to 2.15.
-        return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+        return with_local_tensor(tensor, copy) if isinstance(tensor, DTensor) else copy

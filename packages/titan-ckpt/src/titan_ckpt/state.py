@@ -1,5 +1,5 @@
-"""What of a run is no tensor: step, schedule, optimizer, place in the data, random generators. Plain values, for the
-manifest."""
+"""State of a run that is not a tensor: step, schedule, optimizer, position in the data, random generators. Plain values,
+for the manifest."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch.distributed as dist
 from titan_ckpt import rng
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
-from titan_ckpt.plain_values import Unsaveable, damaged, require_alike
+from titan_ckpt.plain_values import Unsaveable, damaged, require_same_type
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
 from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.tools.plain_json import survives_json
 
 
 def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerState) -> dict[str, Any]:
-    """The state of all ranks; to be called by all.
+    """Return the state of all ranks. Collective.
 
     Args:
-        optimizer: this rank's.
+        optimizer: state of this rank's optimizer.
 
     Raises:
-        Unsaveable: something cannot be kept as JSON, or belongs to a rank.
-        ValueError: an observer keeps what JSON cannot say.
+        Unsaveable: a value cannot be represented in JSON, or differs between ranks.
+        ValueError: the state of an observer cannot be represented in JSON.
     """
     state, world = context.state, context.world
     loader = state.loader.state_dict()
@@ -33,7 +33,7 @@ def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerS
     shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
     for key, value in (("stream_of", loader["stream_of"]), ("position", shards)):
         if not survives_json(value):
-            raise Unsaveable(f"the data's {key}", "is not made of JSON's values, with texts as keys")
+            raise Unsaveable(f"the data loader's {key}", "is not made of JSON values with strings as keys")
     return {
         "step": state.step,
         "tokens_seen": state.tokens_seen,
@@ -50,27 +50,27 @@ def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerS
 def apply(
     saved: dict[str, Any], context: CheckpointContext[CheckpointSection], allowed: Sequence[str], new_schedule: bool
 ) -> None:
-    """Bring the run to what :func:`collect` returned, on this mesh or on another. The optimizer is restored already.
+    """Restore the run from the result of :func:`collect`, on any mesh. The optimizer must be restored already.
 
     Args:
         allowed: patterns of changes that the config allows.
-        new_schedule: whether the learning rates are to be those of the config.
+        new_schedule: whether to recompute the learning rates by the current config.
 
     Raises:
-        UserError: it is of another stream of data.
-        ValueError: it is nothing that :func:`collect` returns.
+        UserError: the saved position is in another stream of data.
+        ValueError: ``saved`` is not a result of :func:`collect`.
     """
     state, world = context.state, context.world
     state.loader.load_state_dict(saved["loader"], allowed)
-    with damaged("the schedule's"):
+    with damaged("the learning-rate schedule"):
         restore_schedule(state.lr_scheduler, saved["lr_scheduler"], new_schedule)
     state.step = saved["step"]
     state.tokens_seen = saved["tokens_seen"]
     state.tokens_by_dataset = dict(saved["tokens_by_dataset"])
     if saved["mesh"] == dict(world.plan.degrees):
         if len(saved["generators"]) != world.size:
-            raise ValueError(f"it has random generators of {len(saved['generators'])} ranks, not of {world.size}")
+            raise ValueError(f"it has the random generators of {len(saved['generators'])} ranks, expected {world.size}")
         rng.apply(saved["generators"][dist.get_rank()], world.device)
     for name, present in context.lifecycle.save_state().items():
-        require_alike(saved["observers"].get(name), present, f"the state of the observer {name!r}")
+        require_same_type(saved["observers"].get(name), present, f"the state of the observer {name!r}")
     context.lifecycle.restore_state(saved["observers"])

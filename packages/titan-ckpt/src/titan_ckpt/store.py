@@ -1,4 +1,4 @@
-"""A run's checkpoints: where they are, and when one is due (TorchTitan paper, section 2.3)."""
+"""When a run saves and restores checkpoints, and where they are (TorchTitan paper, section 2.3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from titan_core.api.sections import TrainingSection
 
 
 class Store:
-    """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+    """Implements :class:`~titan_core.api.checkpoint.CheckpointStore`."""
 
     def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class Store:
 
     def restore(self) -> None:
         """See :func:`~titan_ckpt.restoring.restore`."""
-        self._saving.observers_tensors()  # what cannot be saved cannot be loaded either
+        self._saving.observer_tensors()  # raises for tensors that cannot be saved, and so cannot be loaded into
         restored = restore(self._context, self._folder, self._saving.built)
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited
         if restored.step is None and self._context.facts.section(TrainingSection).stop_at_step != 0:
@@ -36,9 +36,9 @@ class Store:
     def after_step(self, last: bool, asked: bool) -> None:
         """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
         self._saving.report_finished()
-        if not self._compared:  # the first step shows what differs; not hours later the first checkpoint
+        if not self._compared:  # report differences after the first step, not hours later at the first checkpoint
             self._compared = True
-            self._saving.require_alike()
+            self._saving.require_equal_on_ranks()
         step = self._context.state.step
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or asked or first or step % self._section.interval == 0):
@@ -46,7 +46,7 @@ class Store:
         self._context.lifecycle.flush(step)
         self._saving.finish_pending()
         if last and self._saving.newest == step:
-            return  # it was saved before the data turned out to have ended
+            return  # already saved before the end of the data was reached
         self._saving.save(last)
 
     def before_update(self) -> None:
@@ -58,10 +58,10 @@ class Store:
         self._saving.close()
 
     def _require_saveable(self) -> None:
-        """Find out before the first step, not at the first checkpoint, whether everything that is kept can be saved.
+        """Check before the first step, not at the first checkpoint, that the whole state can be saved.
 
         Raises:
-            UserError: something cannot; on every rank.
+            UserError: part of the state cannot be saved; on every rank.
         """
         mistake = None
         try:
@@ -69,18 +69,18 @@ class Store:
         except Unsaveable as error:
             mistake = unsaveable(error)
         self._context.world.raise_together(mistake)
-        self._saving.require_alike()
+        self._saving.require_equal_on_ranks()
         try:
             schedule_state(self._context.state.lr_scheduler, self._context.world)
         except Unsaveable as error:
             raise unsaveable(error) from None
 
     def _require_writable(self) -> None:
-        """Find out before training, not after its first interval, and hold a local folder against other jobs: it may lie
-        outside of the run's directory.
+        """Check before training that the folder can be written. Lock a local folder against other jobs, because it may be
+        outside the run's directory.
 
         Raises:
-            UserError: on every rank.
+            UserError: the folder cannot be written, or another job has locked it; on every rank.
         """
 
         def probe() -> str:
@@ -92,15 +92,17 @@ class Store:
                     self._context.hold(path, f"checkpoints in {self._folder}")
             except UserError:
                 raise
-            except Exception as error:  # noqa: BLE001 - a storage of fsspec's may raise anything, a missing package first
+            except Exception as error:  # noqa: BLE001 - fsspec backends raise any type, e.g. ImportError for a missing package
                 return getattr(error, "strerror", None) or str(error)
             return ""
 
         problem = self._context.world.on_first_rank(probe)
         if problem:
-            raise UserError.one(str(self._folder), f"cannot be written: {problem}", "set checkpoint.folder to another place")
+            raise UserError.one(
+                str(self._folder), f"cannot be written: {problem}", "set checkpoint.folder to another location"
+            )
 
 
 def checkpoint_folder(dump_folder: str, folder: str) -> Folder:
-    """Where a run's checkpoints are."""
+    """Return the folder of a run's checkpoints."""
     return Folder(folder) if "://" in folder or folder.startswith("/") else Folder(dump_folder) / folder

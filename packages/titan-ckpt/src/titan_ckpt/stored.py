@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as data; and the names and checksums of its files. Free of torch."""
+"""Data classes for the contents of a manifest; file names, name prefixes and checksums. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 
 NAME = "checkpoint.json"
 UNFINISHED = "unfinished"
-"""A file that is in the folder while a checkpoint is written or removed. Data without a manifest and without this file is
-not what an interrupted save has left, and is never removed."""
+"""Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
+not left over from an interrupted save, and is never removed."""
 FORMAT = 2
 MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
-"""What the names of tensors begin with."""
+"""Prefixes of tensor names."""
 
 
 def of_replica(replica: int) -> str:
-    """The prefix of the tensor names of a diverging replica; the first has none."""
+    """Return the prefix of a diverging replica's tensor names; the first replica has none."""
     return f"replica-{replica}." if replica else ""
 
 
 class BrokenCheckpoint(Exception):
-    """Why a checkpoint cannot be used."""
+    """A checkpoint cannot be used."""
 
 
 class IncompleteCheckpoint(BrokenCheckpoint):
-    """There is no manifest."""
+    """The manifest is missing."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, and where its bytes are."""
+    """A rectangular part of a tensor, and the location of its bytes."""
 
     offset: tuple[int, ...]
-    """Global index of its first element."""
+    """Index, in the whole tensor, of the chunk's first element."""
     shape: tuple[int, ...]
     file: str
     start: int
-    """Byte of the file that it begins at."""
+    """Offset of the first byte in the file."""
     num_bytes: int
     sha256: str
     """:func:`chunk_digest` of its place and its bytes."""
@@ -47,10 +47,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor, in chunks that together are the whole."""
+    """A tensor, divided into chunks."""
 
     dtype: str
-    """As in ``torch``, without the ``torch.``."""
+    """Name of the dtype without ``torch.``, e.g. ``"float32"``."""
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
@@ -63,40 +63,40 @@ class Manifest:
     created: str
     """UTC, ISO 8601."""
     about: Mapping[str, Any]
-    """For people, and for checks: the model, the mesh, the resolved config, plugins and versions."""
+    """Model, mesh, resolved config, plugins and versions, for display and for checks."""
     state: Mapping[str, Any]
-    """Of what is no tensor; empty where only weights were saved."""
+    """State that is not a tensor; empty if only weights were saved."""
     tensors: Mapping[str, StoredTensor]
     files: Mapping[str, int]
-    """Name of each data file -> its bytes."""
+    """Size of each data file in bytes, by name."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(self.files.values())
 
     @property
     def diverging_replicas(self) -> int:
-        """Number of replicas of the model, each with weights of its own (local SGD); 1 for other jobs."""
+        """Number of replicas of the model with separate weights (local SGD); 1 for other jobs."""
         return int(self.about.get("diverging_replicas", 1))
 
     @property
     def model_only(self) -> bool:
-        """Whether there are weights alone, which a run cannot resume from."""
+        """Whether the checkpoint contains only weights, so that no run can resume from it."""
         return not self.state
 
 
 def chunk_digest(tensor: str, dtype: str, offset: tuple[int, ...], shape: tuple[int, ...], data: bytes | memoryview) -> str:
-    """SHA-256 of a chunk. It covers what the bytes are, too, so that a chunk cannot pass for one of another place, tensor or
-    type."""
+    """Return the SHA-256 of a chunk. It also covers the tensor's name, the dtype, offset and shape, so that a chunk cannot
+    pass for one of another tensor or position."""
     digest = hashlib.sha256(json.dumps([tensor, dtype, offset, shape]).encode())
     digest.update(data)
     return digest.hexdigest()
 
 
 def tensors_in(value: Any) -> list[str]:
-    """The names of the tensors that plain values (:mod:`titan_ckpt.plain_values`) refer to."""
+    """Return the names of the tensors that encoded values (:mod:`titan_ckpt.plain_values`) refer to."""
     if isinstance(value, dict) and "$stored" in value:
         return [str(value["$stored"])]
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [name for one in inside for name in tensors_in(one)]
+    return [name for item in inside for name in tensors_in(item)]

@@ -1,6 +1,6 @@
-"""A run's tensors by name, as a checkpoint calls them, on any mesh: ``model.<parameter>``, ``observers.<name>`` and, of the
-optimizer (:mod:`titan_ckpt.optimizer_state`), ``optimizer.<parameter>.<key>``. Where copies of the weights train apart, the
-names of all copies but the first begin with ``replica-N.``."""
+"""A run's tensors by their names in checkpoints, which are the same on any mesh: ``model.<parameter>``,
+``observers.<name>`` and, from :mod:`titan_ckpt.optimizer_state`, ``optimizer.<parameter>.<key>``. The names of all diverging
+replicas but the first begin with ``replica-N.``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from titan_core.api.world import World
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
-    """Parameters, and the buffers that are part of a model's state; a shared parameter once, under its first name."""
+    """Return parameters and persistent buffers by name; a shared parameter once, under its first name."""
     tensors: dict[str, Tensor] = {}
     for part in parts:
         kept = part.module.state_dict().keys()
@@ -30,15 +30,15 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
 
 
 def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
-    """What :func:`model_tensors` calls buffers."""
+    """Return the names of buffers in :func:`model_tensors`."""
     return (f"{MODEL}.{name}" for part in parts for name, _ in part.module.named_buffers())
 
 
-def observers_tensors(lifecycle: CheckpointEvents) -> dict[str, Tensor]:
-    """What observers keep.
+def observer_tensors(lifecycle: CheckpointEvents) -> dict[str, Tensor]:
+    """Return the tensors that observers save.
 
     Raises:
-        Unsaveable: a checkpoint cannot keep one.
+        Unsaveable: a tensor cannot be saved.
     """
     tensors = {f"{OBSERVERS}.{name}": tensor.detach() for name, tensor in lifecycle.state_tensors().items()}
     for name, tensor in tensors.items():
@@ -46,31 +46,31 @@ def observers_tensors(lifecycle: CheckpointEvents) -> dict[str, Tensor]:
     return tensors
 
 
-def by_copy(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """``tensors`` by the names of this rank's copy of the weights."""
+def with_replica_prefix(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Return ``tensors`` with :func:`replica_prefix` before each name."""
     return {replica_prefix(world) + name: tensor for name, tensor in tensors.items()}
 
 
 def replica_prefix(world: World) -> str:
-    """What the names of this rank's tensors begin with."""
+    """Return the prefix of the tensor names of this rank's diverging replica."""
     return of_replica(world.replica)
 
 
 def require_saveable(tensor: Tensor, name: str) -> None:
-    """Raise for what cannot be written as a dense tensor's bytes.
+    """Require ``tensor`` to be dense and of a supported dtype.
 
     Raises:
-        Unsaveable: ``tensor``, which is called ``name``, is of that kind.
+        Unsaveable: it is not. The message calls it ``name``.
     """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-        raise Unsaveable(name, "is a DTensor of partial sums, which no rank holds the value of")
-    here = local(tensor)
-    if type(here) not in (Tensor, nn.Parameter):
-        raise Unsaveable(name, f"is a {type(here).__qualname__}, of which only its own class knows what it holds")
-    if here.layout is not torch.strided or dtype_name(here.dtype) not in ITEM_BYTES:
-        raise Unsaveable(name, f"is a tensor of {here.dtype} and {here.layout}")
+        raise Unsaveable(name, "is a DTensor with a partial placement, whose value no rank holds")
+    shard = local(tensor)
+    if type(shard) not in (Tensor, nn.Parameter):
+        raise Unsaveable(name, f"is a {type(shard).__qualname__}, a tensor subclass whose contents titan-ckpt cannot read")
+    if shard.layout is not torch.strided or dtype_name(shard.dtype) not in ITEM_BYTES:
+        raise Unsaveable(name, f"is a tensor with {shard.dtype} and {shard.layout}, which titan-ckpt cannot write")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of ``tensor``."""
+    """Return this rank's shard of ``tensor``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,5 +1,4 @@
-"""How chunks of tensors get to files: the storage below :func:`torch.distributed.checkpoint.save`, which decides who writes
-what."""
+"""Storage writer for :func:`torch.distributed.checkpoint.save`, which plans the chunks that each rank writes."""
 
 from __future__ import annotations
 
@@ -24,10 +23,11 @@ from titan_ckpt.stored import UNFINISHED, Chunk, Manifest, StoredTensor, chunk_d
 
 Digest = concurrent.futures.Future[str]
 _WAITING = 4
+"""Number of chunks that may wait for their digests."""
 
 
 class Writer(StorageWriter):
-    """Writes one checkpoint: each rank its file, then the first rank the manifest that makes it one."""
+    """Writes one checkpoint: each rank writes its data file, then the first rank the manifest."""
 
     def __init__(self, folder: Folder, rank: int, step: int, about: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -37,18 +37,18 @@ class Writer(StorageWriter):
         self._is_coordinator = False
 
     def give_up(self, error: Exception) -> None:
-        """This rank cannot save: the save is to fail, on all ranks."""
+        """Make the save fail on all ranks, because this rank cannot take part."""
         self._error = error
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept from a save to the next."""
+        """Do nothing: each save has its own writer."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """One rank marks the folder, and commits."""
+        """Record whether this rank is the coordinator, which marks the folder as unfinished and writes the manifest."""
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is. All ranks are here before one of them writes data."""
+        """Return the plan unchanged, and make the folder. DCP calls this on all ranks before any rank writes data."""
         if self._error is not None:
             raise self._error
         self._folder.make()
@@ -57,26 +57,26 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks, one at a time, each hashed while it is written."""
+        """Write this rank's chunks one at a time, each hashed while it is written."""
         results: list[WriteResult] = []
         if plan.items:
             with self._folder.create(self._file) as file, ThreadPoolExecutor(1) as hashing:
                 hashed: deque[tuple[WriteItem, int, int, Digest]] = deque()
                 start = 0
                 for item in plan.items:
-                    assert item.tensor_data is not None, "all that is no tensor goes into the manifest"
+                    assert item.tensor_data is not None, "only tensors reach the writer; other state is in the manifest"
                     data = bytes_of(planner.resolve_data(item))  # type: ignore[arg-type]
                     hashed.append((item, start, len(data), hashing.submit(_digest, item, data)))
                     write_all(file, data)
                     start += len(data)
-                    # A tensor stays in memory until it is hashed: no more than a few at a time.
+                    # A tensor stays in memory until it is hashed, so limit how many wait.
                     while len(hashed) > _WAITING:
                         results.append(self._result(*hashed.popleft()))
-                results += [self._result(*one) for one in hashed]
+                results += [self._result(*entry) for entry in hashed]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -88,10 +88,10 @@ class Writer(StorageWriter):
         return WriteResult(index=item.index, size_in_bytes=num_bytes, storage_data=chunk)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the first rank, when all have written: commit."""
+        """Write the manifest. DCP calls this on the coordinator once all ranks have written their data."""
         chunks: dict[str, list[Chunk]] = {}
         files: dict[str, int] = {}
-        for result in (one for of_rank in results for one in of_rank):
+        for result in (result for rank_results in results for result in rank_results):
             chunk: Chunk = result.storage_data
             chunks.setdefault(result.index.fqn, []).append(chunk)
             files[chunk.file] = files.get(chunk.file, 0) + chunk.num_bytes
@@ -108,7 +108,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """The folder is given when it is made, not as an id."""
+        """Return ``False``: the folder is an argument of the constructor, not an id."""
         return False
 
 
