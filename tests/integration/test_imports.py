@@ -82,7 +82,7 @@ def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
 
 
 def private_names(file: Path) -> Iterator[str]:
-    """The private names of torch and torchao that ``file`` imports, or reads from a module of theirs."""
+    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     modules: set[str] = set()
     for node in ast.walk(tree):
@@ -112,7 +112,7 @@ def is_private(path: str) -> bool:
 
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
-    """So that a torch upgrade changes one file of each package. (`ruff`'s SLF001 holds the same for attributes of objects.)"""
+    """A torch upgrade then changes one file per package. (`ruff` rule SLF001 enforces the same for attributes of objects.)"""
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
     assert files
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
