@@ -112,7 +112,7 @@ def is_private(path: str) -> bool:
 
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
-    """A torch upgrade then changes one file per package. (`ruff` rule SLF001 enforces the same for attributes of objects.)"""
+    """A torch upgrade then changes one file per package. (ruff's SLF001 enforces the same for attributes of objects.)"""
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
     assert files
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
