@@ -10,13 +10,13 @@ from titan_debug.flight.read import read_dumps
 from titan_debug.request import ask
 
 
-def test_a_healthy_job_dumps_on_request_without_a_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_job_that_is_well_dumps_when_asked_and_has_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
     ask(tmp_path / FLIGHT, "long ago", rank=1)
     axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}
     ends, found = analysed(gloo, tmp_path, asks, axes)
     assert ends == ["all steps are done"] * 2
     assert found.kind in ("nothing", "behind", "elsewhere", "not recorded"), (
         found.verdict
-    )  # a slow poll may find a rank in its next collective
+    )  # a slow poll may catch one in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}
     assert all("tp" in "".join(group.label for group in dump.groups) for dump in read_dumps(tmp_path / FLIGHT).dumps)

@@ -81,7 +81,7 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
     data = ["--training.dataset", "json", "--training.dataset_path", "few.jsonl"]
     result = titan("train", "--nproc-per-node", "2", *SMALL, *data, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.count("it has 3 documents, fewer than the 16 streams") == 1  # once for two ranks
+    assert result.stderr.count("it has 3 documents, fewer than the 16 streams") == 1  # of two ranks
     assert "Traceback" not in result.stderr
 
 
