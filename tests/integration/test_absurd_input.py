@@ -1,4 +1,4 @@
-"""Input that nobody would give, for the keys and commands of every package: see ``tests/core/test_absurd_input.py``."""
+"""Absurd input to the keys and commands of every package: see ``tests/core/test_absurd_input.py``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REGISTRY = Registry.from_installed()
 
 @pytest.fixture(autouse=True)
 def discovered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Discovery takes longer than most mistakes."""
+    """Discover plugins once, because discovery takes longer than most of the checks."""
     monkeypatch.setattr(Registry, "from_installed", lambda: REGISTRY)
 
 
@@ -63,7 +63,7 @@ def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pyte
 @pytest.mark.parametrize(
     "command", [["report"], ["checkpoint", "list"], ["flight", "analyse"], ["statistics"], ["trace", "summary"]]
 )
-def test_a_path_that_no_file_system_takes(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_no_file_system_accepts(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     for path in ("a" * 300, "file/below"):
         refused([*command, path], capsys, "")

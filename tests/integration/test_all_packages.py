@@ -1,4 +1,4 @@
-"""What must hold of every package that is installed, whichever it is."""
+"""Requirements for every installed package."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_every_key_is_documented_in_help_and_schema() -> None:
     assert "n_kv_heads" in json.dumps(schema["$defs"])
 
 
-def test_recipes_fit_the_schema() -> None:
+def test_recipes_match_the_schema() -> None:
     for recipe in REGISTRY.all(Recipe):
         jsonschema.validate(tomli.loads(recipe.file.read_text()), json_schema(REGISTRY))
 
 
-def test_all_packages_are_found_and_sound() -> None:
+def test_all_packages_are_discovered_and_none_is_broken() -> None:
     with_plugins = {name for name, package in packages().items() if package.plugins}
     assert with_plugins <= {plugin.distribution for plugin in REGISTRY.found.plugins}
     assert REGISTRY.found.broken == ()
@@ -47,7 +47,7 @@ def test_all_packages_are_found_and_sound() -> None:
 
 @pytest.mark.parametrize("recipe", ["llama3_8b", "llama3_70b", "llama3_405b"])
 def test_large_recipes_are_valid_at_their_scale(recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    # Their tokenizer's file and the network are not here, so the byte tokenizer stands in.
+    # The byte tokenizer replaces theirs, because neither the tokenizer's file nor the network is available.
     overrides = ["--model.tokenizer", "byte", "--model.tokenizer_path", "none"]
     assert main(["config", "check", recipe, "--world-size", "512", *overrides]) == 0, capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Numbers that go wrong are found on every mesh, and over restarts: see ``tests/debug/test_numerics.py``."""
+"""NaN and loss spikes are detected on every mesh and across restarts: see ``tests/debug/test_numerics.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),
     "TP 2": (2, {TP: 2}),
     "PP 2": (2, {PP: 2}),
-    # Rank 0 has stages 0 and 2: the stage after the bad one, which gets its bad output.
+    # Rank 0 has stages 0 and 2. Stage 2 follows the bad stage and receives its bad output.
     "PP 2, interleaved": (
         2,
         {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"},
@@ -48,14 +48,14 @@ def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: P
     assert findings(tmp_path) == [expected]
 
 
-def test_bad_steps_in_a_row_are_counted_over_restarts(in_tmp: Path) -> None:
+def test_consecutive_bad_steps_are_counted_across_restarts(in_tmp: Path) -> None:
     settings = {**SETTINGS, "training.on_nan": "skip", "training.steps": 50, "checkpoint.enable": "true"}
     run_recipe("tiny", {**settings, "training.stop_at_step": 6}, observers=[Plant(2, "layers.1")])
     with pytest.raises(NonFiniteError, match=f"step {MOST_SKIPPED + 1}: .* this is the {MOST_SKIPPED}th such step in a row"):
         run_recipe("tiny", settings, observers=[Plant(2, "layers.1")])
 
 
-def test_a_resumed_run_knows_the_losses_before(in_tmp: Path) -> None:
+def test_a_resumed_run_remembers_earlier_losses(in_tmp: Path) -> None:
     settings = {**SETTINGS, **SPIKES, "numerics.spike_action": "skip", "checkpoint.enable": "true"}
     run_recipe("tiny", {**settings, "training.stop_at_step": 9})
     run_recipe("tiny", settings, observers=[Spike(11, "output", until=12)])

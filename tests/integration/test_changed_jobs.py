@@ -1,4 +1,4 @@
-"""A job that resumes trains what the run that was saved trained, or is refused; what may change is logged."""
+"""A resumed job trains the same as the saved run, or is refused. Permitted changes are logged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LINES = [json.dumps({"text": f"document {number} " * 9}) for number in range(40)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that stopped after two steps of three, and its data."""
+    """A folder with a run that stopped after two of three steps, and its data."""
     folder = tmp_path_factory.mktemp("changed")
     before = os.getcwd()
     os.chdir(folder)
@@ -86,19 +86,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_what_trains_something_else_is_refused_by_its_key(run: Path, key: str) -> None:
+def test_a_change_to_what_is_trained_is_refused_by_its_key(run: Path, key: str) -> None:
     about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
     os.chdir(run)
     job = make_job("llama3_debug", {**TINY, **REFUSED[key]}, world_size=1)
     with pytest.raises(UserError, match=rf'(?s){key} = .*allow_changed = \[.*"{key}".*\]') as caught:
         require_same_training(job, about, 2, [])
-    if key not in ("float8.enable", "model.args.rope_scaling.factor"):  # with more keys of its section
+    if key not in ("float8.enable", "model.args.rope_scaling.factor"):  # the message also lists other keys of the section
         assert len(caught.value.problems) == 1
     allowed = require_same_training(job, about, 2, [key.rpartition(".")[0] + ".*"])
     assert key in [change.key for change in allowed.config]
 
 
-def test_a_refused_job_says_what_and_how_to_continue(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_job_names_the_change_and_how_to_continue(saved: None, caplog: pytest.LogCaptureFixture) -> None:
     changed = {**TINY, "optimizer.lr": 0.002, "optimizer.weight_decay": 0.2}
     with pytest.raises(UserError) as caught:
         run_recipe("llama3_debug", changed)
@@ -111,11 +111,11 @@ def test_a_refused_job_says_what_and_how_to_continue(saved: None, caplog: pytest
     assert len(record.losses) == 1
     assert "optimizer.lr: 0.0008 -> 0.002" in caplog.text
     rates = [json.loads(line)["lr"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert rates[-1] == pytest.approx(rates[0] * 3 * 0.002 / 0.0008)  # the third of three steps of warmup
+    assert rates[-1] == pytest.approx(rates[0] * 3 * 0.002 / 0.0008)  # the last of three warmup steps
 
 
 def test_one_list_allows_everything_that_was_refused(saved: None) -> None:
-    """Config keys and data alike, the keys that are allowed already included: pasting the list is enough."""
+    """The list contains config keys, data and the keys that are already allowed, so pasting it is enough."""
     changed = {**TINY, "optimizer.lr": 0.002, "training.seed": 7, "training.max_norm": 0.5}
     changed["checkpoint.allow_changed"] = '["training.max_norm"]'
     Path("data.jsonl").write_text("\n".join([*LINES[1:], LINES[0]]) + "\n")
@@ -142,7 +142,7 @@ def test_a_change_that_nothing_allows_offers_no_list() -> None:
     assert "allow_changed" not in str(refusal([fixed, other], []))
 
 
-def test_what_may_change_is_logged(saved: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_permitted_changes_are_logged(saved: None, caplog: pytest.LogCaptureFixture) -> None:
     changes = {"training.steps": 4, "metrics.log_freq": 7, "data.prefetch": 3, "training.global_batch_size": -1}
     with caplog.at_level(logging.INFO, logger="titan_ckpt"):
         record = run_recipe("llama3_debug", {**TINY, **changes})
@@ -153,18 +153,18 @@ def test_what_may_change_is_logged(saved: None, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(("saved", "decisive"), [([], True), ("3", True), (-1, True), (7, False)], ids=str)
-def test_a_value_that_a_key_cannot_have_is_damage_and_no_change(in_tmp: Path, saved: Any, decisive: bool) -> None:
+def test_an_invalid_saved_value_is_damage_not_a_change(in_tmp: Path, saved: Any, decisive: bool) -> None:
     config = make_job("llama3_debug").config
     before = config.as_dict()
     before["training"]["steps"] = saved
     assert [(one.key, one.decisive) for one in config_changes(before, [], config)] == [("training.steps", decisive)]
 
 
-def test_the_same_model_by_another_recipe_is_the_same(run: Path) -> None:
+def test_the_same_model_from_another_recipe_is_accepted(run: Path) -> None:
     os.chdir(run)
     job = make_job("llama3_debug", TINY, world_size=1)
     about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
-    about["config"]["model"] |= {"flavor": "mine", "args": {}}  # of which these are the arguments
+    about["config"]["model"] |= {"flavor": "mine", "args": {}}  # the arguments of flavor "mine"
     assert [change.key for change in require_same_training(job, about, 2, []).config][:2] == ["model.flavor", "model.args"]
 
 
@@ -177,7 +177,7 @@ def test_another_version_of_a_plugin_is_logged(run: Path, caplog: pytest.LogCapt
     assert "titan-parallel:parallel 0.0.9 -> " in caplog.text
 
 
-def test_keys_of_a_plugin_that_is_gone_count_if_they_decided_something(run: Path) -> None:
+def test_keys_of_a_missing_plugin_matter_if_they_decided_what_was_trained(run: Path) -> None:
     os.chdir(run)
     config = make_job("llama3_debug", TINY, world_size=1).config
     before = {**config.as_dict(), "gone": {"enable": True, "size": 3}}
@@ -193,7 +193,7 @@ def test_secrets_are_compared_redacted(run: Path) -> None:
     assert "secret" not in str(change)
 
 
-def test_every_declaration_of_what_may_change_names_keys() -> None:
+def test_every_may_change_declaration_names_existing_keys() -> None:
     for classes in Registry.from_installed().sections().values():
         for cls in classes:
             for pattern in cls.may_change:
@@ -208,7 +208,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_data_that_was_edited_is_refused(saved: None, edit: str) -> None:
+def test_edited_data_is_refused(saved: None, edit: str) -> None:
     Path("data.jsonl").write_text("\n".join(EDITS[edit]) + "\n")
     with pytest.raises(UserError, match=r"dataset 'json': its content: it is not the data .*sample .*dataset.json.content"):
         run_recipe("llama3_debug", TINY)
@@ -217,7 +217,7 @@ def test_data_that_was_edited_is_refused(saved: None, edit: str) -> None:
         assert len(run_recipe("llama3_debug", allowed).losses) == 1
 
 
-def test_a_copy_of_the_data_in_another_place_is_the_same(saved: None) -> None:
+def test_a_copy_of_the_data_in_another_place_is_accepted(saved: None) -> None:
     shutil.copy("data.jsonl", "copy.jsonl")
     os.utime("copy.jsonl", (1, 1))
     Path("data.jsonl").unlink()

@@ -1,4 +1,4 @@
-"""Commands that write hold the lock of what they write."""
+"""Commands that write lock the folders that they write to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from titan_core.cli.main import main
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(one[:2]),
 )
-def test_commands_that_write_are_refused_too(
+def test_commands_that_write_to_a_locked_folder_are_refused(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], command: list[str], held: str
 ) -> None:
     other = FolderLock(in_tmp / "out", "x") if held == "out/.lock" else FolderLock.beside(in_tmp / "out", "x")

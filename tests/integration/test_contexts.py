@@ -1,4 +1,4 @@
-"""The functions that installed components refer to take the contexts that they are called with."""
+"""Each function that an installed component refers to accepts the context that it is called with."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CONTEXTS = {
     ("checkpoint", "build"): "CheckpointContext",
     ("metric logger", "build"): "LoggerContext",
 }
-"""By a component's field, or its kind and field."""
+"""The expected context, by a component's field or by its kind and field."""
 
 
 def referred() -> Iterator[Any]:
-    """Every reference to a function that takes a context, of every installed component."""
+    """Yield every reference of every installed component to a function that takes a context."""
     for component in Registry.from_installed().all(Component):
         for field in fields(component):
             ref = getattr(component, field.name)
@@ -45,7 +45,7 @@ def referred() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("component", "target", "expected"), list(referred()))
 def test_every_installed_function_takes_the_context_of_its_kind(component: Component, target: str, expected: str) -> None:
-    """With the section that the component names: the type checker sees neither through a reference."""
+    """The context has the section that the component names. The type checker can check neither through a reference."""
     function = Ref[Any](target).load()
     parameter = inspect.signature(function).parameters["context"]
     section = component.config.__name__ if component.config is not None else "None"

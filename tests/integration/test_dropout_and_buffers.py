@@ -1,5 +1,5 @@
-"""A model that draws random numbers and keeps state in buffers (:mod:`harness.noisy`): resumed, validated and recomputed as
-any other."""
+"""A model that draws random numbers and keeps state in buffers (:mod:`harness.noisy`) resumes, validates and recomputes
+like any other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline
 
 
 class State:
-    """Keeps what a model's run leaves beside its weights: buffers, and the states of the random generators."""
+    """Records the state of a run other than weights: buffers, and the states of the random generators."""
 
     def __init__(self) -> None:
         self.before: dict[str, Tensor] = {}
@@ -37,7 +37,7 @@ class State:
     def titan_step_end(self) -> None:
         self.buffers.append(self._buffers())
 
-    @hookimpl(tryfirst=True)  # before other observers of the same hook
+    @hookimpl(tryfirst=True)  # runs before other observers of the hook
     def titan_before_update(self) -> None:
         self.generators.append((random.getstate(), torch.get_rng_state()))
 
@@ -46,7 +46,7 @@ class State:
 
 
 def run_in(folder: str, overrides: dict[str, object], observers: tuple[Any, ...] = ()) -> tuple[RunRecord, State]:
-    """Train the model in ``folder``; what became of it."""
+    """Train the model in ``folder``, and return the record and the final state."""
     os.chdir(folder)
     state = State()
     record = run_recipe("tiny", {**NOISY, **overrides}, weights=True, observers=(*observers, state))
@@ -55,7 +55,7 @@ def run_in(folder: str, overrides: dict[str, object], observers: tuple[Any, ...]
 
 
 def require_equal(one: tuple[RunRecord, State], other: tuple[RunRecord, State], since: int = 0) -> None:
-    """Bit for bit, from the step after ``since`` on."""
+    """Require bitwise equality from the step after ``since`` on."""
     assert other[0].losses == one[0].losses[since:]
     assert other[0].grad_norms == one[0].grad_norms[since:]
     for name, tensor in one[0].final.items():
@@ -86,14 +86,14 @@ def test_a_resumed_run_draws_and_counts_as_if_it_had_not_stopped(
     uninterrupted = gloo.run(ranks, run_in, str(tmp_path), saved)
     resumed = gloo.run(ranks, run_in, str(tmp_path), {**saved, "checkpoint.load_step": 2})
     for one, other in zip(uninterrupted, resumed, strict=True):
-        # Of its own step, not of the end: what is saved beside training too.
+        # A background save must also contain the state of its own step, not of the end.
         assert all(torch.equal(other[1].before[name], tensor) for name, tensor in one[1].buffers[1].items())
         require_equal(one, other, since=2)
 
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, State]:
-    """The model, trained on one device."""
+    """Train the model on one device."""
     return run_in(str(tmp_path_factory.mktemp("once")), {})
 
 
@@ -103,7 +103,7 @@ def test_each_microbatch_is_one_forward_pass(once: tuple[RunRecord, State]) -> N
 
 
 def test_what_is_drawn_shows_in_the_losses(once: tuple[RunRecord, State], in_tmp: Path) -> None:
-    """Else all that is compared here would be equal in any case."""
+    """Otherwise all comparisons in this file would hold trivially."""
     for other in ("{dropout = 0.0}", "{flips = false}", "{momentum = 0.0}"):
         assert run_in(str(in_tmp), {"model.args": other})[0].losses != once[0].losses
     assert run_in(str(in_tmp), {})[0].losses == once[0].losses
@@ -125,7 +125,7 @@ def test_recomputation_draws_the_same_again(
 
 
 class Draws:
-    """An observer that draws from every generator in every hook that training passes by."""
+    """An observer that draws from every generator in every hook that training calls."""
 
     def draw(self) -> None:
         random.random()
@@ -142,7 +142,7 @@ class Draws:
 
 
 def test_observers_change_nothing_that_training_draws(once: tuple[RunRecord, State], in_tmp: Path) -> None:
-    """Nor does what is loaded late: Rich draws from Python's generator when it is imported, on the first rank alone."""
+    """Nor do late imports: Rich draws from Python's generator when it is imported, on the first rank only."""
     saved = {"checkpoint.enable": "true", "checkpoint.interval": 2, **VALIDATED}
     require_equal(once, run_in(str(in_tmp), saved, (Draws(),)))
 
@@ -169,11 +169,11 @@ def test_validation_is_without_dropout(in_tmp: Path) -> None:
     ]
     assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-6)
     assert losses[0][2] == pytest.approx(losses[1][2], rel=1e-6)
-    assert losses[0][1] != losses[0][2]  # what training counted is part of what is validated
+    assert losses[0][1] != losses[0][2]  # the buffer that training updates affects validation
 
 
 def test_ranks_that_see_the_same_tokens_draw_the_same(gloo: GlooPool, once: tuple[RunRecord, State], tmp_path: Path) -> None:
-    """Each tensor-parallel rank draws the masks of whole hidden states: those of one device."""
+    """Each tensor-parallel rank draws the masks of whole hidden states, the same as on one device."""
     divided = {TP: 2, "parallelism.disable_sequence_parallel": "true", "activation_checkpoint.mode": "full"}
     for record, state in gloo.run(2, run_in, str(tmp_path), divided):
         assert record.losses == pytest.approx(once[0].losses, rel=1e-5)
@@ -185,7 +185,7 @@ def test_ranks_that_see_the_same_tokens_draw_the_same(gloo: GlooPool, once: tupl
             torch.testing.assert_close(there, here)
 
 
-def test_ranks_that_see_other_tokens_draw_their_own(gloo: GlooPool, tmp_path: Path) -> None:
+def test_ranks_that_see_different_tokens_draw_different_numbers(gloo: GlooPool, tmp_path: Path) -> None:
     (first, here), (second, there) = gloo.run(2, run_in, str(tmp_path), {"training.steps": 1})
     assert first.losses == second.losses
     assert here.generators[0][0] != there.generators[0][0]
@@ -197,7 +197,7 @@ def test_ranks_that_see_other_tokens_draw_their_own(gloo: GlooPool, tmp_path: Pa
 def test_a_buffer_that_differs_between_ranks_is_refused_after_the_first_step(
     gloo: GlooPool, tmp_path: Path, mode: str
 ) -> None:
-    """Each rank's statistic is of its own sequences: a checkpoint would keep one of them."""
+    """Each rank computes the statistic from its own sequences, and a checkpoint would keep only one of them."""
     saved = {"checkpoint.enable": "true", "checkpoint.async_mode": mode, "job.dump_folder": "run"}
     with pytest.raises(RuntimeError, match=r"model\.embed\.running: differs between ranks 0 and 1, .*persistent=False"):
         gloo.run(2, run_in, str(tmp_path), saved)

@@ -1,4 +1,4 @@
-"""Dumps of the flight recorder on a mesh of more than data parallelism: see ``tests/debug/test_flight_recorder.py``."""
+"""Dumps of the flight recorder on a mesh with several parallelisms: see ``tests/debug/test_flight_recorder.py``."""
 
 from __future__ import annotations
 

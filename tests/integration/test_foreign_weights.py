@@ -1,4 +1,4 @@
-"""Weights that others have written are taken whole, as what they are, or refused by name; exports can be used."""
+"""Foreign weights are loaded completely and exactly, or refused by name. Exports are usable."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def theirs(in_tmp: Path) -> Path:
 
 
 def model_args(folder: Path) -> str:
-    """The model of ``folder`` for a recipe."""
+    """Return the arguments of the model in ``folder`` as a value of ``model.args``."""
     args = hf_args(json.loads((folder / CONFIG).read_text())).model_dump(exclude_none=True)
     scaling = ", ".join(f"{key} = {value}" for key, value in args.pop("rope_scaling").items())
     rest = ", ".join(f"{key} = {str(value).lower()}" for key, value in args.items())
@@ -52,7 +52,7 @@ def model_args(folder: Path) -> str:
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
-    """Change the tensors of a file, and the index with them."""
+    """Change the tensors of a file, and update the index."""
     tensors = load_file(folder / FILES[0])
     edit(tensors)
     save_file(tensors, folder / FILES[0])
@@ -89,24 +89,24 @@ EDITS: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_is_no_weight_of_the_model_is_refused(theirs: Path, edit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    make, told = EDITS[edit]
+def test_a_tensor_that_the_model_lacks_is_refused(theirs: Path, edit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    make, message = EDITS[edit]
     args = model_args(theirs)
     change(theirs, make)
     status, errors = convert("theirs", "ours", capsys=capsys)
     assert status == 2
-    assert told in errors, errors
+    assert message in errors, errors
     if edit in ("a bias", "torch.int8", "torch.complex64"):
-        with pytest.raises(UserError, match=re.escape(told)):
+        with pytest.raises(UserError, match=re.escape(message)):
             run_recipe("llama3_debug", {**RUN, "model.args": args, "checkpoint.initial_load_path": "theirs"})
 
 
-def test_a_known_table_beside_the_weights_is_no_reason_to_refuse(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_extra_table_is_accepted(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(theirs, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
     assert convert("theirs", "ours", capsys=capsys)[0] == 0
 
 
-def test_more_exact_numbers_than_the_model_holds_are_refused_unless_converted(
+def test_types_more_precise_than_the_models_are_refused_unless_converted(
     theirs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(theirs, lambda tensors: tensors.update({HEAD: tensors[HEAD].double()}))
@@ -130,9 +130,7 @@ def test_a_quantised_model_is_refused(theirs: Path, key: str, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_head_beside_a_shared_embedding_must_be_the_same(
-    theirs: Path, same: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stored_head_must_equal_the_tied_embedding(theirs: Path, same: bool, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((theirs / CONFIG).read_text())
     (theirs / CONFIG).write_text(json.dumps({**config, "tie_word_embeddings": True}))
     if same:
@@ -143,7 +141,7 @@ def test_a_head_beside_a_shared_embedding_must_be_the_same(
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", "x.bin"])
-def test_a_name_in_the_index_that_leads_elsewhere_is_refused(
+def test_a_path_in_the_index_outside_the_folder_is_refused(
     theirs: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = json.loads((theirs / INDEX).read_text())
@@ -184,7 +182,7 @@ def one_too_few(args: LlamaArgs) -> list[ForeignTensor]:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "message"),
     [
         (twice_by_name, "the plugin declares weight twice"),
         (twice_by_parameter, "the plugin declares norm.weight twice"),
@@ -192,7 +190,7 @@ def one_too_few(args: LlamaArgs) -> list[ForeignTensor]:
     ],
 )
 def test_a_format_that_would_lose_tensors_is_refused(
-    theirs: Path, tmp_path: Path, tensors: Callable[[LlamaArgs], list[ForeignTensor]], told: str
+    theirs: Path, tmp_path: Path, tensors: Callable[[LlamaArgs], list[ForeignTensor]], message: str
 ) -> None:
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
     registry = Registry.from_installed()
@@ -202,11 +200,11 @@ def test_a_format_that_would_lose_tensors_is_refused(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Registry, "get", lambda self, kind, name: dataclasses.replace(model, formats=(form,)))
         (tmp_path / "back").mkdir()
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             to_hf("ours", tmp_path / "back", registry, None, None)
 
 
-def test_metas_shares_must_agree(in_tmp: Path) -> None:
+def test_meta_shards_must_agree(in_tmp: Path) -> None:
     from titan_ckpt.foreign_files import MetaFiles
 
     good = {"norm.weight": torch.ones(4), "rope.freqs": torch.ones(2)}
@@ -218,9 +216,9 @@ def test_metas_shares_must_agree(in_tmp: Path) -> None:
         ({**good, "step": 3}, "must contain only tensors by name"),
     ]
     torch.save(good, "consolidated.00.pth")
-    for other, told in others:
+    for other, message in others:
         torch.save(other, "consolidated.01.pth")
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             MetaFiles(in_tmp)
     torch.save({**good, "norm.weight": torch.zeros(4)}, "consolidated.01.pth")
     with pytest.raises(UserError, match=r"norm.weight: is replicated in all files, but differs between them"):
@@ -250,7 +248,7 @@ def test_a_round_trip_keeps_the_config_the_generation_and_the_tokenizer(theirs: 
     back = load_file("back/model.safetensors")
     assert there.keys() == back.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in there.items())
-    # A run that begins with them, and changes the length of the context, keeps what is still true.
+    # A run that starts from these weights and changes the context length keeps the entries that are still true.
     longer = model_args(theirs).replace("max_seq_len = 64", "max_seq_len = 128")
     run_recipe(
         "llama3_debug", {**RUN, "model.args": longer, "checkpoint.initial_load_path": "theirs", "job.dump_folder": "run"}
@@ -266,7 +264,7 @@ def test_a_round_trip_keeps_the_config_the_generation_and_the_tokenizer(theirs: 
 def test_an_export_stops_where_its_tokenizer_ends_a_text(
     theirs: Path, whole_folder: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From scratch, with a tokenizer given as its folder or as one file of its own name."""
+    """A run from scratch, with a tokenizer that is a folder or a single file with another name."""
     path = theirs
     if not whole_folder:
         path = Path("mine.json")
@@ -281,7 +279,7 @@ def test_an_export_stops_where_its_tokenizer_ends_a_text(
     model = AutoModelForCausalLM.from_pretrained("exported", dtype=torch.float32)
     assert (model.config.bos_token_id, model.config.eos_token_id) == (0, 1)
     assert model.generation_config.eos_token_id == 1
-    with torch.no_grad():  # a model whose every next token is the last one of a text
+    with torch.no_grad():  # a model that always predicts the end of a text
         model.lm_head.weight.zero_()
         model.lm_head.weight[1] = 1.0
         model.model.norm.weight.fill_(1.0)
@@ -290,7 +288,7 @@ def test_an_export_stops_where_its_tokenizer_ends_a_text(
     assert made.tolist() == [[0, 5, 1]]
 
 
-def test_an_export_whose_tokenizer_is_gone_says_so(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_reports_a_missing_tokenizer(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = {"model.tokenizer": "hf", "model.tokenizer_path": str(theirs), "job.dump_folder": "run"}
     run_recipe("llama3_debug", {**RUN, "model.args": model_args(theirs), **tokenizer})
     theirs.rename("elsewhere")

@@ -1,4 +1,4 @@
-"""The fuzz command in its short form, and that it notices what it looks for."""
+"""A short run of the fuzz command, and tests that it detects failures."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _takes_memory(*_: object) -> None:
     ("broken", "failure"),
     [(_raises, "KeyError: 'not for users'"), (_hangs, "took longer than 0.2 s"), (_takes_memory, "MemoryError")],
 )
-def test_a_failure_is_noticed(broken: object, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_detected(broken: object, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry.from_installed()
     monkeypatch.setattr(configs, "load_config", broken)
     monkeypatch.setattr(configs, "LONGEST_SECONDS", 0.2)
     assert failure in configs.run_limited([configs.Case(None, "llama3_debug")], registry, tmp_path)[0]
 
 
-def test_an_accepted_absurdity_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accepted_absurd_value_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry.from_installed()
     fine = configs.Case(b"[training]\nsteps = 77\n[model]\nname = 'llama3'\n", "fuzz.toml", [], 1)
     assert configs.check(fine, registry, tmp_path) == ""
@@ -65,7 +65,7 @@ def test_an_accepted_absurdity_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     assert configs.check(fine, registry, tmp_path).startswith("accepted ")
 
 
-def test_a_mistake_reported_to_the_user_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reported_mistake_is_not_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise UserError.one("here", "not so")
 

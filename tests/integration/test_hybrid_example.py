@@ -1,4 +1,4 @@
-"""A third party's model that is neither all ``nn.Linear`` nor all attention, divided by its rules."""
+"""A third-party model that is neither all ``nn.Linear`` nor all attention, divided by its rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, RunRecord]:
-    """By whether documents are masked."""
+    """Train on one device; the key is whether documents are masked."""
     folder = str(tmp_path_factory.mktemp("one"))
     kinds: dict[bool, dict[str, object]] = {False: SMALL, True: {**SMALL, **DOCUMENTS}}
     return {masked: gloo.run(1, train_with, site, folder, "hybrid", kind)[0][0] for masked, kind in kinds.items()}
@@ -73,7 +73,7 @@ def package(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_the_model_is_a_recurrence_step_by_step() -> None:
-    """What the package computes in parallel, computed position by position."""
+    """The parallel scan gives the same result as a loop over positions."""
     from titan_model_hybrid.config import HybridArgs
     from titan_model_hybrid.model import Hybrid
 
@@ -109,4 +109,4 @@ def test_a_kind_without_a_rule_is_refused_before_anything_is_divided() -> None:
         UserError, match="of kind 'linear_recurrence'; context parallelism divides 'causal_attention'"
     ) as caught:
         make_job("hybrid", {**job, CP: 2}, 2)
-    assert len(caught.value.problems) == 1  # a kind, not a block
+    assert len(caught.value.problems) == 1  # one problem per kind, not per block

@@ -1,5 +1,5 @@
-"""What may import what. `lint-imports` holds the same rules over whole packages; this test needs no installed package and
-covers the examples, which stand for third parties."""
+"""Import rules. `lint-imports` enforces the same rules for whole packages. This test needs no installed package, and covers
+the examples, which represent third parties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.
 
 
 def imported(file: Path) -> Iterator[str]:
-    """The modules that ``file`` imports anywhere, for type checkers alone included; and those that its references name."""
+    """Yield the modules that ``file`` imports anywhere (also under TYPE_CHECKING), and those that its references name."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -42,7 +42,7 @@ def test_the_contract_imports_nothing_else_of_the_core() -> None:
     assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
 
 
-def test_no_files_of_the_core_import_each_other_in_a_circle() -> None:
+def test_the_core_has_no_import_cycles() -> None:
     source = CORE / "src"
     files = {".".join(file.relative_to(source).with_suffix("").parts): file for file in source.rglob("*.py")}
     graph = {
@@ -50,11 +50,11 @@ def test_no_files_of_the_core_import_each_other_in_a_circle() -> None:
         for name, file in files.items()
         if not name.endswith("plugin")  # its references name code that is loaded later
     }
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def test_sections_are_found_by_class() -> None:
-    """Not by a name in quotes, by which code could read a section of a plugin that it cannot import."""
+    """A quoted name would let code read the section of a plugin that it cannot import."""
     sources = [*(ROOT / "packages").rglob("src/**/*.py"), *(ROOT / "examples").rglob("src/**/*.py")]
     assert sources
     by_name = [
@@ -70,7 +70,7 @@ def test_sections_are_found_by_class() -> None:
 
 
 def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
-    """Nor do two classes of the core: a name in an error, a signature or a search means one thing."""
+    """Neither do two classes of the core: a name in an error, a signature or a search has one meaning."""
     places: dict[str, set[Path]] = {}
     for file in (ROOT / "packages").rglob("src/**/*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -82,7 +82,7 @@ def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
 
 
 def private_names(file: Path) -> Iterator[str]:
-    """The private names of torch and torchao that ``file`` imports, or reads from a module of theirs."""
+    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     modules: set[str] = set()
     for node in ast.walk(tree):
@@ -112,7 +112,7 @@ def is_private(path: str) -> bool:
 
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
-    """So that a torch upgrade changes one file of each package. (`ruff`'s SLF001 holds the same for attributes of objects.)"""
+    """A torch upgrade then changes one file per package. (ruff's SLF001 enforces the same for attributes of objects.)"""
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
     assert files
     assert {(file.name, name) for file in files for name in private_names(file)} == set()

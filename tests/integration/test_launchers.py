@@ -1,4 +1,4 @@
-"""Launchers are plugins: `titan train` takes their options, and says what is missing where there are none."""
+"""Launchers are plugins: `titan train` accepts their options, and names the missing package if there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from titan_core.train import trainer
 
 _FOUND = discover()
 INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
-"""What a user has installed: no harness."""
+"""The plugins of a user's installation, without the harness."""
 MINE = """
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import Launcher
@@ -75,7 +75,7 @@ def test_a_launcher_that_is_switched_off_is_named(
     assert "titan-launch is switched off" in capsys.readouterr().err
 
 
-def test_a_plugin_brings_a_launcher_of_its_own(
+def test_a_plugin_can_provide_a_launcher(
     without_launcher: Registry, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
@@ -84,7 +84,7 @@ def test_a_plugin_brings_a_launcher_of_its_own(
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3"]) == 40
     assert capsys.readouterr().out == "llama3_debug 3 2\n"
-    # Without its options this process trains; those of an absent launcher still name its package.
+    # Without its options, this process trains. Options of a missing launcher still name its package.
     assert main(["train", "--training.steps", "1"]) == 0
     assert main(["train", "--nproc-per-node", "3"]) == 2
     assert "--nproc-per-node: this option comes with titan-launch; install" in capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_a_plugin_brings_a_launcher_of_its_own(
         ('parser.add_argument("--nnodes")', "argument --nnodes: conflicting option string"),
     ],
 )
-def test_a_broken_launcher_is_left_out_of_jobs_that_do_not_need_it(
+def test_a_broken_launcher_does_not_affect_jobs_that_do_not_need_it(
     broken: str, why: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = MINE.replace('parser.add_argument("--islands", type=int)', broken)
@@ -137,7 +137,7 @@ def titan_recipes():
 """
 
 
-def test_two_default_recipes_have_the_user_choose(
+def test_with_two_default_recipes_the_user_must_choose(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(write_distribution(in_tmp, "theirs", DEFAULTS))
@@ -159,7 +159,7 @@ def test_two_default_recipes_have_the_user_choose(
     sys.modules.pop("theirs", None)
 
 
-def test_a_config_that_names_no_model_takes_the_only_one(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.toml").write_text("[training]\nsteps = 1\n")
     assert main(["config", "show", "my.toml"]) == 0
     assert 'name = "llama3"' in capsys.readouterr().out

@@ -1,7 +1,7 @@
-"""Float8 and MXFP8, emulated, on every mesh; and plain weights in checkpoints.
+"""Emulated float8 and MXFP8 on every mesh, and high-precision weights in checkpoints.
 
-The whole table, 200 steps of ``llama3_debug`` for each recipe and mesh, is run by
-``uv run pytest -m long tests/integration/test_low_precision.py``; the full run takes a smaller model over fewer steps.
+``uv run pytest -m long tests/integration/test_low_precision.py`` runs the whole table, 200 steps of ``llama3_debug`` for
+each recipe and mesh. The full run trains a smaller model for fewer steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 
 
 def whole_table() -> list[Any]:
-    """Weights are gathered where there is FSDP; elsewhere that recipe is "tensorwise"."""
+    """Pairs of recipe and mesh. A float8 all-gather is tested only under FSDP; elsewhere it equals "tensorwise"."""
     pairs = [(recipe, mesh) for recipe in RECIPES for mesh in MESHES if "gather" not in recipe or "FSDP" in mesh]
     return [pytest.param(recipe, mesh, id=f"{recipe} - {mesh}") for recipe, mesh in pairs]
 
@@ -57,7 +57,7 @@ def bf16_whole(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.mark.long
 @pytest.mark.parametrize(("recipe", "mesh"), whole_table())
 def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: str, mesh: str) -> None:
-    """The mean loss of the last ten steps, within 2 % of bf16's."""
+    """The mean loss of the last ten steps is within 2 % of that of bf16."""
     ranks, overrides = MESHES[mesh]
     losses = gloo.run(ranks, run_in, str(tmp_path), {**WHOLE, **RECIPES[recipe], **overrides})[0].losses
     last, expected = sum(losses[-10:]) / 10, sum(bf16_whole[-10:]) / 10
@@ -77,7 +77,7 @@ def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooP
 
     manifest = json.loads((tmp_path / "run/checkpoint/step-4/checkpoint.json").read_text())["checkpoint"]
     assert {one["dtype"] for name, one in manifest["tensors"].items() if name.startswith("model.")} == {"float32"}
-    # In bf16 on another mesh, and back in float8.
+    # Resume in bf16 on another mesh, then in float8 again.
     middle = gloo.run(1, run_in, str(tmp_path), {**saved, "training.stop_at_step": 8})[0]
     last = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], TP: 2})[0]
     assert [*first.losses, *middle.losses, *last.losses] == pytest.approx(whole.losses, rel=0.02)
@@ -101,7 +101,7 @@ def test_resuming_is_exact(gloo: GlooPool, tmp_path: Path) -> None:
 
 
 def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
-    """How many gathers of float8 a run has made."""
+    """Train, and return the number of float8 gathers."""
     from titan_float8 import gathered_inputs
 
     original, count = gathered_inputs.Float8TrainingTensor, 0
@@ -125,7 +125,7 @@ def test_tensor_parallelism_gathers_in_float8_where_the_recipe_allows_it(gloo: G
     def count(**more: object) -> int:
         return gloo.run(2, gathers_in_float8, str(tmp_path), {**settings, **more})[0]
 
-    # Attention's and the feed-forward's input, in 2 blocks, 4 microbatches and 2 steps.
+    # The inputs of attention and feed-forward, in 2 blocks, 4 microbatches and 2 steps.
     assert count(**RECIPES["tensorwise"]) == 2 * 2 * 4 * 2
     assert count(**RECIPES["rowwise"]) == 0
     assert count(**RECIPES["tensorwise"], **{"float8.filter_fqns": "['wq']"}) == 2 * 4 * 2
@@ -136,7 +136,7 @@ Runs = Callable[[str], RunRecord]
 
 @pytest.fixture(scope="module")
 def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A recipe (or bf16) on one device, fast."""
+    """Train a recipe (or bf16) on one device, with a small job."""
 
     def run(recipe: str) -> RunRecord:
         folder = tmp_path_factory.mktemp("alone")
@@ -168,7 +168,7 @@ def test_a_mesh_changes_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_pa
 
 
 class CountLargest(TorchDispatchMode):
-    """Counts the searches for the largest element of a tensor, or of its rows."""
+    """Counts the max-reductions of a tensor or of its rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The list of mutants is one of these sources, and its runner separates mutants that tests notice from those that live."""
+"""The catalogue of mutants matches the sources, and the runner distinguishes killed from surviving mutants."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from benchmarks.mutants.trial import run_tests, try_out
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Mutants are tried in forks, and a fork of this process has what other tests have left: threads, locks, caches."""
+    """Call ``function`` in a new process. Mutants are tried in forks, and a fork of this process would inherit the threads,
+    locks and caches of other tests."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def test_every_mutant_can_be_made_of_the_sources() -> None:
+def test_every_mutant_applies_to_the_sources() -> None:
     assert [f"{one.name}: {flaw}" for one in MUTANTS if (flaw := one.flaw(ROOT))] == []
     assert len({one.name for one in MUTANTS}) == len(MUTANTS)
 
@@ -70,7 +71,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
     assert file.read_text() == SOURCE
 
 
-def test_tests_that_are_not_there_kill_nothing(tmp_path: Path) -> None:
+def test_missing_tests_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     with pytest.raises(RuntimeError, match="nowhere"):
         in_fresh_process(run_tests, tmp_path, ["tests/nowhere.py"], 60.0)

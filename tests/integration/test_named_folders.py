@@ -1,4 +1,4 @@
-"""Folders that the config names are within the run's directory, and move aside with it."""
+"""Folders named by the config are in the run's directory, and move to ``previous/`` with it."""
 
 from __future__ import annotations
 

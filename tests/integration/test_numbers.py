@@ -1,4 +1,4 @@
-"""No number, text or nesting of a config is so absurd that it is accepted, whichever plugin owns the key."""
+"""Absurd numbers, texts and nesting in a config are refused, whichever plugin owns the key."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from titan_report.config import TensorBoardKeys
 REGISTRY = Registry.from_installed()
 ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))
 UNBOUNDED = {"training.seed"}
-"""Keys that any 64-bit number suits."""
+"""Keys that accept any 64-bit number."""
 
 
 def kinds(annotation: Any) -> set[type]:
-    """The plain types that a value of ``annotation`` may be made of, within lists and unions too."""
+    """Return the plain types in ``annotation``, also inside lists and unions."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return kinds(typing.get_args(annotation)[0])
@@ -40,7 +40,7 @@ def kinds(annotation: Any) -> set[type]:
 
 
 def keys() -> Iterator[tuple[str, type[BaseModel], tuple[str, ...], Any]]:
-    """(dotted key, class that validates it, path of the value inside it, type) of every key, nested models included."""
+    """Yield (dotted key, class that validates it, path of the value in it, type) of every key, including nested models."""
     classes = [(name, cls) for name, owners in REGISTRY.sections().items() for cls in owners]
     classes += [("model.args", type(next(iter(model.flavors.values())))) for model in REGISTRY.all(Model)]
     for name, cls in classes:
@@ -59,7 +59,7 @@ def keys_in(
 
 
 def _bare(annotation: Any) -> Any:
-    """Without ``| None``."""
+    """Return ``annotation`` without ``| None``."""
     given = [one for one in typing.get_args(annotation) if one is not type(None)]
     return given[0] if typing.get_origin(annotation) in (typing.Union, types.UnionType) else annotation
 
@@ -83,7 +83,7 @@ NUMERIC = [
 ]
 
 
-def test_the_walk_reaches_nested_keys_of_all_plugins() -> None:
+def test_nested_keys_of_all_plugins_are_covered() -> None:
     found = {key for key, *_ in keys()}
     assert {
         "optimizer.param_groups.lr_scale", "data.mixture.weight", "model.args.rope_scaling.factor", "float8.recipe_name",
@@ -101,8 +101,8 @@ def test_every_numeric_key_refuses_absurd_numbers(top: type[BaseModel], path: tu
 
 
 @pytest.mark.parametrize(("top", "path", "annotation"), NUMERIC)
-def test_every_numeric_key_has_bounds_of_its_own(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
-    """Not only those that :class:`Section` sets for all."""
+def test_every_numeric_key_has_its_own_bounds(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
+    """The bounds that :class:`Section` sets for all numbers are not enough."""
     if f"{getattr(top, 'section', '')}.{path[-1]}" in UNBOUNDED:
         return
     for number in (10**14, -(10**14)):
@@ -137,7 +137,7 @@ def test_numbers_in_messages_are_short() -> None:
     assert _message(TrainingSection, "seed", 2**70) == "must be less than 9223372036854775808"
 
 
-def test_bounds_are_in_the_schema_that_editors_read() -> None:
+def test_the_json_schema_contains_the_bounds() -> None:
     schema = json_schema(REGISTRY)
     steps = schema["properties"]["training"]["properties"]["steps"]
     assert steps["exclusiveMinimum"] == 0 and steps["maximum"] == 10**9
@@ -145,18 +145,18 @@ def test_bounds_are_in_the_schema_that_editors_read() -> None:
 
 
 class ThirdParty(Section):
-    """Fields without bounds of their own."""
+    """A section whose fields have no bounds."""
 
     section: ClassVar[str] = "third_party"
 
     count: int = 0
     share: float = 0.0
     name: str = ""
-    table: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
+    table: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies the default
 
 
 @pytest.mark.parametrize("value", [*ABSURD, LARGEST + 1, -LARGEST - 1])
-def test_a_third_partys_numbers_are_bounded_too(value: float) -> None:
+def test_third_party_numbers_are_bounded(value: float) -> None:
     for field in ("count", "share"):
         with pytest.raises(ValidationError):
             ThirdParty.model_validate({field: value})
@@ -170,7 +170,7 @@ def test_a_third_partys_numbers_are_bounded_too(value: float) -> None:
     [("a\0b", "NUL"), ("\ud800", "valid Unicode"), ("x" * 70_000, "at most 65536 characters")],
     ids=["nul", "surrogate", "long"],
 )
-def test_no_key_takes_text_that_no_file_can_hold(text: str, reason: str) -> None:
+def test_no_key_accepts_text_that_no_file_can_contain(text: str, reason: str) -> None:
     for value in ({"name": text}, {"table": {"a": text}}, {"table": {"a": [text]}}, {"table": {text: 1}}):
         with pytest.raises(ValidationError, match=reason):
             ThirdParty.model_validate(value)
@@ -182,14 +182,14 @@ PATHS = ["job.dump_folder", "model.tokenizer_path", "training.dataset_path", "da
          "profiling.save_memory_snapshot_folder", "comm.save_traces_folder", "numerics.save_statistics_folder"]  # fmt: skip
 
 
-def test_every_path_is_known_as_one() -> None:
+def test_every_path_has_a_path_type() -> None:
     words = ("path", "folder", "csv", "file")
     named = {key for key, _, _, kind in keys() if str in kinds(kind) and any(word in key.split(".")[-1] for word in words)}
     assert named == set(PATHS)
 
 
 @pytest.mark.parametrize("key", PATHS)
-def test_every_path_refuses_names_that_no_file_system_takes(key: str) -> None:
+def test_every_path_refuses_names_that_no_file_system_accepts(key: str) -> None:
     top, path = next((top, path) for name, top, path, _ in keys() if name == key)
     for value in ("a" * 256, "b/" + "é" * 128, "c/" * 2500, "d\0e"):
         with pytest.raises(ValidationError):
@@ -207,7 +207,7 @@ def test_nesting_is_bounded() -> None:
 TEXTS = [(key, top, path, annotation) for key, top, path, annotation in keys() if str in kinds(annotation)]
 
 
-def test_an_empty_text_is_not_set_where_a_key_may_be_unset() -> None:
+def test_an_empty_text_unsets_an_optional_key() -> None:
     optional = [one for one in TEXTS if {str, type(None)} <= kinds(one[3]) and list not in (one[3], _bare(one[3]))]
     assert {"model.tokenizer_path", "data.mixture.dataset_path", "checkpoint.initial_load_path"} <= {
         one[0] for one in optional
@@ -224,7 +224,7 @@ def test_an_empty_text_is_not_set_where_a_key_may_be_unset() -> None:
         assert found is None, key
 
 
-def test_a_path_that_is_needed_is_not_empty() -> None:
+def test_a_required_path_must_not_be_empty() -> None:
     for section, key in [(JobSection, "dump_folder"), (CheckpointSection, "folder"), (TensorBoardKeys, "save_tb_folder")]:
         for empty in ("", "  "):
             with pytest.raises(ValidationError, match=r"must (not be empty|be a folder below)"):

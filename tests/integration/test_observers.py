@@ -1,8 +1,8 @@
-"""Observation changes nothing: every observer there is, as often as it can look, on every kind of mesh, leaves losses,
-gradients and weights bit for bit as they are without it.
+"""Observation changes nothing: with every observer enabled at its highest frequency, on every kind of mesh, losses,
+gradients and weights are bit for bit the same as without observers.
 
-The quick loop takes :data:`QUICK`, the full run the meshes of :data:`FAST`, all of them
-``uv run pytest -m long tests/integration/test_observers.py``.
+The quick run tests the meshes in :data:`QUICK`, the full run those in :data:`FAST`, and
+``uv run pytest -m long tests/integration/test_observers.py`` all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def table() -> list[Any]:
 
 
 def test_every_observer_takes_part() -> None:
-    """A new one has to be added to :data:`OBSERVED`."""
+    """Add new observers to :data:`OBSERVED`."""
     job = make_job("llama3_debug", {**SETTINGS, **OBSERVED}, world_size=1)
     taking_part = {one.name for one in (*job.debuggers, *job.loggers)}
     everyone = {one.name for kind in (Debugger, MetricLogger) for one in job.registry.all(kind)}
@@ -62,7 +62,7 @@ def test_every_observer_takes_part() -> None:
 
 
 @pytest.mark.parametrize("case", table())
-def test_a_run_that_is_observed_is_bit_for_bit_the_one_that_is_not(gloo: GlooPool, tmp_path: Path, case: Case) -> None:
+def test_an_observed_run_equals_an_unobserved_one_bit_for_bit(gloo: GlooPool, tmp_path: Path, case: Case) -> None:
     folders = [tmp_path / "plain", tmp_path / "observed"]
     for folder in folders:
         folder.mkdir()

@@ -1,6 +1,6 @@
-"""A run computes what plain torch does: losses, gradient norms, learning rates and final weights are those of
-:mod:`harness.oracle`, a second implementation that shares no code with Titan. What is wrong in the same way on every mesh
-shows here alone."""
+"""A run computes the same as plain torch: losses, gradient norms, learning rates and final weights match those of
+:mod:`harness.oracle`, a second implementation that shares no code with Titan. Only these tests can find an error that is the
+same on every mesh."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DECAYED, UNDECAYED = oracle.Group((), LR, 0.5), oracle.Group(("norm",), LR, 0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of a run, and the same for the oracle."""
+    """Settings of a run and of the oracle."""
 
     overrides: dict[str, object]
     factors: tuple[float, ...]
-    """Of each step, its learning rate as a share of the peak; worked out by hand."""
+    """The learning rate of each step as a share of the peak, computed by hand."""
     groups: Sequence[oracle.Group] = (UNDECAYED, DECAYED)
     optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW
     betas: tuple[float, float] = (0.8, 0.7)
@@ -37,9 +37,9 @@ class Case:
     document_mask: bool = True
 
     def titan(self) -> dict[str, object]:
-        """The run's settings."""
+        """The settings of the run."""
         return {
-            # An odd vocabulary, most of whose upper half the documents use; a width for each of two ranks and heads.
+            # The vocabulary is odd, and documents use most of its upper half. The width suits two ranks and two heads.
             "model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 48, vocab_size = 259}",
             "training.dataset": "json",
             "training.dataset_path": "documents.jsonl",
@@ -63,8 +63,8 @@ class Case:
         }
 
 
-# Three steps of warmup, a plateau of four, and a decay over the last six (half of twelve), whose first step is the last of
-# the plateau's rate less a sixth of the way.
+# Three steps of warmup, a plateau of four, and a decay over the last six (half of twelve). The first step of the decay is a
+# sixth below the plateau.
 WARMUP = (1 / 3, 2 / 3, 1.0)
 LINEAR: dict[str, object] = {"lr_scheduler.warmup_steps": 3, "lr_scheduler.decay_ratio": 0.5}
 DEFAULT = Case(LINEAR, (*WARMUP, 1.0, 1.0, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6))
@@ -87,7 +87,7 @@ CASES = {
     ),
     "no ratio: cosine from the warmup on": Case(
         {"lr_scheduler.warmup_steps": 8, "lr_scheduler.decay_type": "cosine", "lr_scheduler.min_lr_factor": 0.2},
-        # Four steps are left, of which the first has the peak still; cosines of 1/4, 2/4 and 3/4 of half a turn follow.
+        # Of the remaining four steps, the first is still at the peak; cosines of 1/4, 2/4 and 3/4 of half a turn follow.
         (*(n / 8 for n in range(1, 9)), 1.0, 0.2 + 0.8 * 0.85355339059327, 0.2 + 0.8 * 0.5, 0.2 + 0.8 * 0.14644660940673),
     ),
     "groups of one's own": Case(
@@ -153,8 +153,8 @@ def test_a_run_is_that_of_plain_torch(folder: str, case: Case) -> None:
     require_expected([record], case, expected(case, record.initial))
 
 
-def test_the_default_case_has_what_it_is_about(folder: str) -> None:
-    """Norms on both sides of the limit, and steps and microbatches of unequal numbers of targets."""
+def test_the_default_case_covers_clipping_and_uneven_targets(folder: str) -> None:
+    """Norms are on both sides of the limit, and steps and microbatches have unequal numbers of targets."""
     record = run_in(folder, DEFAULT.titan())
     assert min(record.grad_norms) < 0.9 * DEFAULT.max_norm < 1.1 * DEFAULT.max_norm < max(record.grad_norms)
     steps = oracle.read(STEPS, seq_len=SEQ_LEN, sequences=SEQUENCES, shards=SHARDS, document_mask=True)
@@ -175,7 +175,7 @@ def test_every_implementation_of_the_update(folder: str, implementation: str) ->
 
 
 class Poisons:
-    """Makes the loss of some steps NaN."""
+    """Sets the loss of some steps to NaN."""
 
     def __init__(self, *steps: int) -> None:
         self.steps = steps
@@ -197,7 +197,7 @@ class Poisons:
 
 
 def test_a_skipped_step_leaves_out_its_update_and_nothing_else(folder: str) -> None:
-    """Its learning rate and its data count as used; the optimizer's own count of steps does not go up."""
+    """The step's learning rate and data count as used; the optimizer's step count does not increase."""
     skip = {**DEFAULT.titan(), "training.on_nan": "skip"}
     record = run_in(folder, skip, (Poisons(1, 6, 7),))
     assert record.skipped == [1, 6, 7]
@@ -212,7 +212,8 @@ def test_a_skipped_step_leaves_out_its_update_and_nothing_else(folder: str) -> N
 @pytest.mark.parametrize("local", [1, 4])
 @pytest.mark.parametrize("steps", [-1, 2])
 def test_validation_is_that_of_plain_torch(folder: str, local: int, steps: int) -> None:
-    """Each token of the data once, the last windows short; ``validation.steps`` takes the first global batches alone."""
+    """Each token of the data is read once, and the last windows are short. ``validation.steps`` selects the first global
+    batches."""
     settings: dict[str, object] = {
         "validation.enable": "true",
         "validation.dataset": "json",
@@ -251,8 +252,8 @@ def test_a_run_on_a_mesh_is_that_of_plain_torch(gloo: GlooPool, folder: str, mes
     require_expected(records, DEFAULT, expected(DEFAULT, initial))
 
 
-def test_the_oracle_is_llama_as_transformers_has_it(folder: str) -> None:
-    """A third implementation: what the oracle computes is nothing that Titan and it are wrong in together."""
+def test_the_oracle_matches_llama_in_transformers(folder: str) -> None:
+    """A third implementation rules out that Titan and the oracle share a mistake."""
     import transformers
 
     record = run_in(folder, {**DEFAULT.titan(), "training.steps": 1})
@@ -275,7 +276,7 @@ def test_the_oracle_is_llama_as_transformers_has_it(folder: str) -> None:
             name_of[f"layers.{layer}.{ours}.weight"] = f"model.layers.{layer}.{other}.weight"
 
     def order(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """It turns feature i of a head with feature i + half; Meta's Llama turns neighbours."""
+        """transformers rotates feature i of a head with feature i + half; Meta's Llama rotates neighbours."""
         if not name.endswith(("wq.weight", "wk.weight")):
             return tensor
         return tensor.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)

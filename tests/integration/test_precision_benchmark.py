@@ -1,4 +1,4 @@
-"""The benchmark of precisions runs, at toy size and emulated."""
+"""The precision benchmark runs at toy size, emulated."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def test_the_benchmark_runs_without_a_gpu(tmp_path: Path) -> None:
     assert "| eager bf16 |" in result.stdout
     assert "| compiled float8, rowwise |" in result.stdout
     steps = list(csv.DictReader((tmp_path / "curves.csv").open()))
-    assert len(steps) == 5  # two to begin with, and three
+    assert len(steps) == 5  # two warmup steps and three measured ones
     assert float(steps[-1]["eager bf16"]) != float(steps[-1]["compiled float8, rowwise"])

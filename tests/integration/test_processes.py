@@ -1,4 +1,4 @@
-"""The processes of a job: two jobs in one folder, interrupts, kills, and what the launcher says in the end."""
+"""The processes of a job: two jobs in one folder, interrupts, kills, and the launcher's last line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SMALL = [
     "--job.device", "cpu", "--job.dump_folder", "run",
 ]  # fmt: skip
 PATIENCE = 300.0
-"""Seconds after which a test gives up; nothing waits for them otherwise."""
+"""Seconds after which a test fails. A passing test never waits for them."""
 
 
 class Started:
-    """A ``titan train`` of two ranks."""
+    """A ``titan train`` with two ranks."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         command = [sys.executable, "-m", "titan_core", "train", "--nproc-per-node", "2", *SMALL, *arguments]
@@ -43,7 +43,7 @@ class Started:
             )
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The run's own, so far."""
+        """The events of the run so far."""
         return [event for event in read_lines(self._run / "events.jsonl") if event["event"] == kind]
 
     def wait_until(self, condition: Callable[[], object]) -> None:
@@ -56,7 +56,7 @@ class Started:
         self.wait_until(lambda: any(line["step"] >= step for line in read_lines(self._run / "metrics.jsonl")))
 
     def end(self) -> tuple[int, str]:
-        """Exit status and standard error."""
+        """Wait for the end, and return exit status and standard error."""
         return self.process.wait(PATIENCE), self.errors.read_text()
 
 
@@ -68,7 +68,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_one_job_a_folder_an_interrupt_that_saves_and_a_killed_launcher(tmp_path: Path) -> None:
+def test_second_job_refused_interrupt_saves_and_killed_launcher_ends_ranks(tmp_path: Path) -> None:
     checkpoints = ["--training.steps", "100000", "--checkpoint.enable", "true"]
     job = Started(tmp_path, *checkpoints)
     job.wait_for_step(1)

@@ -1,4 +1,4 @@
-"""What is missing is named with the package that provides it, from an index that is generated from the packages' plugins."""
+"""An error about something missing names the package that provides it, from an index generated from the plugins."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KINDS: dict[str, type[Component]] = {
 }
 
 
-def test_the_index_is_that_of_the_plugins_and_installed() -> None:
+def test_the_index_is_up_to_date_and_installed() -> None:
     stale = "`uv run python -m ci.provides` writes it"
     assert provides.FILE.read_text() == provides.render(), stale
     assert importlib_metadata.distribution(CORE).read_text(INDEX) == provides.render(), "`uv sync` installs it"
 
 
 def message_about(kind: str, name: str, registry: Registry, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a user reads who names it."""
+    """Return the error that a user sees who names ``name``."""
     if kind == "command":
         assert main(name.split()) == 2
         return capsys.readouterr().err
@@ -53,10 +53,10 @@ PROVIDERS = sorted({package for names in provides.provided().values() for packag
 
 
 @pytest.mark.parametrize("package", PROVIDERS)
-def test_everything_of_a_package_that_is_missing_names_it(
+def test_errors_about_a_missing_package_name_it(
     package: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys of the core that a package makes real are in the next test."""
+    """The next test covers keys of the core that a package serves."""
     whole = Registry.from_installed()
     mine = [plugin for plugin in whole.found.plugins if plugin.distribution == package]
     everything = {pair for plugin in mine for pair in provides.provided_by(plugin)}
@@ -69,7 +69,7 @@ def test_everything_of_a_package_that_is_missing_names_it(
             assert f"{package} is switched off" in message_about(kind, name, without, capsys), (kind, name)
 
 
-def test_a_key_of_the_cores_that_nothing_makes_real_names_the_package() -> None:
+def test_an_unserved_key_of_the_core_names_the_package() -> None:
     config = [Override("training.enable_cpu_offload", "true")]
     loaded, registry = load_config("tiny", config, Registry.from_installed().without(["parallel"]))
     with pytest.raises(UserError, match=r"enable_cpu_offload = true: no plugin in use provides it; titan-parallel is swit"):

@@ -1,4 +1,4 @@
-"""Meta's published files of weights fit the models that they are of."""
+"""Meta's published weight files match their models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shapes(args: LlamaArgs) -> dict[str, tuple[int, ...]]:
 
 
 def publish(folder: Path, args: LlamaArgs, files: int = 1) -> dict[str, torch.Tensor]:
-    """Tensors of the true shapes in Meta's names, the tied output written out too. On disk each is one number."""
+    """Save tensors with the true shapes and Meta's names, including the tied output. On disk, each is a single number."""
     wanted = shapes(args)
     tensors: dict[str, torch.Tensor] = {}
     for one in meta_tensors(args):
@@ -55,14 +55,14 @@ def require_fit(folder: Path, args: LlamaArgs) -> None:
 
 
 @pytest.mark.parametrize("flavor", ["1B", "3B"])
-def test_published_files_of_a_tied_model_fit_it(tmp_path: Path, flavor: str) -> None:
+def test_published_files_of_a_tied_model_load(tmp_path: Path, flavor: str) -> None:
     args = meta_args(PARAMS[flavor] | COMMON)
     publish(tmp_path, args, files=2)
     require_fit(tmp_path, args)
 
 
-def test_an_output_layer_that_differs_from_the_embedding_is_no_copy(tmp_path: Path) -> None:
-    """A fine-tuned head in the files of a tied model would be lost."""
+def test_an_output_layer_that_differs_from_the_tied_embedding_is_refused(tmp_path: Path) -> None:
+    """Otherwise a fine-tuned head in the files of a tied model would be lost."""
     args = FLAVORS["debug"].model_copy(update={"tie_embeddings": True, "vocab_size": 20_000})
     tensors = publish(tmp_path, args)
     changed = tensors["output.weight"].clone()

@@ -1,4 +1,4 @@
-"""A model with dropout draws after a run resumes as if it had not stopped, on any mesh."""
+"""After a run resumes, dropout draws the same masks as if the run had not stopped, on any mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases over a run that stops and resumes."""
+"""TensorBoard and Weights & Biases across a run that stops and resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
-def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> None:
+def test_tensorboard_reads_back_the_figures_of_a_resumed_run(in_tmp: Path) -> None:
     board = {**RUN, **CHECKPOINTS, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1}
     run_recipe("tiny", {**board, "training.stop_at_step": 2})
     run_recipe("tiny", board)
@@ -49,12 +49,12 @@ def test_tensorboard_reads_the_figures_back_over_a_resumed_run(in_tmp: Path) -> 
     assert b"seq_len = 32" in events.Tensors(text)[0].tensor_proto.string_val[0]
 
 
-def test_an_offline_run_of_wandb_is_read_back_and_gone_on_with(in_tmp: Path, quiet_wandb: None) -> None:
+def test_an_offline_wandb_run_is_read_back_and_continued(in_tmp: Path, quiet_wandb: None) -> None:
     offline = {**RUN, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
     run_recipe("tiny", {**offline, "training.stop_at_step": 2})
     run_recipe("tiny", {**offline, "job.description": "went on"})
-    wandb.teardown()  # what writes the files is a process of its own
-    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"))  # named by the time of their start
+    wandb.teardown()  # a separate process writes the files
+    first, second = sorted((in_tmp / "run/logs/wandb").glob("offline-run-*/*.wandb"))  # named by start time
     logged = [*history(first), *history(second)]
     written = metrics(in_tmp / "run")
     for name in ("step", "loss", "grad_norm", "lr", "tokens_seen"):

@@ -1,4 +1,4 @@
-"""No key of Titan's own looks like one that holds a secret, which files and messages leave out."""
+"""None of Titan's own keys looks like the key of a secret, whose value would be left out of files and messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names_in(schema: Any) -> Iterator[str]:
             yield from names_in(one)
 
 
-def test_no_key_of_titans_own_is_taken_for_a_secret() -> None:
+def test_no_key_of_titan_is_mistaken_for_a_secret() -> None:
     registry = Registry(discover())
     names = set(names_in(json_schema(registry)))
     for model in registry.all(Model):

@@ -1,4 +1,4 @@
-"""No secret of a config is written or shown: not by a run, its checkpoints, what it leaves behind, nor an error."""
+"""No secret in a config is written or shown: not by a run, its checkpoints or its files, nor by an error."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SECRETS = {
     "validation.dataset_path": "https://user:s3cret-d@host/data",
     "metrics.wandb_project": "https://hf_s3cret-e@host/x",
 }
-"""In keys that the run of a test has no use for."""
+"""Secrets in keys that the test's run does not use."""
 
 
-def test_nothing_that_a_run_leaves_holds_a_secret(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_of_a_run_contains_a_secret(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, object] = {
         **TINY, **SECRETS, "checkpoint.enable": "true", "checkpoint.interval": 2, "job.dump_folder": "run",
         "metrics.enable_tensorboard": "true",
     }  # fmt: skip
-    for steps in (2, 4):  # a fresh start, and one that resumes and archives what changes
+    for steps in (2, 4):  # a fresh start, then a resume that archives changed files
         run_recipe("llama3_debug", {**settings, "training.steps": 4, "training.stop_at_step": steps})
     files = [file for file in (in_tmp / "run").rglob("*") if file.is_file()]
     assert {"config.toml", "checkpoint.json", "events.jsonl", "plugins.json"} <= {file.name for file in files}
@@ -47,7 +47,7 @@ def test_nothing_that_a_run_leaves_holds_a_secret(in_tmp: Path, capsys: pytest.C
     assert "s3cret" not in shown.out + shown.err
 
 
-def test_a_recipe_that_lacks_its_secret_is_refused_until_it_is_given(in_tmp: Path) -> None:
+def test_a_recipe_without_its_secret_is_refused(in_tmp: Path) -> None:
     given = [Override(key, str(value)) for key, value in SECRETS.items()]
     registry = Registry.from_installed()
     config, _ = load_config("llama3_debug", given, registry)
@@ -74,7 +74,7 @@ def test_a_recipe_that_lacks_its_secret_is_refused_until_it_is_given(in_tmp: Pat
         ("https://host/x?a=1", False),
     ],
 )
-def test_what_lacks_a_secret(text: str, lacks: bool) -> None:
+def test_a_text_lacks_a_secret_if_one_was_left_out(text: str, lacks: bool) -> None:
     assert lacks_secret(text) is lacks
     assert lacks_secret({"a": [text]}) is lacks
 

@@ -1,5 +1,5 @@
-"""A package's suite needs that package, what it declares, and the harness: deleting any other leaves it green. What its jobs
-use is held by ``tests/conftest.py``, which switches all other packages' plugins off."""
+"""A package's suite needs only that package, its declared dependencies and the harness, so it passes without any other
+package. For the suite's jobs, ``tests/conftest.py`` ensures this: it disables the plugins of all other packages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ci.workspace import ROOT, Package, packages, with_dependencies
 from harness.suites import disabled_in
 
 LOCAL = {"harness": ROOT / "tests", "benchmarks": ROOT, "ci": ROOT}
-"""Folders of modules that belong to no package."""
+"""Folders that contain modules outside the packages."""
 
 
 @cache
 def imported(file: Path) -> frozenset[str]:
-    """What ``file`` imports anywhere, and the modules that its strings name."""
+    """Return the modules that ``file`` imports anywhere, and those that its strings name."""
     return frozenset(_imported(file))
 
 
@@ -43,7 +43,7 @@ def local_file(module: str) -> Path | None:
 
 
 def reached(files: list[Path]) -> dict[str, Path]:
-    """Every module that ``files`` import, themselves or by way of the harness, and a file that does."""
+    """Return every module that ``files`` import directly or through the harness, with a file that imports it."""
     found: dict[str, Path] = {}
     waiting, seen = list(files), set(files)
     while waiting:
@@ -63,13 +63,13 @@ def test_a_suite_imports_no_other_package(package: Package) -> None:
     others = {one.module for one in packages().values() if one.name not in installed}
     files = [*package.suite.rglob("*.py"), ROOT / "tests/conftest.py"]
     assert len(files) > 1, f"{package.name} has no tests in {package.suite}"
-    # The plugin that every suite discovers is reached by its metadata.
+    # Every suite discovers the harness plugin through its metadata, so no import leads there.
     found = reached([*files, ROOT / "tests/harness/plugin.py", ROOT / "tests/harness/parallel.py"])
     wrong = {f"{file.relative_to(ROOT)}: {name}" for name, file in found.items() if name.partition(".")[0] in others}
     assert wrong == set(), "tests of several packages belong to tests/integration"
 
 
-def test_a_suite_sees_its_own_plugins_alone() -> None:
+def test_a_suite_sees_only_its_own_plugins() -> None:
     everything = {plugin for one in packages().values() for plugin in one.plugins}
     for package in packages().values():
         seen = everything - set(disabled_in(package.suite / "test_x.py"))

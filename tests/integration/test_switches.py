@@ -1,8 +1,8 @@
-"""Every switch with every other and with every kind of mesh: a pairwise covering array, each of whose rows must train as one
-device does.
+"""Every switch in combination with every other and with every kind of mesh: a pairwise covering array, each of whose rows
+must train as on one device.
 
-An ordinary test run takes every :data:`STRIDE`-th row; ``uv run pytest -m long tests/parallel/test_switches.py`` takes the
-others.
+The quick run tests the first row, the full run every :data:`STRIDE`-th row, and
+``uv run pytest -m long tests/integration/test_switches.py`` the others.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ ONE_DEVICE = (
     "model.args.tie_embeddings",
     "model.args.vocab_size",
 )
-"""Switches that change what is trained; the others only change how."""
+"""Switches that change what is trained. The others change only how."""
 HELPERS: dict[str, object] = {
     "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1, "compile.backend": "aot_eager",
     "checkpoint.interval": 1, "checkpoint.async_mode": "async",
@@ -85,7 +85,7 @@ Row = Mapping[str, object]
 
 
 def is_refused(row: Row) -> bool:
-    """What Titan refuses, by its documentation; of rows that are not complete yet, what is known."""
+    """Whether the documentation says that Titan refuses the row, as far as the row is known."""
     mesh = str(row["mesh"])
     split = mesh.endswith(SPLIT_BACKWARD)
     compiled, tied = row.get("compile.enable") == "true", row.get("model.args.tie_embeddings") == "true"
@@ -93,8 +93,8 @@ def is_refused(row: Row) -> bool:
 
 
 def rows() -> list[dict[str, object]]:
-    """The array: each pair of values of two factors that is not refused stands in some row. The seed decides which values
-    meet beyond the pairs."""
+    """Return the array: each pair of values of two factors that is not refused occurs in some row. The seed decides how the
+    pairs are combined."""
     shuffle = random.Random(SEED)
     factors = [list(MESHES), *(list(values) for values in SWITCHES.values())]
     for values in factors:
@@ -127,7 +127,7 @@ Reference = Callable[[tuple[object, ...]], RunRecord]
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """What one device does, by the values of :data:`ONE_DEVICE`."""
+    """Results on one device, by the values of :data:`ONE_DEVICE`."""
 
     def run(values: tuple[object, ...]) -> RunRecord:
         overrides = {**COMMON, **dict(zip(ONE_DEVICE, values, strict=True))}
@@ -137,7 +137,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Refe
 
 
 @pytest.mark.parametrize("row", table())
-def test_switches_and_meshes_train_as_one_device_does(
+def test_switches_and_meshes_train_as_on_one_device(
     gloo: GlooPool, one_device: Reference, tmp_path: Path, row: dict[str, object]
 ) -> None:
     ranks = MESHES[str(row["mesh"])][0]
@@ -145,7 +145,7 @@ def test_switches_and_meshes_train_as_one_device_does(
     require_equal(gloo.run(ranks, run_in, str(tmp_path), overrides_of(row), True, "llama3_debug"), one)
 
 
-def test_the_array_holds_every_pair_that_is_not_refused() -> None:
+def test_the_array_contains_every_pair_that_is_not_refused() -> None:
     array = rows()
     values = {"mesh": tuple(MESHES), **SWITCHES}
     for place, one in enumerate(NAMES):
@@ -164,7 +164,7 @@ def test_the_array_holds_every_pair_that_is_not_refused() -> None:
         ("PP 2, 1F1B", "model.args.tie_embeddings", "true"),
     ],
 )
-def test_what_the_array_leaves_out_is_refused(mesh: str, switch: str, value: str) -> None:
+def test_pairs_outside_the_array_are_refused(mesh: str, switch: str, value: str) -> None:
     ranks, overrides = MESHES[mesh]
     assert is_refused({"mesh": mesh, switch: value})
     with pytest.raises(UserError):

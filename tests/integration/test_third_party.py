@@ -1,4 +1,4 @@
-"""What a third party's packages can rely on: installed beside ours, they work without a change to ours."""
+"""Third-party packages work when they are installed next to Titan's, without changes to Titan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.gloo_pool import GlooPool
 from harness.third_party import TINY_LLAMA, install, train_with
 
 
-def test_a_third_partys_model_trains_under_fsdp_by_command(tmp_path: Path) -> None:
+def test_a_third_party_model_trains_under_fsdp_by_command(tmp_path: Path) -> None:
     environment = install(tmp_path / "site", "titan-model-tinygpt")
 
     def titan(*arguments: str) -> str:
@@ -50,7 +50,7 @@ SHORT: dict[str, object] = {
     ],
     ids=str,
 )
-def test_a_third_partys_model_is_divided_in_every_way(
+def test_a_third_party_model_is_divided_in_every_way(
     gloo: GlooPool, tmp_path: Path, ranks: int, degrees: dict[str, int]
 ) -> None:
     install(tmp_path / "site", "titan-model-tinygpt")
@@ -63,7 +63,7 @@ def test_a_third_partys_model_is_divided_in_every_way(
 
 
 @pytest.mark.full
-def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_third_party_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
     islands = {**TINY_LLAMA, "local_sgd.islands": 2, "local_sgd.sync_every": 3}
@@ -78,8 +78,8 @@ def test_a_third_partys_parallelism_trains_llama_in_islands(gloo: GlooPool, tmp_
 
 
 @pytest.mark.full
-def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Path) -> None:
-    """Each island then has the gradients, their norm and the loss of the whole: none is half of it, or twice."""
+def test_islands_with_the_same_data_train_as_one_device(gloo: GlooPool, tmp_path: Path) -> None:
+    """Each island then has the gradients, gradient norm and loss of one device, not half or twice as much."""
     install(tmp_path / "site", "titan-local-sgd")
     line = json.dumps({"text": "the same words again and again, " * 40})
     (tmp_path / "same.jsonl").write_text((line + "\n") * 64)
@@ -94,7 +94,7 @@ def test_islands_with_the_same_data_are_one_device(gloo: GlooPool, tmp_path: Pat
 
 @pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.full)])
 def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -> None:
-    """Between two meetings, where the islands' weights differ, and after one: the outer momentum is kept too."""
+    """Both between synchronisations, when the islands' weights differ, and after one: the outer momentum is saved too."""
     install(tmp_path / "site", "titan-local-sgd")
     site, folder, name = str(tmp_path / "site"), str(tmp_path), "layers.0.attention.wq.weight"
     islands = {**TINY_LLAMA, "training.steps": 9, "local_sgd.islands": 2, "local_sgd.sync_every": 3}
@@ -108,7 +108,7 @@ def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -
 
 
 @pytest.mark.full
-def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: GlooPool, tmp_path: Path) -> None:
+def test_weights_of_islands_start_another_run_only_if_they_are_equal(gloo: GlooPool, tmp_path: Path) -> None:
     install(tmp_path / "site", "titan-local-sgd")
     site, folder = str(tmp_path / "site"), str(tmp_path)
     islands = {**TINY_LLAMA, "local_sgd.islands": 2, "local_sgd.sync_every": 3, "checkpoint.enable": "true"}
@@ -122,7 +122,7 @@ def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: Gloo
     met = {**alone, "checkpoint.initial_load_path": "run/checkpoint/step-3"}
     ((record, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", met)
     assert record.losses
-    # A run of one copy cannot resume what two copies trained, whatever is allowed.
+    # A run with one replica cannot resume a run with two, whatever allow_changed says.
     one = {**islands, "local_sgd.islands": 1, "checkpoint.allow_changed": '["*"]'}
     with pytest.raises(RuntimeError, match="it contains 2 diverging replicas of the model, but this job trains 1"):
         gloo.run(2, train_with, site, folder, "llama3_debug", one)
@@ -137,7 +137,7 @@ def test_weights_of_islands_begin_another_run_only_where_they_are_one(gloo: Gloo
     ],
     ids=str,
 )
-def test_a_third_partys_precision_trains_llama_on_any_mesh(
+def test_a_third_party_precision_trains_llama_on_any_mesh(
     gloo: GlooPool, tmp_path: Path, ranks: int, degrees: dict[str, int]
 ) -> None:
     install(tmp_path / "site", "titan-int8-qat")
@@ -149,5 +149,5 @@ def test_a_third_partys_precision_trains_llama_on_any_mesh(
     assert one.losses == pytest.approx(exact.losses, rel=0.02)
     mesh = {f"parallelism.{name}_parallel_degree": degree for name, degree in degrees.items()}
     for record, _ in gloo.run(ranks, train_with, site, folder, "llama3_debug", {**rounded, **mesh}):
-        # A weight that lies between two numbers of the grid goes to one or the other by the last bit of its scale.
+        # The last bit of the scale decides how a weight midway between two grid points is rounded.
         assert record.losses == pytest.approx(one.losses, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Dimensions and views of the mesh that third parties bring: no package of ours knows their names."""
+"""Third-party dimensions and views of the mesh, whose names no package of Titan knows."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def test_experts_saved_on_one_mesh_resume_on_another(
 
 
 def backwards(forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Experts that are numbered from the last one on."""
+    """Call the experts in reverse order."""
     pieces = rows.split(counts.tolist())
     computed = forward(torch.cat(pieces[::-1]), counts.flip(0))
     return torch.cat(computed.split(counts.flip(0).tolist())[::-1])
 
 
 def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: bool = False) -> str:
-    """What is wrong with a job on ``ranks`` ranks, which need not exist; ``broken``: whose experts are :func:`backwards`."""
+    """Return the error of a job on ``ranks`` ranks, which need not exist; ``broken`` makes its experts :func:`backwards`."""
     from titan_core.model.layout_trial import try_model
 
     sys.path.insert(0, site)
@@ -167,7 +167,7 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
         ("moe", {EP: 2, TP: 2}, 2, "must divide the 1 ranks that mesh view 'ep' borrows"),
     ],
 )
-def test_what_experts_cannot_be_divided_over_is_refused(
+def test_impossible_divisions_of_experts_are_refused(
     gloo: GlooPool, experts: str, recipe: str, overrides: dict[str, object], ranks: int, message: str
 ) -> None:
     (found,) = gloo.run(1, refusal, experts, recipe, overrides, ranks)
@@ -175,9 +175,9 @@ def test_what_experts_cannot_be_divided_over_is_refused(
     assert bool(message) == bool(found)
 
 
-def test_experts_that_compute_something_else_once_divided_are_refused(gloo: GlooPool, experts: str) -> None:
+def test_experts_that_compute_a_different_result_when_divided_are_refused(gloo: GlooPool, experts: str) -> None:
     (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
-    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes something else" in found
+    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes a different result" in found
 
 
 BALANCED = {**MOE, "expert_balance.weight": 0.5}
@@ -189,17 +189,17 @@ def balanced(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFact
     return record
 
 
-def test_a_balance_loss_is_a_loss_of_its_own(one_device: RunRecord, balanced: RunRecord) -> None:
+def test_a_balance_loss_is_reported_separately(one_device: RunRecord, balanced: RunRecord) -> None:
     assert balanced.losses[0] == one_device.losses[0]
     assert balanced.grad_norms[0] != pytest.approx(one_device.grad_norms[0], rel=1e-3)
-    # 1 for each of two blocks where experts are equally busy, which at first they nearly are, and never less.
+    # The loss is 1 per block if experts are equally busy, as they nearly are at first, and never less.
     values = [step["expert_balance"] for step in balanced.auxiliary]
     assert values[0] == pytest.approx(0.5 * 2, rel=0.2)
     assert min(values) > 0.5 * 2 * 0.99
 
 
 def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
-    """The balance loss of one block and its gradient for the router, and both by the formula."""
+    """Return the balance loss of one block, its expected value, the router's gradient and its expected value."""
     sys.path.insert(0, site)
     try:
         from titan_model_moe.balance import ExpertBalance
@@ -229,7 +229,7 @@ def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
     return [losses.values["expert_balance"], expected.detach(), gradient, expected_gradient]
 
 
-def test_a_balance_loss_is_that_of_the_formula(gloo: GlooPool, experts: str) -> None:
+def test_a_balance_loss_matches_the_formula(gloo: GlooPool, experts: str) -> None:
     ((value, expected, gradient, expected_gradient),) = gloo.run(1, balance_beside_plain_torch, experts)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-8)

@@ -1,4 +1,4 @@
-"""An objective that a third party brings is minimised on every mesh, by a plugin that knows of none."""
+"""A third-party objective is minimised on every mesh, though its plugin knows nothing about meshes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=str,
 )
-def test_it_is_that_of_one_device(gloo: GlooPool, site: str, tmp_path: Path, ranks: int, more: dict[str, object]) -> None:
+def test_it_trains_as_on_one_device(gloo: GlooPool, site: str, tmp_path: Path, ranks: int, more: dict[str, object]) -> None:
     ((one, _),) = gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", Z_LOSS)
     ((plain, _),) = gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", {**Z_LOSS, "z_loss.coefficient": 0.0})
     assert one.losses[0] > 1.1 * plain.losses[0]
@@ -57,7 +57,7 @@ def test_it_is_that_of_one_device(gloo: GlooPool, site: str, tmp_path: Path, ran
         assert record.validation[2][0] == pytest.approx(one.validation[2][0], rel=1e-6)
 
 
-def test_it_is_the_papers_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_matches_the_formula_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES / "titan-objective-z-loss" / "src"))
     monkeypatch.delitem(sys.modules, "titan_objective_z_loss", raising=False)
     from titan_objective_z_loss.objective import NextTokenWithZLoss  # type: ignore[import-not-found, unused-ignore]

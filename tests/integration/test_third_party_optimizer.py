@@ -1,5 +1,5 @@
-"""A third party's optimizer with a section of its own: Muon for hidden matrices, AdamW for the rest, as on one device on any
-mesh and after a resume."""
+"""A third-party optimizer with its own section (Muon for hidden matrices, AdamW for the rest) trains as on one device, on
+any mesh and after a resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TINY: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The example, as discovery finds an installed distribution."""
+    """Make the example discoverable like an installed distribution."""
     folder = tmp_path_factory.mktemp("muon")
     info = folder / "titan_optim_muon-0.1.0.dist-info"
     info.mkdir()
@@ -99,10 +99,10 @@ def test_it_resumes_bit_for_bit_and_on_another_mesh(
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
-def test_a_step_is_torchs_muon_and_adamw(
+def test_steps_match_torchs_muon_and_adamw(
     site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nesterov: bool, scale: Any
 ) -> None:
-    """Rates of parameter groups, the schedule and weight decay included: the whole of a run, in plain torch."""
+    """A whole run matches plain torch, including learning rates of parameter groups, the schedule and weight decay."""
     monkeypatch.syspath_prepend(site)
     settings = {"muon.nesterov": json.dumps(nesterov), "muon.scale": scale, "muon.dtype": "bfloat16", "muon.momentum": 0.9}
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ class Recomputed:
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
-        factor = report.lr / 8e-4  # the logged rate is that of what is not a hidden matrix
+        factor = report.lr / 8e-4  # the logged rate is that of parameters other than hidden matrices
         assert factor == pytest.approx([0.5, 1.0, 1.0, 0.55][report.step - 1])
         for optimizer, rate in ((self.muon, 0.02), (self.adamw, 8e-4)):
             for group in optimizer.param_groups:

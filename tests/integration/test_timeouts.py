@@ -1,4 +1,4 @@
-"""How long collectives may take, on every process group."""
+"""Timeouts of collectives on every process group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN: dict[str, object] = {
 
 
 class Timeouts:
-    """Seconds by group and step, as a step begins."""
+    """Records the timeout of each group, in seconds, at the start of each step."""
 
     def __init__(self) -> None:
         self.seen: dict[int, dict[str, float]] = {}
@@ -48,10 +48,10 @@ def timeouts(folder: str) -> dict[int, dict[str, float]]:
     return seen.seen
 
 
-def test_they_are_shorter_once_a_step_is_done_but_not_for_work_beside_training(gloo: GlooPool, tmp_path: Path) -> None:
+def test_timeouts_shrink_after_the_first_step_except_for_background_work(gloo: GlooPool, tmp_path: Path) -> None:
     for seen in gloo.run(2, timeouts, str(tmp_path)):
         beside = seen[1].pop("background"), seen[2].pop("background")
         assert beside == (1800, 1800)
-        assert len(seen[1]) > 1  # the first group, and those of the mesh
+        assert len(seen[1]) > 1  # the default group and those of the mesh
         assert set(seen[1].values()) == {77}
         assert set(seen[2].values()) == {33}

@@ -43,7 +43,7 @@ def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -
     plain = titan("train", *SMALL, "--job.dump_folder", "plain", cwd=tmp_path, module=torchrun)
     for result in (one, two, plain):
         assert result.returncode == 0, result.stderr
-    assert two.stdout.count("step  1/20") == 1  # rank 0 alone speaks
+    assert two.stdout.count("step  1/20") == 1  # only rank 0 prints
     losses = {name: [line["loss"] for line in metrics(tmp_path / name)] for name in ("one", "two", "plain")}
     assert len(losses["one"]) == 20
     assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
@@ -60,7 +60,7 @@ def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) 
 
 
 def unigram_entropy() -> float:
-    """Nats a token that knowing each token's frequency costs, over the embedded corpus."""
+    """Return the entropy of the embedded corpus in nats per token, by token frequencies."""
     tokenizer = ByteTokenizer()
     counts: Counter[int] = Counter()
     for text in open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None)).shard(0, 1, 0):
@@ -85,7 +85,7 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
     assert "Traceback" not in result.stderr
 
 
-def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
+def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
 
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""``titan verify``: meshes that give the same, and a plugin that does not, found out."""
+"""``titan verify`` accepts equal meshes, and detects a plugin that changes results."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def build(context):
 
 
 @pytest.mark.full
-def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_mesh_passes(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reference"] == "one device" and told["steps"] == 2
     assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
     folder = in_tmp / "outputs/verify/llama3_debug"
     assert not list(folder.glob("*/checkpoint"))
-    # The statistics themselves: the same on both meshes, whichever rank holds what.
+    # The statistics are the same on both meshes, whichever rank holds an element.
     one, two = (read_statistics(folder / name / "debug/statistics")[1] for name in ("one_device", "tp=2"))
     assert list(one.outputs) == list(two.outputs) and {"layers.1.attention.wq", "output", "norm"} <= set(one.outputs)
     for ours, theirs in ((one.outputs, two.outputs), (one.gradients, two.gradients)):
@@ -69,7 +69,7 @@ def test_a_sound_mesh_is_the_same(in_tmp: Path, capsys: pytest.CaptureFixture[st
     assert "the run has no statistics of this step; pass a step with statistics: 1-2" in capsys.readouterr().err
 
 
-def test_a_wrong_mesh_is_found_out_with_step_and_module(
+def test_a_wrong_mesh_is_reported_with_step_and_module(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_distribution(in_tmp / "site", "wrong-plugin", WRONG)

@@ -1,4 +1,4 @@
-"""Weights go to Hugging Face's format and back, and come from it and from Meta's, as transformers itself sees them."""
+"""Weights convert to Hugging Face's format and back, and from Meta's, in agreement with transformers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def settings(tied: bool, scaled: bool) -> dict[str, object]:
 
 
 def titan(*arguments: str) -> tuple[int, str]:
-    """Exit status and errors of a command, in this process."""
+    """Run a command in this process, and return its exit status and errors."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
         status = main(arguments)
@@ -60,7 +60,7 @@ def titan(*arguments: str) -> tuple[int, str]:
 
 
 def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """This job's logits before its first step, and its first loss on one process."""
+    """Return the job's logits before its first step, and its first loss on one process."""
     seen: list[Tensor] = []
 
     class Look:
@@ -78,7 +78,7 @@ def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(("tied", "scaled"), [(False, False), (False, True), (True, True)])
-def test_an_export_is_loaded_by_transformers_with_our_logits(in_tmp: Path, tied: bool, scaled: bool) -> None:
+def test_an_export_has_the_same_logits_in_transformers(in_tmp: Path, tied: bool, scaled: bool) -> None:
     overrides = settings(tied, scaled)
     run_recipe("llama3_debug", overrides)
     result = titan("checkpoint", "convert", "outputs/llama3_debug", "exported")
@@ -101,7 +101,7 @@ def train_in(folder: str, overrides: dict[str, object]) -> dict[str, Tensor]:
     return run_recipe("llama3_debug", overrides, weights=True).final
 
 
-def test_an_export_of_a_divided_run_is_put_together(gloo: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_of_a_sharded_run_is_complete(gloo: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     divided = {"parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 1, "training.global_batch_size": 4}
     final = gloo.run(4, train_in, str(tmp_path), {**settings(False, True), **divided})[0]
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def their_model(folder: str, tied: bool, shard_size: str = "5GB") -> LlamaForCau
 
 
 @pytest.mark.parametrize(("tied", "shards"), [(False, "5GB"), (True, "5GB"), (False, "60KB")])
-def test_a_model_of_transformers_begins_a_job_with_its_logits(in_tmp: Path, tied: bool, shards: str) -> None:
+def test_a_job_that_starts_from_a_transformers_model_has_its_logits(in_tmp: Path, tied: bool, shards: str) -> None:
     theirs = their_model("theirs", tied, shards)
     assert (len(list(Path("theirs").glob("*.safetensors"))) > 1) == (shards == "60KB")
     tokens = torch.randint(0, 288, (2, 64), generator=torch.Generator().manual_seed(1))
@@ -143,14 +143,14 @@ def test_a_model_of_transformers_begins_a_job_with_its_logits(in_tmp: Path, tied
     again = {**settings(tied, True), "checkpoint.initial_load_path": "ours", "job.dump_folder": "again"}
     converted, _ = logits_of(again, tokens)
     assert torch.equal(converted, direct)
-    # And back: the very same tensors.
+    # The way back gives identical tensors.
     assert titan("checkpoint", "convert", "ours", "back")[0] == 0
     back = LlamaForCausalLM.from_pretrained("back", dtype=torch.float32).state_dict()
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
 
 
 def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
-    """The first loss, and how many elements this rank read of all files."""
+    """Return the first loss, and the number of elements that this rank read from files."""
     from titan_ckpt import foreign_files
 
     os.chdir(folder)
@@ -186,7 +186,7 @@ def test_each_rank_reads_its_share_of_foreign_weights(gloo: GlooPool, tmp_path: 
 
 
 def meta_files(folder: Path, model: LlamaForCausalLM, files: int) -> None:
-    """As Meta publishes: the same weights, their rows as Meta orders them, divided over files."""
+    """Write the weights as Meta publishes them: rows in Meta's order, divided over files."""
     folder.mkdir()
     args = LlamaArgs(**SIZE, rope_theta=10_000.0, rope_scaling=RopeScaling(**SCALING))  # type: ignore[arg-type]
     model.save_pretrained(folder / "hf")

@@ -1,4 +1,4 @@
-"""Built wheels in fresh environments: a job installs what it needs and nothing else."""
+"""Built wheels in fresh environments: a job installs only what it needs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OTHERS = {
     "aiohttp", "datasets", "huggingface-hub", "matplotlib", "multiprocess", "pandas", "plotly", "protobuf", "pyarrow",
     "safetensors", "tensorboard", "tokenizers", "torchao", "transformers", "wandb", "zstandard",
 }  # fmt: skip
-"""What other packages need. tiktoken is not among them: the model's tokenizer is made of it."""
+"""Dependencies of other packages. tiktoken is not among them, because the model's tokenizer needs it."""
 MOST_MEGABYTES = 30
-"""Of everything but torch, what torch requires, and numpy, whose wheel alone has 56."""
+"""Maximum size without torch, its dependencies and numpy, whose wheel alone has 56."""
 
 LISTING = """
 import json
@@ -40,7 +40,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with the core, a model, and what these declare."""
+    """An environment with the core, a model and their declared dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     wheels = build_wheels(with_dependencies(MODEL), folder / "wheels")
     assert wheels.keys() == {"titan-core", MODEL}
@@ -57,7 +57,7 @@ Titan = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def titan(environment: Path, tmp_path: Path) -> Titan:
-    """The environment's command, in a fresh folder."""
+    """Run the environment's ``titan`` command in a new folder."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "titan"), *arguments]
@@ -91,13 +91,13 @@ def test_core_and_a_model_train(titan: Titan, tmp_path: Path) -> None:
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(one[:1] + one[-2:]),
 )
-def test_what_is_missing_is_named_with_its_package(titan: Titan, command: list[str], package: str) -> None:
+def test_an_error_names_the_missing_package(titan: Titan, command: list[str], package: str) -> None:
     refused = titan(*command)
     assert refused.returncode == 2
     assert f"install {package} (`uv pip install {package}`)" in refused.stderr
 
 
-def test_nothing_is_installed_that_other_packages_need(environment: Path) -> None:
+def test_no_dependency_of_other_packages_is_installed(environment: Path) -> None:
     output = subprocess.run([str(environment / "python"), "-c", LISTING], capture_output=True, text=True, check=True).stdout
     installed = json.loads(output)
     assert OTHERS.isdisjoint(installed)

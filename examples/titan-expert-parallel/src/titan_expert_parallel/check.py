@@ -1,4 +1,4 @@
-"""What makes expert parallelism impossible, found before anything is built. Free of torch."""
+"""Checks of a job's config, made before anything is built. Free of torch."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ DEGREE = "parallelism.expert_parallel_degree"
 
 
 def check(context: JobContext[ExpertParallelKeys]) -> Iterator[Problem]:
-    """The model must have experts."""
+    """Require a model with experts."""
     if not any(isinstance(rule, Experts) for rule in context.facts.model.layout.rules.values()):
         why = f"model {context.facts.section(ModelSection).name!r} has no experts: no rule of its layout is Experts"
         yield context.config.problem(DEGREE, why, "set it to 1")

@@ -13,5 +13,5 @@ class ExpertParallelKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     expert_parallel_degree: Ranks = Field(default=1, gt=0)
-    """Ranks that divide the experts of each block among them. They are ranks that data and context parallelism have anyway:
-    the degree divides data_parallel_shard_degree x context_parallel_degree."""
+    """Number of ranks that the experts of each block are divided over. These are ranks of data and context parallelism: the
+    degree must divide data_parallel_shard_degree x context_parallel_degree."""

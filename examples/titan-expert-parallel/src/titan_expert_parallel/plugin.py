@@ -1,14 +1,13 @@
-"""What titan-expert-parallel contributes."""
+"""Registers the expert-parallel transform and its mesh view."""
 
 from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.mesh import MeshView
 from titan_core.api.ref import Ref
+from titan_expert_parallel.check import DEGREE
 from titan_expert_parallel.config import ExpertParallelKeys
 
 api = (1, 0)
-
-DEGREE = "parallelism.expert_parallel_degree"
 
 
 @hookimpl
@@ -16,7 +15,7 @@ def titan_parallelisms() -> list[Transform]:
     return [
         Transform(
             name="expert_parallel",
-            summary="each rank holds some of the experts, and tokens travel to theirs",
+            summary="each rank holds some of the experts, and tokens are sent to theirs",
             config=ExpertParallelKeys,
             phase=Phase.EXPERT,
             mesh_views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),),

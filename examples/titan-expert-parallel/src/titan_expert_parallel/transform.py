@@ -1,8 +1,8 @@
-"""Expert parallelism (Lepikhin et al., "GShard", arXiv 2006.16668, section 3): each rank holds some of the experts. Rows
-travel to the ranks of their experts, and what these compute travels back, by one all-to-all each way.
+"""Expert parallelism (Lepikhin et al., "GShard", arXiv 2006.16668, section 3). Each rank holds some of the experts. Rows are
+sent to the ranks of their experts, and the outputs are sent back, by one all-to-all in each direction.
 
-Experts see the tokens of all ranks of the view, so their gradients are complete over it, and must be summed over the other
-ranks with different data alone. FSDP asks the mesh which those are.
+Experts process tokens from all ranks of the view, so their gradients are complete over the view. They must be summed only
+over the other ranks with different data, which FSDP gets from the mesh.
 """
 
 from collections.abc import Mapping
@@ -10,83 +10,103 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.job_mesh import JobMesh
+from titan_core.api.layout import ModelLayout
+from titan_core.api.layout_rules import Experts
 from titan_core.api.model_part import ModelPart
 from titan_expert_parallel.config import ExpertParallelKeys
-from titan_expert_parallel.own_experts import experts_in, holding
+from titan_expert_parallel.torch_private import (
+    exchange_counts,
+    exchange_rows,
+    registered_parameters,
+    substituted_parameters,
+)
 
 
 def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> ModelPart:
     """Divide the modules that hold experts over the view ``ep``."""
     for path, module in part.named_modules():
-        rules = experts_in(module, path, part.layout)
+        rules = expert_rules(module, path, part.layout)
         if rules:
             before = dict(module.named_parameters(recurse=False))
             for name, rule in rules.items():
                 module.register_parameter(name, _divided(before[name], rule.dim, context.mesh))
             inner: Any = module.forward
-            module.forward = ExpertsElsewhere(module, inner, context.mesh["ep"], before)
+            module.forward = DividedExperts(module, inner, context.mesh["ep"], before)
     return part
 
 
+def expert_rules(module: nn.Module, path: str, layout: ModelLayout) -> dict[str, Experts]:
+    """Return the rules of the parameters that hold experts and that ``module``, named ``path``, owns itself."""
+    rules = {name: layout.rule(f"{path}.{name}") for name, _ in module.named_parameters(recurse=False)}
+    return {name: rule for name, rule in rules.items() if isinstance(rule, Experts)}
+
+
 def _divided(whole: nn.Parameter, dim: int, mesh: JobMesh) -> nn.Parameter:
-    """This rank's experts of a parameter, which tensor parallelism may have divided before."""
+    """Return this rank's experts of a parameter, which tensor parallelism may already have divided."""
     names, placements = ["ep"], list[Placement]([Shard(dim % whole.dim())])
     if isinstance(whole, DTensor):
         names += whole.device_mesh.mesh_dim_names or ()
         placements += whole.placements
-    # Nothing has a value yet: the model is on the meta device.
+    # The model is on the meta device, so there are no values to copy.
     empty = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
     divided = distribute_tensor(empty, mesh[tuple(names)], placements)
     return nn.Parameter(divided, requires_grad=whole.requires_grad)
 
 
-class ExpertsElsewhere:
-    """In place of the forward of a module that holds experts."""
+class DividedExperts:
+    """Replaces the forward of a module that holds experts."""
 
     def __init__(self, module: nn.Module, inner: Any, mesh: DeviceMesh, before: Mapping[str, nn.Parameter]) -> None:
         """
         Args:
-            inner: the forward that computes with the experts that the module holds.
+            inner: the original forward, which computes with whichever experts the module holds.
             mesh: the ranks that the experts are divided over.
-            before: the module's parameters as they were before.
+            before: the module's parameters before the division.
         """
         self._module, self._inner, self._mesh = module, inner, mesh
-        self._meshes = {name: one.device_mesh if isinstance(one, DTensor) else None for name, one in before.items()}
+        self._tensor_meshes = {
+            name: parameter.device_mesh if isinstance(parameter, DTensor) else None for name, parameter in before.items()
+        }
 
     def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
         """
         Args:
-            rows: ``[rows, dim]``, those of the first expert first.
-            counts: rows of each expert, int64 ``[experts]``.
+            rows: ``[rows, dim]``, sorted by expert.
+            counts: number of rows of each expert, int64 ``[experts]``.
         """
         ranks = self._mesh.size()
-        # [ranks, experts of a rank]: what this rank sends to each, and what each sends to this one.
+        # [ranks, experts per rank]: the rows that this rank sends to each rank, and those that each rank sends to this one.
         leaving = counts.view(ranks, -1)
-        arriving = all_to_all_single(counts, None, None, self._mesh).view(ranks, -1)
+        arriving = exchange_counts(counts, self._mesh).view(ranks, -1)
         sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
-        arrived = all_to_all_single_autograd(rows, received, sent, self._mesh)
-        # They come by rank, and for each rank by expert; the experts take them by expert.
+        arrived = exchange_rows(rows, received, sent, self._mesh)
+        # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
         order = experts.repeat_interleave(arriving.flatten()).argsort(stable=True)
-        computed = self._with_own_experts(arrived[order], arriving.sum(0))
-        return all_to_all_single_autograd(computed[order.argsort()], sent, received, self._mesh)
+        outputs = self._local_forward(arrived[order], arriving.sum(0))
+        return exchange_rows(outputs[order.argsort()], sent, received, self._mesh)
 
-    def _with_own_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The module's own forward, whose code finds this rank's experts where it reads its parameters: plain tensors, or
-        what tensor parallelism has made of them."""
-        divided = self._module._parameters
-        with holding(self._module, {name: _own(divided[name], mesh) for name, mesh in self._meshes.items()}):
-            computed: Tensor = self._inner(rows, counts)
-        return computed
+    def _local_forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Call the original forward with this rank's experts as parameters: plain tensors, or DTensors if tensor parallelism
+        has divided them."""
+        parameters = registered_parameters(self._module)
+        local = {name: _local_experts(parameters[name], mesh) for name, mesh in self._tensor_meshes.items()}
+        with substituted_parameters(self._module, local):
+            output: Tensor = self._inner(rows, counts)
+        return output
 
 
-def _own(parameter: Any, mesh: DeviceMesh | None) -> Tensor:
+def _local_experts(parameter: Any, mesh: DeviceMesh | None) -> Tensor:
+    """Return this rank's experts of ``parameter``.
+
+    Args:
+        mesh: the mesh that tensor parallelism has divided the parameter over, if any.
+    """
     local: Tensor = parameter.to_local(grad_placements=parameter.placements)
     if mesh is None:
         return local

@@ -1,3 +1,5 @@
+"""The config section of titan-int8-qat."""
+
 from typing import ClassVar
 
 from pydantic import Field
@@ -9,6 +11,6 @@ class Int8QATSection(Section):
     section: ClassVar[str] = "int8_qat"
 
     enable: bool = False
-    """Round the weights of linear layers wherever they are used."""
+    """Round the weights of linear layers whenever they are used."""
     bits: int = Field(default=8, ge=2, le=8)
-    """Bits of the integers."""
+    """Number of bits of the integers."""

@@ -1,4 +1,4 @@
-"""Rounding that gradients do not see, and linear layers that do it to their weights."""
+"""Fake quantisation with straight-through gradients, and the linear layer that applies it to its weight."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from titan_int8_qat.config import Int8QATSection
 
 
 def apply(part: ModelPart, context: TrainingContext[Int8QATSection]) -> ModelPart:
-    """Let every linear layer that the layout says may be divided round its weight. Names and parameters stay as they are."""
+    """Convert every linear layer that the layout allows to be divided. Names and parameters do not change."""
     bits = context.section.bits
     for name, module in part.named_modules():
         if type(module) is nn.Linear and part.layout.divides_linear(name):
@@ -19,6 +19,8 @@ def apply(part: ModelPart, context: TrainingContext[Int8QATSection]) -> ModelPar
 
 
 class QuantizedLinear(nn.Linear):
+    """A linear layer that rounds its weight to ``bits`` bits in each forward pass."""
+
     bits: int
 
     def forward(self, input: Tensor) -> Tensor:
@@ -26,7 +28,7 @@ class QuantizedLinear(nn.Linear):
 
 
 def fake_quantize(weight: Tensor, bits: int) -> Tensor:
-    """``weight`` on a grid of integers, scaled row by row; its gradient is that of ``weight`` itself."""
+    """Round ``weight`` to a grid of integers, scaled by row. The gradient passes to ``weight`` unchanged."""
     largest = 2 ** (bits - 1) - 1
     scale = weight.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / largest
     rounded = (weight.detach() / scale).round() * scale

@@ -1,3 +1,5 @@
+"""Registers the int8 quantisation-aware training transform."""
+
 from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
@@ -11,7 +13,7 @@ def titan_precisions() -> list[Transform]:
     return [
         Transform(
             name="int8_qat",
-            summary="quantisation-aware training: weights rounded to integers where they are used",
+            summary="quantisation-aware training: weights are rounded to integers whenever they are used",
             config=Int8QATSection,
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,

@@ -1,1 +1,1 @@
-"""Local SGD, as DiLoCo does it."""
+"""Local SGD as in DiLoCo."""

@@ -12,10 +12,10 @@ class LocalSGDSection(Section):
     section: ClassVar[str] = "local_sgd"
 
     islands: Ranks = Field(default=1, gt=0)
-    """Copies of the model that train apart."""
+    """Number of diverging replicas of the model."""
     sync_every: Steps = Field(default=20, gt=0)
-    """Steps between two meetings of the islands."""
+    """Steps between synchronisations of the islands."""
     outer_lr: LearningRate = Field(default=0.7, gt=0.0)
-    """Learning rate of the outer optimizer; 1 with no momentum takes the mean of the islands' weights."""
+    """Learning rate of the outer optimizer. A rate of 1 without momentum averages the islands' weights."""
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Nesterov momentum of the outer optimizer."""

@@ -16,12 +16,12 @@ from titan_local_sgd.config import LocalSGDSection
 
 
 def apply(part: ModelPart, context: TrainingContext[LocalSGDSection]) -> ModelPart:
-    """The model stays as it is: islands differ in what their ranks do between steps."""
+    """Return ``part`` unchanged. :class:`OuterOptimizer` does all the work, between steps."""
     return part
 
 
 class OuterOptimizer:
-    """Brings the islands together every so many steps."""
+    """Synchronises the islands every ``local_sgd.sync_every`` steps and after the last step."""
 
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[LocalSGDSection]) -> None:
         self._section = context.section
@@ -33,13 +33,14 @@ class OuterOptimizer:
         self._common = [weight.clone() for weight in self._weights]
         momentum = self._section.outer_momentum
         self._sgd = torch.optim.SGD(self._common, lr=self._section.outer_lr, momentum=momentum, nesterov=momentum > 0)
-        for common in self._common if momentum else ():  # made now, so that a checkpoint can be loaded into it
-            self._sgd.state[common]["momentum_buffer"] = torch.zeros_like(common)
+        if momentum:  # created now, so that a checkpoint can be loaded into it
+            for common in self._common:
+                self._sgd.state[common]["momentum_buffer"] = torch.zeros_like(common)
         self._begun = torch.zeros(())
 
     @hookimpl
     def titan_state_tensors(self) -> dict[str, Tensor]:
-        """Divided as the weights are, so that they hold on another mesh too."""
+        """Return the outer state. Its tensors are divided like the weights, so they can be loaded on another mesh."""
         tensors = {"local_sgd.begun": self._begun}
         for name, common in zip(self._names, self._common, strict=True):
             tensors[f"local_sgd.common.{name}"] = common
@@ -49,7 +50,8 @@ class OuterOptimizer:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        if not self._begun:  # nothing was restored; but the weights may have been, from elsewhere
+        # No outer state was restored, but the weights may have been loaded after this object was built.
+        if not self._begun:
             for common, weight in zip(self._common, self._weights, strict=True):
                 common.copy_(weight)
             self._begun.fill_(1)

@@ -1,4 +1,4 @@
-"""What titan-local-sgd contributes."""
+"""Registers local SGD and its mesh dimension."""
 
 from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl
@@ -16,7 +16,7 @@ def titan_parallelisms() -> list[Transform]:
     return [
         Transform(
             name="local_sgd",
-            summary="islands that train apart and meet every so many steps (DiLoCo)",
+            summary="islands train diverging replicas and synchronise every N steps (DiLoCo)",
             config=LocalSGDSection,
             phase=Phase.DATA,
             mesh_dims=(ISLAND,),

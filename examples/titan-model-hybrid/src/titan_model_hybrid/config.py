@@ -1,4 +1,4 @@
-"""The model's sizes."""
+"""The arguments of a hybrid model."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,30 +13,31 @@ class HybridArgs(BaseModel):
     dim: Width = Field(default=96, gt=0)
     """Width of the hidden states."""
     recurrent_dim: Width = Field(default=128, gt=0)
-    """Features of a recurrence."""
+    """Number of features of a recurrence."""
     n_layers: Layers = Field(default=4, gt=0)
-    """Blocks: a recurrent one, one with attention, and so on."""
+    """Number of blocks. Recurrent and attention blocks alternate, beginning with a recurrent one."""
     n_heads: Heads = Field(default=4, gt=0)
-    """Attention heads."""
+    """Number of attention heads."""
     vocab_size: Vocabulary = Field(default=288, gt=0)
-    """Tokens in the vocabulary."""
+    """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=2048, gt=0)
     """Longest context in tokens."""
     divide_sequences: bool = True
-    """Whether the recurrence brings a rule of its own for context parallelism."""
+    """Whether the recurrence brings its own rule for context parallelism."""
 
     def is_recurrent(self, block: int) -> bool:
-        """Whether block number ``block`` has a recurrence instead of attention."""
+        """Whether the block with index ``block`` has a recurrence instead of attention."""
         return block % 2 == 0
 
     @property
     def block_params(self) -> list[int]:
-        """Number of parameters of each block."""
+        """The number of parameters of each block."""
         shared = 8 * self.dim**2 + 2 * self.dim
         recurrence = 3 * self.dim * self.recurrent_dim + 5 * self.recurrent_dim
-        return [shared + (recurrence if self.is_recurrent(one) else 4 * self.dim**2) for one in range(self.n_layers)]
+        attention = 4 * self.dim**2
+        return [shared + (recurrence if self.is_recurrent(block) else attention) for block in range(self.n_layers)]
 
     @property
     def num_params(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         return sum(self.block_params) + 2 * self.vocab_size * self.dim + self.dim

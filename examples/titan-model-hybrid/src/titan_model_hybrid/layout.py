@@ -1,4 +1,4 @@
-"""What the hybrid model says of itself."""
+"""The hybrid model's layout."""
 
 from titan_core.api.initial_values import Constant, Normal, Uniform
 from titan_core.api.layout import ModelDefinition, ModelLayout

@@ -1,4 +1,5 @@
-"""Attention and a gated linear recurrence by turns, for one device (after Griffin, De et al., arXiv 2402.19427)."""
+"""A decoder that alternates between a gated linear recurrence and attention, for one device (after Griffin, De et al., arXiv
+2402.19427)."""
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +11,23 @@ from titan_model_hybrid.scan import begins, scan
 
 
 class LinearRecurrence(nn.Module):
-    """The mixer: a state for each feature, carried from position to position."""
+    """The mixer: carries a state for each feature from position to position."""
 
     def forward(self, decay: Tensor, inputs: Tensor, documents: Tensor | None = None) -> Tensor:
-        """All ``[batch, seq, features]``; ``documents`` ``[batch, seq]``, at whose begin the state is dropped."""
+        """Run the recurrence; the state is reset where a document begins.
+
+        Args:
+            decay: ``[batch, seq, features]``, like ``inputs`` and the result.
+            documents: ``[batch, seq]``.
+        """
         if documents is not None:
             decay = decay.masked_fill(begins(documents)[..., None], 0.0)
         return scan(decay, inputs)[0]
 
 
 class Gates(nn.Module):
-    """How much of its state each feature keeps, and how much of its input it takes in: parameters of no linear layer."""
+    """Computes how much of its state each feature keeps, and how much of its input it adds. The parameters belong to no
+    linear layer."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -29,7 +36,7 @@ class Gates(nn.Module):
         self.bias = nn.Parameter(torch.empty(2, features))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch, seq, features]`` to (decay, inputs), each the like in float32."""
+        """Map ``x``, ``[batch, seq, features]``, to decay and inputs of the same shape, in float32."""
         x = x.float()
         keep, take = (torch.sigmoid(x * weight + bias) for weight, bias in zip(self.weight, self.bias, strict=True))
         log_decay = -8.0 * keep * F.softplus(self.rate)
@@ -52,7 +59,7 @@ class Recurrence(nn.Module):
 
 
 class Attention(nn.Module):
-    """Without positions of its own: the recurrences before it tell positions apart."""
+    """Attention without position embeddings: the preceding recurrences distinguish positions."""
 
     def __init__(self, args: HybridArgs) -> None:
         super().__init__()
@@ -62,7 +69,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in (self.q, self.k, self.v))
         return self.output(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 

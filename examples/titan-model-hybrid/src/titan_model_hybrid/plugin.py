@@ -1,4 +1,4 @@
-"""What titan-model-hybrid contributes."""
+"""Registers the model ``hybrid`` and its recipe."""
 
 from titan_core.api.components import Model, Recipe, recipes_in
 from titan_core.api.hookspecs import hookimpl
@@ -13,7 +13,7 @@ def titan_models() -> list[Model]:
     return [
         Model(
             name="hybrid",
-            summary="attention and a gated linear recurrence by turns",
+            summary="a decoder that alternates between a gated linear recurrence and attention",
             flavors={"tiny": HybridArgs()},
             define=Ref("titan_model_hybrid.layout:define"),
         )

@@ -1,8 +1,8 @@
-"""A loss that keeps experts equally busy: of each sequence, the sum over experts of the share of tokens that chose one times
-its mean probability (Fedus et al., "Switch Transformers", arXiv 2101.03961, section 2.2; by sequence as in DeepSeek-V3,
-arXiv 2412.19437, section 2.1.2).
+"""A loss that keeps experts equally busy. For each sequence, it sums over experts the share of tokens that chose the expert
+times the expert's mean probability (Fedus et al., "Switch Transformers", arXiv 2101.03961, section 2.2; by sequence as in
+DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-Within a sequence the loss is a sum over its positions, once the shares are known. So ranks that divide a sequence add up
+Once the shares are known, the loss of a sequence is a sum over its positions. Ranks that divide a sequence therefore add up
 their counts, and the loss is the same on any mesh.
 """
 
@@ -23,7 +23,7 @@ NAME = "expert_balance"
 
 
 def apply(part: ModelPart, context: TrainingContext[ExpertBalanceSection]) -> ModelPart:
-    """Let each block that this rank has add its loss."""
+    """Add the loss to each of this rank's blocks."""
     for _, module in part.named_modules():
         if isinstance(module, FeedForward):
             module.balance = ExpertBalance(context)
@@ -32,7 +32,7 @@ def apply(part: ModelPart, context: TrainingContext[ExpertBalanceSection]) -> Mo
 
 
 class ExpertBalance:
-    """The loss of one block: 1 for each position where all experts are equally busy, times the weight."""
+    """The loss of one block. If all experts are equally busy, it is 1 for each position, times the weight."""
 
     def __init__(self, context: TrainingContext[ExpertBalanceSection]) -> None:
         self._weight = context.section.weight
@@ -44,9 +44,9 @@ class ExpertBalance:
     def __call__(self, result: Tensor, probabilities: Tensor, chosen: Tensor) -> Tensor:
         """
         Args:
-            result: ``[b, s, d]``, which carries the loss.
+            result: ``[b, s, d]``, to which the loss is attached.
             probabilities: of all experts, fp32 ``[b, s, e]``.
-            chosen: ``[b, s, k]``.
+            chosen: indices of the chosen experts, ``[b, s, k]``.
         """
         microbatch = current_microbatch()
         if microbatch is None or microbatch.auxiliary is None:

@@ -1,4 +1,4 @@
-"""The model's sizes, and the config section of its balance loss."""
+"""The arguments of the model, and the config section of its balance loss."""
 
 from typing import ClassVar
 
@@ -16,17 +16,17 @@ class MoEArgs(BaseModel):
     dim: Width = Field(default=64, gt=0)
     """Width of the hidden states."""
     n_layers: Layers = Field(default=2, gt=0)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     n_heads: Heads = Field(default=4, gt=0)
-    """Attention heads."""
+    """Number of attention heads."""
     n_experts: Heads = Field(default=4, gt=0)
-    """Experts of each block."""
+    """Number of experts in each block."""
     top_k: Heads = Field(default=2, gt=0)
-    """Experts that each token passes through."""
+    """Number of experts that each token passes through."""
     expert_dim: Width = Field(default=96, gt=0)
     """Hidden features of an expert."""
     vocab_size: Vocabulary = Field(default=288, gt=0)
-    """Tokens in the vocabulary."""
+    """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=512, gt=0)
     """Longest context in tokens."""
 
@@ -40,12 +40,12 @@ class MoEArgs(BaseModel):
 
     @property
     def num_params(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         return self._params(self.n_experts)
 
     @property
     def num_active_params(self) -> int:
-        """Number of parameters that compute a token."""
+        """The number of parameters that each token uses."""
         return self._params(self.top_k)
 
     def _params(self, experts: int) -> int:
@@ -59,4 +59,4 @@ class ExpertBalanceSection(Section):
     section: ClassVar[str] = "expert_balance"
 
     weight: Factor = Field(default=0.0, ge=0.0)
-    """Weight of the loss that keeps experts equally busy in each sequence; 0 leaves it out."""
+    """Weight of the loss that keeps experts equally busy in each sequence; 0 disables it."""

@@ -39,7 +39,7 @@ def layout(args: MoEArgs) -> ModelLayout:
             "blocks.*.attention.out.weight": Row(),
             "*norm*.weight": Replicate(),
             "blocks.*.feed_forward.router.weight": Replicate(),
-            # Under tensor parallelism each rank routes its own positions through whole experts.
+            # Under tensor parallelism, each rank routes its own positions through whole experts.
             "blocks.*.feed_forward.experts.*": Experts(),
         },
         regions=("blocks.*.attention",),
@@ -54,7 +54,7 @@ def layout(args: MoEArgs) -> ModelLayout:
 
 
 def check_balance(context: JobContext[ExpertBalanceSection]) -> Iterator[Problem]:
-    """The balance loss is that of this model."""
+    """Require this package's model: the balance loss works with no other."""
     name = context.config.section(ModelSection).name
     if name != "moe":
         yield context.config.problem("expert_balance.weight", f"model {name!r} is not 'moe'", "set it to 0")

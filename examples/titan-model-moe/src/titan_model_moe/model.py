@@ -1,6 +1,6 @@
 """A small mixture-of-experts decoder, for one device.
 
-Shapes: b sequences, s positions, d width of the hidden states, n = b * s tokens, k experts of each token, e experts.
+Shapes: b sequences, s positions, d width of the hidden states, n = b * s tokens, k experts per token, e experts.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in (self.q, self.k, self.v))
         return self.out(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 
 class Router(nn.Module):
-    """Chooses the experts of each token, by that token alone, in fp32: a small difference may choose another expert."""
+    """Chooses the experts of each token from that token alone. Computes in fp32, because a small difference may select
+    another expert."""
 
     def __init__(self, args: MoEArgs) -> None:
         super().__init__()
@@ -38,8 +39,12 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(args.n_experts, args.dim))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``[n, d]`` to the chosen experts' weights, fp32 ``[n, k]``, which add up to 1, their numbers, ``[n, k]``, and the
-        probabilities of all experts, fp32 ``[n, e]``."""
+        """Route ``tokens``, ``[n, d]``.
+
+        Returns:
+            The weights of the chosen experts, fp32 ``[n, k]``, which sum to 1; their indices, ``[n, k]``; and the
+            probabilities of all experts, fp32 ``[n, e]``.
+        """
         probabilities = F.linear(tokens.float(), self.weight.float()).softmax(-1)
         weights, chosen = probabilities.topk(self.top_k, dim=-1)
         return weights / weights.sum(-1, keepdim=True), chosen, probabilities
@@ -57,24 +62,24 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """
         Args:
-            rows: ``[rows, d]``, those of the first expert first.
-            counts: rows of each expert, int64 ``[e]``.
+            rows: ``[rows, d]``, sorted by expert.
+            counts: number of rows of each expert, int64 ``[e]``.
 
         Returns:
-            The like of ``rows``.
+            A tensor of the same shape as ``rows``.
         """
         pieces = rows.split(counts.tolist())
         weights = zip(pieces, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
-        # An expert without a row computes too, so that each expert always has a gradient.
+        # Experts without rows compute too, so that every expert always has a gradient.
         return torch.cat([(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights])
 
 
 Balance = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(result ``[b, s, d]``, probabilities ``[b, s, e]``, chosen experts ``[b, s, k]``) -> the result, which carries a loss."""
+"""(result ``[b, s, d]``, probabilities ``[b, s, e]``, chosen experts ``[b, s, k]``) -> the result, with a loss attached."""
 
 
 class FeedForward(nn.Module):
-    """Each token passes through ``k`` experts. No expert refuses one."""
+    """Sends each token through ``k`` experts. No expert drops tokens."""
 
     def __init__(self, args: MoEArgs) -> None:
         super().__init__()
@@ -89,8 +94,8 @@ class FeedForward(nn.Module):
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)
         counts = (pairs[:, None] == torch.arange(self.n_experts, device=x.device)).sum(0)
-        # One row for each pair of token and expert, by copying and by permutations: unlike sums at indices, these give the
-        # same bits on a GPU in every run.
+        # Make one row for each pair of token and expert, by copies and permutations. Unlike index_add, these are
+        # deterministic on a GPU.
         rows = tokens[:, None].expand(-1, weights.shape[1], -1).flatten(0, 1)
         outputs = self.experts(rows[order], counts)[order.argsort()].unflatten(0, weights.shape)
         result = (outputs * weights[..., None].to(outputs.dtype)).sum(1).view_as(x)
@@ -113,7 +118,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens and their positions."""
+    """Token and position embeddings."""
 
     def __init__(self, args: MoEArgs) -> None:
         super().__init__()

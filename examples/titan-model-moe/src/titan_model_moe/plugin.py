@@ -1,4 +1,4 @@
-"""What titan-model-moe contributes."""
+"""Registers the model ``moe``, its balance loss and its recipe."""
 
 from titan_core.api.components import Model, Phase, Recipe, Transform, recipes_in
 from titan_core.api.hookspecs import hookimpl

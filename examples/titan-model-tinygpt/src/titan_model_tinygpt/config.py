@@ -1,4 +1,4 @@
-"""The model's sizes."""
+"""The arguments of a TinyGPT."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,18 +13,18 @@ class TinyGPTArgs(BaseModel):
     dim: Width = Field(default=96, gt=0)
     """Width of the hidden states."""
     n_layers: Layers = Field(default=4, gt=0)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     n_heads: Heads = Field(default=4, gt=0)
-    """Attention heads."""
+    """Number of attention heads."""
     vocab_size: Vocabulary = Field(default=288, gt=0)
-    """Tokens in the vocabulary."""
+    """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=512, gt=0)
     """Longest context in tokens."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Probability with which an element is zeroed: of embeddings, of what attention adds, of activations in the MLP."""
+    """Dropout probability of embeddings, of attention outputs and of activations in the MLP."""
 
     @property
     def num_params(self) -> int:
-        """Number of parameters."""
+        """The number of parameters."""
         block = 12 * self.dim**2 + 13 * self.dim
         return self.n_layers * block + (2 * self.vocab_size + self.max_seq_len + 2) * self.dim

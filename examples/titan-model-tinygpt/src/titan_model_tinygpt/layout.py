@@ -1,4 +1,4 @@
-"""What TinyGPT says of itself."""
+"""TinyGPT's layout."""
 
 from titan_core.api.initial_values import Constant, Normal
 from titan_core.api.layout import ModelDefinition, ModelLayout

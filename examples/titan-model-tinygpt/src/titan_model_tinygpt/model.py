@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in (self.q, self.k, self.v))
         return self.dropout(self.proj(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1)))
 
 
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens and their positions."""
+    """Token and position embeddings."""
 
     def __init__(self, args: TinyGPTArgs) -> None:
         super().__init__()

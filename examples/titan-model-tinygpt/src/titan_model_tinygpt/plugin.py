@@ -1,4 +1,4 @@
-"""What titan-model-tinygpt contributes."""
+"""Registers the model ``tinygpt`` and its recipe."""
 
 from titan_core.api.components import Model, Recipe, recipes_in
 from titan_core.api.hookspecs import hookimpl

@@ -1,1 +1,1 @@
-"""Cross entropy with a penalty on the softmax's normaliser."""
+"""Cross entropy with a penalty on the softmax normaliser."""

@@ -11,4 +11,4 @@ class ZLossSection(Section):
     section: ClassVar[str] = "z_loss"
 
     coefficient: float = Field(default=1e-4, ge=0.0, le=1.0)
-    """How much the square of the logarithm of the softmax's normaliser adds to the loss of a token."""
+    """Weight of the penalty: each token's loss increases by this times the squared logarithm of the softmax normaliser."""

@@ -11,7 +11,7 @@ from titan_objective_z_loss.config import ZLossSection
 
 
 class NextTokenWithZLoss(ObjectiveFunction):
-    """The negative logarithm of the next token's probability, plus ``coefficient`` times the square of the normaliser's."""
+    """Negative log-likelihood of the next token, plus ``coefficient`` times the squared logarithm of the normaliser."""
 
     def __init__(self, context: TrainingContext[ZLossSection]) -> None:
         self._coefficient = context.section.coefficient

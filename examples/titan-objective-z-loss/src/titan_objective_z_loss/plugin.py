@@ -1,4 +1,4 @@
-"""What titan-objective-z-loss contributes."""
+"""Registers the objective ``next_token_z_loss``."""
 
 from titan_core.api.components import Objective
 from titan_core.api.hookspecs import hookimpl
@@ -13,7 +13,7 @@ def titan_objectives() -> list[Objective]:
     return [
         Objective(
             name="next_token_z_loss",
-            summary="cross entropy of the next token, with a penalty on the softmax's normaliser",
+            summary="cross entropy of the next token, with a penalty on the softmax normaliser",
             config=ZLossSection,
             build=Ref("titan_objective_z_loss.objective:NextTokenWithZLoss"),
         )

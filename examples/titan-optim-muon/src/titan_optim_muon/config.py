@@ -12,17 +12,18 @@ class MuonSection(Section):
     section: ClassVar[str] = "muon"
 
     lr: LearningRate = Field(default=0.02, gt=0.0)
-    """Peak learning rate of hidden matrices, which follows the schedule and the lr_scale of optimizer.param_groups. All
-    other parameters have optimizer.lr."""
+    """Peak learning rate of hidden matrices. It follows the schedule and the lr_scale of optimizer.param_groups. All other
+    parameters use optimizer.lr."""
     momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     """Decay of the running mean of gradients."""
     nesterov: bool = True
-    """Orthogonalise the gradient moved towards the mean (Nesterov momentum) instead of the mean itself."""
+    """Use Nesterov momentum: orthogonalise the gradient moved towards the running mean instead of the mean itself."""
     steps: Count = Field(default=5, gt=0, le=20)
-    """Newton-Schulz iterations."""
+    """Number of Newton-Schulz iterations."""
     scale: Literal["original", "match_rms_adamw"] = "original"
-    """How a matrix's shape [rows, columns] scales its update: by sqrt(max(1, rows / columns)), or by 0.2 sqrt(max(rows,
-    columns)), which gives updates the size of AdamW's, so that muon.lr can be AdamW's (arXiv 2502.16982)."""
+    """How the shape of a matrix [rows, columns] scales its update. "original" scales by sqrt(max(1, rows / columns));
+    "match_rms_adamw" by 0.2 sqrt(max(rows, columns)), which makes updates as large as AdamW's, so that muon.lr can be the
+    learning rate of AdamW (arXiv 2502.16982)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What the iterations compute in. Rounding to bfloat16 magnifies differences between meshes; with "float32" a run has
-    the same losses on any mesh."""
+    """Data type of the iterations. Rounding to bfloat16 amplifies differences between meshes; with "float32", a run has the
+    same losses on any mesh."""

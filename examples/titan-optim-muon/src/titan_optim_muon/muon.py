@@ -1,5 +1,5 @@
-"""Muon: the momentum of a hidden matrix is orthogonalised before it is applied; all other parameters are AdamW's (Keller
-Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., arXiv 2502.16982)."""
+"""Muon orthogonalises the momentum of hidden matrices before it applies it, and updates all other parameters with AdamW
+(Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., arXiv 2502.16982)."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from titan_core.api.sections import OptimizerSection
 from titan_optim_muon.config import MuonSection
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic a x + b x^3 + c x^5 that moves singular values in (0, 1] to about 1 in a few iterations (Jordan, 2024)."""
+"""Coefficients of the quintic a x + b x^3 + c x^5, which moves singular values in (0, 1] close to 1 in a few iterations
+(Jordan, 2024)."""
 EPS = 1e-7
 MATRIX = ParameterRole.HIDDEN_MATRIX
 OTHERS = [role for role in ParameterRole if role is not MATRIX]
 
 
 def build(context: OptimizerContext[MuonSection]) -> Muon:
-    """Muon for hidden matrices, by their role in the model's layout."""
+    """Build Muon, with hidden matrices selected by their role in the model's layout."""
     shared = context.facts.section(OptimizerSection)
     matrices, others = [], []
     for group in context.groups:
-        # optimizer.param_groups scales rates relative to optimizer.lr.
+        # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to muon.lr.
         rate = context.section.lr * group.lr / shared.lr
         matrices.append({**group.as_dict(MATRIX), "lr": rate})
         others.append(group.as_dict(*OTHERS))
-    return Muon(filled(matrices), filled(others), context.section, shared)
+    return Muon(nonempty(matrices), nonempty(others), context.section, shared)
 
 
-def filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups that have parameters: on a stage of a pipeline some have none."""
+def nonempty(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups that have parameters. On a pipeline stage, some may have none."""
     return [group for group in groups if group["params"]]
 
 
 class Muon(Optimizer):
-    """One optimizer for both kinds of parameters, so that schedules and checkpoints see a single one.
+    """A single optimizer for both kinds of parameters, as schedules and checkpoints expect.
 
-    A matrix that ranks divide is gathered, and each rank computes the whole update and applies its own part: the update
-    depends on all of the matrix, and is then the same on every mesh. The momentum stays divided as the parameter is.
+    The update depends on the whole matrix. A matrix that is divided over ranks is therefore gathered; each rank computes the
+    whole update and applies its own part, so updates are the same on every mesh. The momentum is divided like the parameter.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class Muon(Optimizer):
         """
         Args:
             matrices: parameter groups of hidden matrices.
-            others: those of all other parameters.
+            others: parameter groups of all other parameters.
             shared: settings of AdamW.
         """
         self._section = section
         self._adamw: AdamW | None = None
-        # The others come first: the first group's learning rate is the one that is logged.
+        # The others come first, because the learning rate of the first group is logged.
         groups = [{**group, "muon": False} for group in others] + [{**group, "muon": True} for group in matrices]
         super().__init__(groups, {})
         if others:
-            # On the very same groups and state: it adds to each group its own settings.
+            # AdamW shares its groups and state with this optimizer, and adds its own settings to each group.
             self._adamw = AdamW(
                 self._groups(muon=False),
                 betas=(shared.beta1, shared.beta2),
@@ -79,7 +80,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._adamw is not None:
-            # Assigned each time, since loading a state replaces both.
+            # Assign both in every step, because loading a state dict replaces them.
             self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
             self._adamw.step()
         for group in self._groups(muon=True):
@@ -97,36 +98,36 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         momentum = state["momentum"].lerp_(gradient, 1 - section.momentum)
         direction = gradient.lerp(momentum, section.momentum) if section.nesterov else momentum
-        update = divided_like(parameter, orthogonalized(gathered(direction), section.steps, getattr(torch, section.dtype)))
+        update = sharded_like(parameter, orthogonalized(gathered(direction), section.steps, getattr(torch, section.dtype)))
         parameter.mul_(1 - lr * weight_decay)
-        parameter.add_(update.to(parameter.dtype), alpha=-lr * scale_of(parameter.shape, section.scale))
+        parameter.add_(update.to(parameter.dtype), alpha=-lr * update_scale(parameter.shape, section.scale))
 
 
 def orthogonalized(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """About ``U V^T`` for ``matrix = U S V^T`` of shape ``[rows, columns]``, by Newton-Schulz iterations in ``dtype``."""
+    """Approximate ``U V^T`` for ``matrix = U S V^T``, ``[rows, columns]``, with Newton-Schulz iterations in ``dtype``."""
     a, b, c = COEFFICIENTS
     wide = matrix.shape[0] <= matrix.shape[1]
-    x = (matrix if wide else matrix.T).to(dtype)  # the products are those of the shorter side
-    x = x / x.norm().clamp(min=EPS)  # no singular value above 1
+    x = (matrix if wide else matrix.T).to(dtype)  # multiply along the shorter side
+    x = x / x.norm().clamp(min=EPS)  # singular values are at most 1
     for _ in range(steps):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide else x.T
 
 
-def scale_of(shape: torch.Size, rule: str) -> float:
-    """The factor of ``muon.scale`` for a matrix ``[rows, columns]``."""
+def update_scale(shape: torch.Size, rule: str) -> float:
+    """Return the factor that ``muon.scale = rule`` gives a matrix of shape ``[rows, columns]``."""
     rows, columns = shape
     return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole of ``tensor``, on every rank."""
+    """Return the whole of ``tensor`` on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def divided_like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """``whole``, which every rank has, divided as ``parameter`` is. Nothing is communicated."""
+def sharded_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Shard ``whole``, which every rank has, like ``parameter``. Requires no communication."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh

@@ -1,4 +1,4 @@
-"""What titan-optim-muon contributes."""
+"""Registers the optimizer ``Muon``."""
 
 from titan_core.api.components import Optimizer
 from titan_core.api.hookspecs import hookimpl

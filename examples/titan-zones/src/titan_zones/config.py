@@ -13,4 +13,4 @@ class ZonesSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     count: Ranks = Field(default=1, gt=0)
-    """Zones that the ranks are divided into. Each holds the whole model."""
+    """Number of zones that the ranks are divided into. Each zone holds the whole model."""

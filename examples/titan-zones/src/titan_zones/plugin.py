@@ -1,4 +1,4 @@
-"""What titan-zones contributes."""
+"""Registers the mesh dimension ``zone``."""
 
 from titan_core.api.components import Phase, Transform
 from titan_core.api.hookspecs import hookimpl

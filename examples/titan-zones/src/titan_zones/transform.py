@@ -1,4 +1,4 @@
-"""What zones do to a model."""
+"""The transform of zones, which leaves the model unchanged."""
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.model_part import ModelPart
@@ -6,5 +6,5 @@ from titan_zones.config import ZonesSection
 
 
 def apply(part: ModelPart, context: TrainingContext[ZonesSection]) -> ModelPart:
-    """Nothing: data parallelism sums gradients over the mesh dimension, since it divides the batch."""
+    """Return ``part`` unchanged. Data parallelism sums gradients over zones, because their dimension divides the batch."""
     return part
