@@ -9,12 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torchao.float8 import (
-    Float8LinearConfig,
-    _auto_filter_for_recipe,
-    convert_to_float8_training,
-    precompute_float8_dynamic_scale_for_fsdp,
-)
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.events import RunStart, StepReport
@@ -22,9 +17,10 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.model_part import ModelPart
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
-from titan_float8.gathered_inputs import cast_gathered_inputs, gather_bytes
+from titan_float8.gathered_inputs import cast_gathered_inputs
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.slots import count_products
+from titan_float8.torch_private import all_gather_as_bytes, gains_from_float8
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +50,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
         cast_gathered_inputs(part, layers, config)
         if context.device.type != "cuda":
-            gather_bytes()
+            all_gather_as_bytes()
     if not section.emulate:
         count_products(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
     log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
@@ -102,4 +98,4 @@ def _gains(recipe: str, name: str, layer: nn.Linear) -> bool:
     """Whether the layer is large enough, by ``torchao``'s measurements on H100."""
     # For the recipe with weights' gradients in high precision it has none; its other products are those of "rowwise".
     known = "rowwise" if recipe == "rowwise_with_gw_hp" else recipe
-    return bool(_auto_filter_for_recipe(known, filter_fqns=[])(layer, name))
+    return gains_from_float8(known, name, layer)

@@ -4,15 +4,12 @@ sent, and it is cast once. A tensor's one scale makes that possible; scales of r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
-import torch
 from torch import Tensor
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
-from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+from torchao.float8.float8_training_tensor import GemmInputRole
 
 from titan_core.api.layout_rules import Column
 from titan_core.api.model_part import ModelPart
@@ -42,16 +39,3 @@ def _cast(layer: Float8Linear, config: Float8LinearConfig) -> Callable[[Tensor],
         return result
 
     return cast
-
-
-def gather_bytes() -> None:
-    """gloo knows no float8: let what is gathered travel as bytes. torchao's table of what its tensors do is private; this is
-    as it is in 0.18."""
-
-    def gather(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Float8TrainingTensor:
-        own: Any = arguments[0]
-        data = own._data.contiguous()
-        gathered = operator(data.view(torch.uint8), *arguments[1:], **(keywords or {})).view(data.dtype)
-        return Float8TrainingTensor(gathered, own._scale, own._orig_dtype, own._linear_mm_config, own._gemm_input_role)
-
-    FLOAT8_OPS_TABLE[torch.ops._c10d_functional.all_gather_into_tensor.default] = gather

@@ -21,18 +21,11 @@ from titan_core.api.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
-
-_aten = torch.ops.aten
+from titan_parallel.torch_private import ATTENTION_OPERATORS, REDUCE_SCATTER
 
 # What the selective mode keeps in any model: attention, and what was communicated. Every second matrix product is kept too.
-_SAVED = {
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,
-}
-_MATMULS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
+_SAVED = {*ATTENTION_OPERATORS, REDUCE_SCATTER}
+_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
 def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]) -> ModelPart:

@@ -11,6 +11,7 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.torch_private import set_activation_memory_budget
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
@@ -19,7 +20,7 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
     recompute = context.facts.section(ActivationCheckpointSection)
     # A setting of the process, read when a block is compiled; set in any case, so that no earlier job's is left.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
-    torch._functorch.config.activation_memory_budget = budget
+    set_activation_memory_budget(budget)
     if "model" in section.components:
         for block in part.blocks().values():
             block.compile(backend=section.backend, fullgraph=section.fullgraph)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 from titan_core.api.batch import Batch, with_positions
 from titan_core.api.build_context import TrainingContext
@@ -23,6 +24,7 @@ from titan_core.api.sections import DataSection
 from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.gathered_attention import GatheredAttention
+from titan_parallel.torch_private import ring_attention
 
 log = logging.getLogger(__name__)
 
@@ -106,17 +108,8 @@ def _require_causal_attention(name: str, mixer: nn.Module) -> None:
 
 
 def _use_ring(mesh: DeviceMesh, mixers: list[nn.Module], method: str) -> None:
-    """torch's ring attention in the mixers. Its parts are experimental and private, the same in torch 2.11 to 2.15."""
-    from torch.distributed.tensor.experimental._attention import (
-        _ContextParallel,
-        _enable_context_parallel_dispatcher,
-        set_rotate_method,
-    )
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    set_rotate_method(method)
-    _enable_context_parallel_dispatcher()
-    style = _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.SDPA)
+    """torch's ring attention in the mixers."""
+    style = ring_attention(method)
     for mixer in mixers:
         mixer.register_forward_pre_hook(_repeat_heads)  # before the hook that makes DTensors: the ring knows no groups
         parallelize_module(mixer, mesh, style)

@@ -15,10 +15,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle
+
+from titan_parallel.torch_private import Style, registered_parameter
 
 
-class LocalParameters(ParallelStyle):
+class LocalParameters(Style):
     """Divide a module's own parameters; inputs that are DTensors, whole on each rank, arrive as plain tensors."""
 
     def __init__(self, placements: Mapping[str, Placement], gradient: Placement) -> None:
@@ -32,12 +33,12 @@ class LocalParameters(ParallelStyle):
         self._placements = dict(placements)
         self._gradient = gradient
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         gradients: list[tuple[str, Placement]] = []
         for name, placement in self._placements.items():
-            whole = module._parameters[name]
+            whole = registered_parameter(module, name)
             assert whole is not None
-            divided = distribute_tensor(whole, device_mesh, [placement])
+            divided = distribute_tensor(whole, mesh, [placement])
             module.register_parameter(name, nn.Parameter(divided, requires_grad=whole.requires_grad))
             gradients.append((name, self._gradient if placement.is_replicate() else divided.placements[0]))
         cls: Any = type(module)  # hashable, which mypy doubts
@@ -54,7 +55,7 @@ def _with_local_parameters(cls: type[nn.Module], gradients: tuple[tuple[str, Pla
 
 def _local(name: str, gradient: Placement) -> property:
     def local(module: nn.Module) -> Tensor | None:
-        parameter: Any = module._parameters[name]
+        parameter: Any = registered_parameter(module, name)
         # Outside of forward passes FSDP holds it divided once more, and reads it by this name: that is the DTensor itself.
         gathered = isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
         return parameter.to_local(grad_placements=[gradient]) if gathered else parameter
@@ -73,16 +74,16 @@ def _take_local_inputs(
     return tuple(map(local, arguments)), {key: local(one) for key, one in keywords.items()}
 
 
-class SumOutput(ParallelStyle):
+class SumOutput(Style):
     """What the module returns is this rank's addend of its output, which leaves divided as ``layout`` says."""
 
     def __init__(self, layout: Placement) -> None:
         super().__init__()
         self._layout = layout
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def add(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-            addends = DTensor.from_local(output, device_mesh, [Partial()], run_check=False)
+            addends = DTensor.from_local(output, mesh, [Partial()], run_check=False)
             return addends.redistribute(placements=[self._layout]).to_local()
 
         module.register_forward_hook(add)

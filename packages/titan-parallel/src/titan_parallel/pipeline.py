@@ -12,12 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
-    _PipelineScheduleRuntime,
     get_schedule_class,
 )  # fmt: skip
 
@@ -25,10 +23,10 @@ from titan_core.api.batch import join, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
-from titan_core.api.step import StepInput, StepRunner, shape_inference
-from titan_core.api.tools.random_state import same_generators
+from titan_core.api.step import StepInput, StepRunner
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
+from titan_parallel.torch_private import StageFixes, schedule_from_csv
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +99,7 @@ class PipelineStep:
         # Gradients are sums already, so none of them is to be scaled.
         options: dict[str, Any] = {"loss_fn": self._loss_of, "scale_grads": False}
         if keys.pipeline_parallel_schedule_csv:
-            # There is no public class for it; the same in torch 2.11 to 2.15.
-            runtime = _PipelineScheduleRuntime(stages, plan.microbatches, **options)
-            runtime._load_csv(keys.pipeline_parallel_schedule_csv)
-            return runtime
+            return schedule_from_csv(keys.pipeline_parallel_schedule_csv, stages, plan.microbatches, **options)
         make = get_schedule_class(keys.pipeline_parallel_schedule)
         if issubclass(make, PipelineScheduleSingle):
             return make(stages[0], plan.microbatches, **options)
@@ -116,9 +111,8 @@ class PipelineStep:
         return stage.part.loss_of(output, stage.microbatches[int(number)].batch) / self._target_weight
 
 
-class _Stage(PipelineStage):
-    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and
-    that says when it calls its modules for shapes alone, and which microbatch they compute."""
+class _Stage(StageFixes, PipelineStage):
+    """A stage that computes each microbatch as part of its model part."""
 
     def __init__(self, part: ModelPart, number: int, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(part.module, number, count, device, group=group)
@@ -130,42 +124,6 @@ class _Stage(PipelineStage):
         """The forward pass of one microbatch."""
         with self.part.computing(self.microbatches[fwd_chunk_id]):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **keywords)
-
-    def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
-        """Calls the modules on zeros (torch 2.11 to 2.15). Nothing of the run changes by it: what it draws at random is not
-        drawn, and buffers stay, which torch before 2.15 does not see to."""
-        torch_restores = hasattr(PipelineStage, "_pre_metadata_inference_backup")
-        buffers = [] if torch_restores else [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
-        with shape_inference(), same_generators():
-            outputs = super()._prepare_forward_infra(*arguments, **keywords)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        return outputs
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""
-        ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
-        return [op for op in ops if op.peer != dist.get_rank()]
-
-    def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
-        """Where the gradients of inputs and of weights are computed apart, torch looks for ``submod.parameters()`` in the
-        autograd graph before it goes backward. Resharded parameters are not in that graph, and torch (2.11 to 2.15) then
-        leaves their gradients out without an error, so they are gathered first."""
-        if backward_type != "full":
-            for module in self.submod.modules():
-                if isinstance(module, FSDPModule):
-                    module.unshard()
-        return super().backward_maybe_with_nosync(backward_type, *arguments, **keywords)
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Nothing, in an evaluation: its schedule has backward passes still, which do nothing (torch 2.11 to 2.15)."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Nothing, in an evaluation."""
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 def _rank(context: TrainingContext[PipelineKeys]) -> int:

@@ -97,12 +97,12 @@ class _Region:
     def _shares(self, rank: int) -> Iterator[None]:
         """Parameters are those of one rank."""
         for owner, leaf, parameter, rule in self._parameters:
-            owner._parameters[leaf] = self._share(leaf, parameter, rule, rank)
+            owner.register_parameter(leaf, self._share(leaf, parameter, rule, rank))
         try:
             yield
         finally:
             for owner, leaf, parameter, _ in self._parameters:
-                owner._parameters[leaf] = parameter
+                owner.register_parameter(leaf, parameter)
 
     def _share(self, leaf: str, parameter: nn.Parameter, rule: Rule | None, rank: int) -> nn.Parameter | None:
         if isinstance(rule, Experts):

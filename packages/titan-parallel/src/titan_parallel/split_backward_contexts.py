@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, tree_map_only, version_of
 
 Operator = Any
 Keep = Callable[[Operator, int], bool]
@@ -70,15 +69,12 @@ class _Kept:
     """A tensor, as it was."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # A detached tensor shares its version with the original only by this key, which is off inside of a dispatch mode
-        # (private; torch's selective checkpoint does the same in 2.11 to 2.15).
-        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-            self._tensor = tensor.detach()
-        self._version = self._tensor._version
+        self._tensor = detach_with_version(tensor)
+        self._version = version_of(self._tensor)
 
     def tensor_of(self, operator: Operator) -> Tensor:
         """The tensor, each time as another one that autograd knows nothing of yet."""
-        if self._tensor._version != self._version:
+        if version_of(self._tensor) != self._version:
             raise RuntimeError(f"the result of {operator} was changed in place, and recomputation had kept it")
         return self._tensor.detach()
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from titan_parallel.torch_private import Style, wait_tensor
 
 
-class GatherInput(ParallelStyle):
+class GatherInput(Style):
     """The first argument comes in divided as ``layout`` says, and is seen whole: one all-gather for all layers that take it,
     and one reduce-scatter backward. ``cast`` is done to each rank's share of it."""
 
@@ -24,9 +25,9 @@ class GatherInput(ParallelStyle):
         super().__init__()
         self._layout, self._cast = layout, cast
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def gather(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            first: Any = DTensor.from_local(arguments[0], device_mesh, [self._layout], run_check=False)
+            first: Any = DTensor.from_local(arguments[0], mesh, [self._layout], run_check=False)
             if self._cast is not None:
                 first = self._cast(first)
             return (first.redistribute(placements=[Replicate()]), *arguments[1:])
@@ -35,23 +36,23 @@ class GatherInput(ParallelStyle):
         return module
 
 
-class SplitOutput(ParallelStyle):
+class SplitOutput(Style):
     """The output is computed whole on every rank, and leaves divided as ``layout`` says."""
 
     def __init__(self, layout: Placement) -> None:
         super().__init__()
         self._layout = layout
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def split(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-            whole = DTensor.from_local(output, device_mesh, [Replicate()], run_check=False)
+            whole = DTensor.from_local(output, mesh, [Replicate()], run_check=False)
             return whole.redistribute(placements=[self._layout]).to_local()
 
         module.register_forward_hook(split)
         return module
 
 
-class DivideVocabulary(ParallelStyle):
+class DivideVocabulary(Style):
     """Of the layer that gives the logits each rank has some of the output features. Within, the logits are a DTensor;
     ``logits`` is how they leave. A loss that was computed within leaves as it is."""
 
@@ -59,10 +60,10 @@ class DivideVocabulary(ParallelStyle):
         super().__init__()
         self._hidden, self._logits = hidden, logits
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def divide(name: str, child: nn.Module, mesh: DeviceMesh) -> None:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        def divide(name: str, child: nn.Module, device_mesh: DeviceMesh) -> None:
             for own, parameter in list(child.named_parameters(recurse=False)):
-                divided = nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)]), parameter.requires_grad)
+                divided = nn.Parameter(distribute_tensor(parameter, device_mesh, [Shard(0)]), parameter.requires_grad)
                 child.register_parameter(own, divided)
 
         def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -70,26 +71,27 @@ class DivideVocabulary(ParallelStyle):
                 output = output.redistribute(placements=[self._logits]).to_local()
             return output
 
-        distribute_module(module, device_mesh, divide)
-        GatherInput(self._hidden)._apply(module, device_mesh)
+        distribute_module(module, mesh, divide)
+        parallelize_module(module, mesh, GatherInput(self._hidden))
         module.register_forward_hook(leave)
         return module
 
 
-class DivideColumns(ColwiseParallel):
-    """torch's, but for inputs that are plain tensors. Inside of a region each rank computes an addend of the gradient of
-    what all ranks have; torch's style would give each of them the sum, which would then be counted once a rank."""
+class DivideColumns(Style):
+    """torch's ``ColwiseParallel``, but for inputs that are plain tensors. Inside of a region each rank computes an addend of
+    the gradient of what all ranks have; torch's style would give each of them the sum, which would then be counted once a
+    rank."""
 
-    @staticmethod
-    def _prepare_input_fn(
-        input_layouts: Any, desired_input_layouts: Any, mod: nn.Module, inputs: tuple[Any, ...], device_mesh: DeviceMesh
-    ) -> Any:
-        first = inputs[0]
-        if isinstance(first, DTensor):
-            return first
-        return DTensor.from_local(
-            _ShareOfGradient.apply(first, device_mesh.size()), device_mesh, [Replicate()], run_check=False
-        )
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        def share(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            first = arguments[0]
+            if isinstance(first, DTensor):
+                return None
+            whole = _ShareOfGradient.apply(first, mesh.size())
+            return (DTensor.from_local(whole, mesh, [Replicate()], run_check=False), *arguments[1:])
+
+        module.register_forward_pre_hook(share)  # before ColwiseParallel's own, which leaves DTensors as they are
+        return parallelize_module(module, mesh, ColwiseParallel())
 
 
 class _ShareOfGradient(torch.autograd.Function):
@@ -105,9 +107,9 @@ class _ShareOfGradient(torch.autograd.Function):
         return gradient / ctx.ranks, None
 
 
-class WaitForOutput(ParallelStyle):
+class WaitForOutput(Style):
     """The output is no collective still in flight."""
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module.register_forward_hook(lambda module, arguments, output: wait_tensor(output))
         return module

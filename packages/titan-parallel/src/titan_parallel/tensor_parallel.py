@@ -30,6 +30,7 @@ from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import LocalParameters, SumOutput
 from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
+from titan_parallel.torch_private import overlap_tensor_parallel
 
 REGION_CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("titan_parallel.region_casts")
 """How the layers of a region want their common input: applied to each rank's positions before they are gathered."""
@@ -173,7 +174,4 @@ def _enable_async(mesh: DeviceMesh, device: torch.device) -> None:
     key = "parallelism.enable_async_tensor_parallel"
     if device.type != "cuda":
         raise UserError.one(key, f"symmetric memory needs CUDA, and this job runs on {device.type}", f"set {key} = false")
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group  # no public door to it yet (torch 2.15)
-
-    torch._inductor.config._micro_pipeline_tp = True
-    enable_symm_mem_for_group(mesh.get_group().group_name)
+    overlap_tensor_parallel(mesh.get_group())
