@@ -1,5 +1,5 @@
-"""Under tensor parallelism, what several layers take is cast to float8 before it is gathered, not after: half as much is
-sent, and it is cast once. A tensor's one scale makes that possible; scales of rows would have to travel too."""
+"""Under tensor parallelism, casts the input that several layers share to float8 before the all-gather instead of after it.
+This halves the traffic and casts only once. Needs one scale per tensor: scales of rows would have to be gathered too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from titan_float8.slots import REGION_CASTS
 
 
 def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig) -> None:
-    """Let the inputs of those regions be cast whose divided layers are all ``converted``."""
+    """Cast the input of each region whose column-sharded layers are all ``converted``."""
     layout = part.layout
     for region, module in part.named_modules():
         if not matches(region, layout.regions):

@@ -2,7 +2,7 @@
 
 * ``torchao.float8._auto_filter_for_recipe``: torchao's measurements of which layers gain from float8.
 * ``torchao.float8.float8_ops.FLOAT8_OPS_TABLE`` and the fields of ``Float8TrainingTensor``: gloo has no float8 types.
-* ``torch.ops._c10d_functional``: the all-gather that float8 tensors are given to.
+* ``torch.ops._c10d_functional``: the all-gather operator.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pipeline parallelism: the model cut into stages, run by torch's schedules (TorchTitan paper, section 2.2; schedules'
-papers in :mod:`titan_parallel.pipeline_plan`)."""
+"""Pipeline parallelism: the model cut into stages that torch's schedules run (TorchTitan paper, section 2.2;
+:mod:`titan_parallel.pipeline_plan` lists the schedules' papers)."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 
 
 def apply(part: ModelPart, context: TrainingContext[PipelineKeys]) -> list[ModelPart]:
-    """This rank's stages, in order. The model is on the meta device still, so that copies of it cost nothing."""
+    """Return this rank's stages, in order. ``part`` is still on the meta device, so copies of it cost nothing."""
     plan = plan_pipeline(context.facts)
-    log.info("pipeline: %s; %d microbatches a step", _describe(plan), plan.microbatches)
+    log.info("pipeline: %s; %d microbatches per step", _describe(plan), plan.microbatches)
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
 
 def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> StepRunner:
-    """How a step runs: all of a rank's sequences pass through the pipeline in one go."""
+    """Return the step that passes all of a rank's sequences through the pipeline in one run of the schedule."""
     return PipelineStep(parts, context)
 
 
 class PipelineStep:
-    """A step by one of torch's schedules."""
+    """A training or evaluation step run by one of torch's schedules."""
 
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> None:
         plan = plan_pipeline(context.facts)
@@ -79,14 +79,18 @@ class PipelineStep:
         return self._sum(losses)
 
     def _prepare(self, inputs: StepInput) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """One batch of all, which the schedule divides into its own microbatches; stages know theirs by number."""
+        """Join all batches of the step into one, which the schedule splits into its own microbatches.
+
+        Returns:
+            The schedule's positional and keyword arguments. Stages look up their microbatches by number.
+        """
         whole = join([with_positions(self._part.transformed(batch)) for batch in inputs.batches])
         microbatches = replace(inputs, batches=whole.split(len(whole.tokens) // self._microbatches)).microbatches()
         for stage in self._stages:
             stage.microbatches = microbatches
         tokens = (whole.tokens,) if 0 in self._numbers else ()
         arguments: dict[str, Any] = arguments_of(whole, self._part.layout)
-        # The schedule hands each microbatch's number to the loss.
+        # The schedule passes each microbatch's "target", here its number, to the loss.
         arguments["target"] = torch.arange(self._microbatches) if self._last in self._numbers else None
         return tokens, arguments
 
@@ -96,7 +100,7 @@ class PipelineStep:
     def _make_schedule(
         self, stages: list[_Stage], plan: PipelinePlan, keys: PipelineKeys
     ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        # Gradients are sums already, so none of them is to be scaled.
+        # The loss is divided by the weight of the global batch, so gradients need no further scaling.
         options: dict[str, Any] = {"loss_fn": self._loss_of, "scale_grads": False}
         if keys.pipeline_parallel_schedule_csv:
             return schedule_from_csv(keys.pipeline_parallel_schedule_csv, stages, plan.microbatches, **options)
@@ -112,16 +116,16 @@ class PipelineStep:
 
 
 class _Stage(StageFixes, PipelineStage):
-    """A stage that computes each microbatch as part of its model part."""
+    """A stage that makes each microbatch current while its modules compute it."""
 
     def __init__(self, part: ModelPart, number: int, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(part.module, number, count, device, group=group)
         self.part = part
         self.microbatches: list[Microbatch] = []
-        """Those of the step that is run."""
+        """Microbatches of the current step."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
-        """The forward pass of one microbatch."""
+        """Run the forward pass of one microbatch."""
         with self.part.computing(self.microbatches[fwd_chunk_id]):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **keywords)
 
@@ -136,15 +140,15 @@ def _describe(plan: PipelinePlan) -> str:
 
 
 def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
-    """A copy of ``part`` with the modules called ``names`` alone; the rest of the chain is left out, the names stay."""
+    """Return a copy of ``part`` in which only the modules ``names`` remain, under the same names; the others are pruned."""
     layout = part.layout
     module = copy.deepcopy(part.module)
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
         module.set_submodule(name, PrunedModule())
     stage = replace(part, module=module, after_evaluation=())
-    own = {slot: stage.present(entries) for slot, entries in part.slots.items()}
-    slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in own.items()}
-    # What calls the modules that were copied does not hold for a stage: a transform that sets it earlier is refused
-    # (:mod:`titan_core.model.part_guard`).
+    present = {slot: stage.present(entries) for slot, entries in part.slots.items()}
+    slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
+    # after_evaluation calls the modules of the original. titan_core.model.part_guard refuses a transform that sets it
+    # before the pipeline is cut.
     return replace(stage, slots=slots)

@@ -1,6 +1,6 @@
-"""Parallel styles that torch does not have: what happens to a module's first input or to its output under TP.
+"""Parallel styles that torch lacks: they redistribute a module's first input or its output under tensor parallelism.
 
-torch's ``PrepareModuleInput`` wants the layouts of all inputs, and so the signature of a module that is only known by name.
+torch's ``PrepareModuleInput`` needs the layouts of all inputs, hence the module's signature, which a layout does not give.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from titan_parallel.torch_private import Style, wait_tensor
 
 
 class GatherInput(Style):
-    """The first argument comes in divided as ``layout`` says, and is seen whole: one all-gather for all layers that take it,
-    and one reduce-scatter backward. ``cast`` is done to each rank's share of it."""
+    """Gather the first input: one all-gather for all layers that read it, and one reduce-scatter in backward."""
 
     def __init__(self, layout: Placement, cast: Callable[[Tensor], Tensor] | None = None) -> None:
+        """
+        Args:
+            layout: placement of the input as it arrives.
+            cast: applied to each rank's shard before it is gathered.
+        """
         super().__init__()
         self._layout, self._cast = layout, cast
 
@@ -37,7 +41,7 @@ class GatherInput(Style):
 
 
 class SplitOutput(Style):
-    """The output is computed whole on every rank, and leaves divided as ``layout`` says."""
+    """Split an output that every rank computes in full, into shards placed by ``layout``."""
 
     def __init__(self, layout: Placement) -> None:
         super().__init__()
@@ -53,34 +57,43 @@ class SplitOutput(Style):
 
 
 class DivideVocabulary(Style):
-    """Of the layer that gives the logits each rank has some of the output features. Within, the logits are a DTensor;
-    ``logits`` is how they leave. A loss that was computed within leaves as it is."""
+    """Shard the layer that computes the logits over its output features, the vocabulary.
+
+    A loss that the layer computes from its logits, which are a DTensor there, is returned unchanged.
+    """
 
     def __init__(self, hidden: Placement, logits: Placement) -> None:
+        """
+        Args:
+            hidden: placement of the input.
+            logits: placement of the logits that the layer returns.
+        """
         super().__init__()
         self._hidden, self._logits = hidden, logits
 
     def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def divide(name: str, child: nn.Module, device_mesh: DeviceMesh) -> None:
-            for own, parameter in list(child.named_parameters(recurse=False)):
+            for leaf, parameter in list(child.named_parameters(recurse=False)):
                 divided = nn.Parameter(distribute_tensor(parameter, device_mesh, [Shard(0)]), parameter.requires_grad)
-                child.register_parameter(own, divided)
+                child.register_parameter(leaf, divided)
 
-        def leave(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        def to_local(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
             if isinstance(output, DTensor):
                 output = output.redistribute(placements=[self._logits]).to_local()
             return output
 
         distribute_module(module, mesh, divide)
         parallelize_module(module, mesh, GatherInput(self._hidden))
-        module.register_forward_hook(leave)
+        module.register_forward_hook(to_local)
         return module
 
 
 class DivideColumns(Style):
-    """torch's ``ColwiseParallel``, but for inputs that are plain tensors. Inside of a region each rank computes an addend of
-    the gradient of what all ranks have; torch's style would give each of them the sum, which would then be counted once a
-    rank."""
+    """torch's ``ColwiseParallel``, with correct gradients of plain-tensor inputs.
+
+    Inside a region, the gradient of a replicated tensor is the sum of what the ranks compute. torch's style returns that sum
+    on every rank, so a later sum would count it once per rank. This style returns an equal part of it on each rank.
+    """
 
     def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def share(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -90,12 +103,12 @@ class DivideColumns(Style):
             whole = _ShareOfGradient.apply(first, mesh.size())
             return (DTensor.from_local(whole, mesh, [Replicate()], run_check=False), *arguments[1:])
 
-        module.register_forward_pre_hook(share)  # before ColwiseParallel's own, which leaves DTensors as they are
+        module.register_forward_pre_hook(share)  # runs before ColwiseParallel's hook, which passes DTensors through
         return parallelize_module(module, mesh, ColwiseParallel())
 
 
 class _ShareOfGradient(torch.autograd.Function):
-    """The identity, whose gradient, the same on ``ranks`` ranks, becomes an equal addend on each."""
+    """The identity; in backward, divides the gradient, equal on ``ranks`` ranks, by their number."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, ranks: int) -> Tensor:
@@ -108,7 +121,7 @@ class _ShareOfGradient(torch.autograd.Function):
 
 
 class WaitForOutput(Style):
-    """The output is no collective still in flight."""
+    """Wait for the collective that computes the output."""
 
     def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module.register_forward_hook(lambda module, arguments, output: wait_tensor(output))
