@@ -1,4 +1,4 @@
-"""Attention on divided sequences is that of one device, forward and backward."""
+"""Attention on divided sequences equals attention on one device, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from titan_parallel.gathered_attention import GatheredAttention
 
 @contextmanager
 def mesh_of_all() -> Iterator[DeviceMesh]:
-    """All processes in a row."""
+    """Yield a one-dimensional mesh of all processes."""
     dist.init_process_group("gloo")
     try:
         yield init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
@@ -32,13 +32,13 @@ def mesh_of_all() -> Iterator[DeviceMesh]:
 
 
 def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
-    """A rank's chunks: from the front, and from the back."""
+    """Return a rank's chunks: one from the front, and its mirror from the back."""
     chunks = whole.chunk(2 * size, dim=dim)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim=dim)
 
 
 def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
-    """The largest error of this rank's outputs and gradients."""
+    """Return the largest error of this rank's outputs and gradients."""
     with mesh_of_all() as mesh:
         rank, size = mesh.get_local_rank(), mesh.size()
         generator = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("packed", [False, True])
-def test_divided_sequences_have_the_attention_of_whole_ones(gloo: GlooPool, kv_heads: int, packed: bool) -> None:
+def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, packed: bool) -> None:
     documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if packed else None
     for ranks in (2, 4):
         assert max(gloo.run(ranks, divided_attention, kv_heads, documents)) < 2e-6
@@ -76,5 +76,5 @@ def test_every_rank_has_a_chunk_from_the_front_and_one_from_the_back() -> None:
         assert one.positions is not None and torch.equal(one.positions, one.tokens)
         assert torch.equal(one.targets, one.tokens + 1)
         assert one.documents is whole.documents
-    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
-    assert given.positions[0].tolist() == [4, 6, 16, 18]
+    explicit: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
+    assert explicit.positions[0].tolist() == [4, 6, 16, 18]
