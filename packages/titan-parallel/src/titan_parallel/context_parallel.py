@@ -110,9 +110,8 @@ def _use_ring(mesh: DeviceMesh, mixers: list[nn.Module], method: str) -> None:
     """Make the mixers compute torch's ring attention."""
     style = ring_attention(method)
     for mixer in mixers:
-        mixer.register_forward_pre_hook(
-            _repeat_heads
-        )  # before the hook that makes DTensors: the ring supports no grouped heads
+        # The ring does not support grouped heads. This hook runs before the one that makes DTensors.
+        mixer.register_forward_pre_hook(_repeat_heads)
         parallelize_module(mixer, mesh, style)
 
 

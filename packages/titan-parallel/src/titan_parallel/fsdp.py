@@ -42,7 +42,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         part.parameters_on = torch.device("cpu")
     layout = part.layout
 
-    # Tensor-parallel layers return views, for which torch 2.15 warns. No module here changes its input in place.
+    # Tensor-parallel layers return views, about which torch 2.15 warns. No module here changes its input in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
     def shard(modules: list[nn.Module], reshard: bool, view: str | None = None) -> None:

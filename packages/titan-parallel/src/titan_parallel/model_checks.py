@@ -121,7 +121,7 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
         if not keys.disable_sequence_parallel:
             what = f"{what}, or depends on other positions, which sequence parallelism may place on other ranks"
         why = f"outside regions, {place} {what}"
-        fix = "name that module in regions, call the modules of embedding and head one after another"
+        fix = "name that module in regions, or call the modules of embedding and head one after another"
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)

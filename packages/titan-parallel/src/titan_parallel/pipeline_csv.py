@@ -36,9 +36,7 @@ def read_table(path: str, where: str) -> ScheduleTable:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-        raise UserError.one(
-            where, f"cannot be read: {why}", "give the path of a CSV file with one row per pipeline rank"
-        ) from None
+        raise UserError.one(where, f"cannot be read: {why}", "name a CSV file with one row per pipeline rank") from None
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     actions: dict[tuple[int, int], list[str]] = {}
     holder: dict[int, int] = {}
@@ -50,11 +48,8 @@ def read_table(path: str, where: str) -> ScheduleTable:
             match = _CELL.fullmatch(cell)
             place = f"{where}: row {rank + 1}, cell {slot}"
             if match is None:
-                problems.append(
-                    Problem(
-                        place, f"{cell!r} is not an action", "write stage, then F, B, I or W, then microbatch, such as 0F3"
-                    )
-                )
+                fix = "write stage, then F, B, I or W, then microbatch, such as 0F3"
+                problems.append(Problem(place, f"{cell!r} is not an action", fix))
                 continue
             stage, action, microbatch = int(match[1]), match[2], int(match[3])
             if holder.setdefault(stage, rank) != rank:
