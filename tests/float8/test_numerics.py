@@ -52,8 +52,8 @@ def converted(layer: nn.Linear, recipe: str) -> nn.Module:
 def allowed(left: Tensor, right: Tensor, errors: tuple[float, float]) -> Tensor:
     """Return the error of ``left @ right`` if each of their numbers has the rounding error of its format."""
     a, b = (
-        abs(one) * error + (float(one.detach().abs().max()) * SMALLEST if error else 0.0)
-        for one, error in zip((left, right), errors, strict=True)
+        abs(matrix) * error + (float(matrix.detach().abs().max()) * SMALLEST if error else 0.0)
+        for matrix, error in zip((left, right), errors, strict=True)
     )
     exact = left.abs() @ right.abs()
     return a @ right.abs() + left.abs() @ b + a @ b + EXACT * exact
@@ -77,7 +77,7 @@ def test_errors_stay_within_the_rounding_of_the_format(recipe: str, spread: floa
     y = module(x)
     y.backward(gradient)
     assert x.grad is not None and layer.weight.grad is not None
-    x64, w64, g64 = (one.detach().double() for one in (x, weight, gradient))
+    x64, w64, g64 = (matrix.detach().double() for matrix in (x, weight, gradient))
     errors = RECIPES[recipe]
     for name, got, left, right, relative in (
         ("output", y, x64, w64.t(), errors.forward),

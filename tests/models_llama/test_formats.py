@@ -95,6 +95,6 @@ def test_both_formats_name_the_copy_of_a_tied_weight() -> None:
     for tied in (True, False):
         args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})
         for tensors, name in ((hf_tensors(args), "lm_head.weight"), (meta_tensors(args), "output.weight")):
-            (last,) = (one for one in tensors if one.name == name)
+            (last,) = (tensor for tensor in tensors if tensor.name == name)
             assert last.copy == tied
             assert (last.parameter == "tok_embeddings.weight") == tied

@@ -36,7 +36,7 @@ def test_llama3_rank_file(tmp_path: Path) -> None:
 def test_numbers_are_split_into_three_digits(tmp_path: Path) -> None:
     merges = [b"12", b"123", b"45", b"1234", b"12345"]
     tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", merges)))
-    assert [tokenizer.decode([one]) for one in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
+    assert [tokenizer.decode([token]) for token in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
 
 
 def test_a_million_blanks_do_not_make_tiktoken_panic(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_mask_changes_the_loss_and_validation_does_not(
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
-    lengths = [int(one) for one in str(data["validation.dataset_path"]).split("/")]
+    lengths = [int(length) for length in str(data["validation.dataset_path"]).split("/")]
     # Every token of a document except the last has a target; the last token of a window is only a target.
     tokens = sum(length + 1 for length in lengths)
     _, targets = one_device.validation[5]
@@ -105,8 +105,8 @@ def test_packed_documents_train_as_separate_ones() -> None:
     job = make_job("tiny", {**FAST, "training.global_batch_size": 2, "job.device": "cpu"})
     lengths = [[5, 20, 1, 22], [48]]
     tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(1))
-    documents = torch.stack([torch.arange(len(one)).repeat_interleave(torch.tensor(one)) for one in lengths])
-    positions = torch.stack([torch.cat([torch.arange(length) for length in one]) for one in lengths])
+    documents = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
     targets = tokens.roll(-1, 1)
     targets[:, -1] = IGNORE
     targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE

@@ -36,9 +36,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor) and one.device.type != "meta":
-                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, Tensor) and output.device.type != "meta":
+                self.bytes = max(self.bytes, output.untyped_storage().nbytes())
         return result
 
 

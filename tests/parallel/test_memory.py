@@ -39,7 +39,7 @@ def bytes_held(folder: str) -> int:
             self.run_step = and_count  # type: ignore[assignment]
             report = super()._train_step(*arguments)
             states = self.state.optimizer.state.values()
-            sizes.append(sum(local_bytes(one) for state in states for one in state.values() if torch.is_tensor(one)))
+            sizes.append(sum(local_bytes(value) for state in states for value in state.values() if torch.is_tensor(value)))
             return report
 
     original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
@@ -70,9 +70,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
         result = function(*arguments, **(keywords or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor) and one.device.type != "meta":
-                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor) and not isinstance(output, DTensor) and output.device.type != "meta":
+                self.bytes = max(self.bytes, output.untyped_storage().nbytes())
         return result
 
 

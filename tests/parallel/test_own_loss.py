@@ -25,7 +25,7 @@ def train(folder: str, overrides: dict[str, object], function: str, phase: Phase
     """Train with the transform ``function``; return the record of the run, or why it was refused."""
     os.chdir(folder)
     job = small_gpt.job_of(small_gpt.definition(), {**BRIEF, **overrides}, int(os.environ["WORLD_SIZE"]))
-    transforms = sorted([*job.transforms, transform(function, phase)], key=lambda one: one.phase)
+    transforms = sorted([*job.transforms, transform(function, phase)], key=lambda component: component.phase)
     try:
         return run_job(replace(job, transforms=tuple(transforms)))
     except UserError as error:

@@ -73,7 +73,7 @@ def test_a_chunk_attends_as_in_the_whole_sequence(documents: Tensor | None, kv_h
         whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     else:
         whole = F.scaled_dot_product_attention(q, k, v, attn_mask=seen(documents, documents), enable_gqa=True)
-    chunks = [gathered_attention._attend(one, k, v, index, documents) for index, one in enumerate(q.chunk(4, dim=2))]
+    chunks = [gathered_attention._attend(chunk, k, v, index, documents) for index, chunk in enumerate(q.chunk(4, dim=2))]
     torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
 
 
@@ -143,9 +143,9 @@ def test_saved_results_serve_two_backward_passes() -> None:
     result = checkpoint(compute, x, use_reentrant=False, context_fn=every_second).sum()
     found = torch.autograd.grad(result, [x], retain_graph=True)
     found += torch.autograd.grad(result, weights, retain_graph=True)
-    for one, other in zip(found, expected, strict=True):
-        assert other is not None
-        torch.testing.assert_close(one, other)
+    for gradient, exact in zip(found, expected, strict=True):
+        assert exact is not None
+        torch.testing.assert_close(gradient, exact)
 
 
 def test_saved_matmuls_are_not_recomputed() -> None:
@@ -158,7 +158,7 @@ def test_saved_matmuls_are_not_recomputed() -> None:
     for _ in range(2):  # each recomputation counts from 0
         with again:
             second = [factor @ factor for factor in other]
-        assert [torch.equal(one, two) for one, two in zip(first, second, strict=True)] == [True, False, True]
+        assert [torch.equal(before, after) for before, after in zip(first, second, strict=True)] == [True, False, True]
 
 
 def test_a_saved_result_changed_in_place_is_an_error() -> None:
@@ -217,5 +217,5 @@ def test_stages_keep_every_setting_of_the_model_part_or_are_refused() -> None:
         if name == "slots":
             assert kept == [{"tests.notes": {"embed": "first"}}, {"tests.notes": {"head": "last"}}]
         else:
-            assert all(one == value for one in kept)
+            assert all(setting == value for setting in kept)
     assert refused == ["after_evaluation"]

@@ -35,9 +35,11 @@ def _missing(context: JobContext[Any], section: str, needed: tuple[int, int]) ->
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if capability is not None and capability >= needed:
         return
-    found = "" if capability is None else f" (compute capability {capability[0]}.{capability[1]})"
+    found = device_name(device)
+    if capability is not None:
+        found = f"{found} (compute capability {capability[0]}.{capability[1]})"
     yield context.config.problem(
         f"{section}.enable",
-        f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and this job runs on {device_name(device)}{found}",
+        f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and this job runs on {found}",
         f"set {section}.emulate = true to compute the same numbers in software (slowly), or {section}.enable = false",
     )

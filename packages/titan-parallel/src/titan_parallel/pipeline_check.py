@@ -38,8 +38,8 @@ def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
         yield from error.problems
         return
     if facts.model.layout.tied:
-        one, other = next(iter(facts.model.layout.tied.items()))
-        why = f"{one} and {other} are tied, and stages of a pipeline cannot share a parameter"
+        name, source = next(iter(facts.model.layout.tied.items()))
+        why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
         yield facts.config.problem(DEGREE, why, "set it to 1, or choose a flavor without tied parameters")
     yield from _stages(facts, table)
     yield from _microbatches(facts, table)

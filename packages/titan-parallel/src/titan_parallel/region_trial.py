@@ -56,6 +56,8 @@ class _Stop(Exception):
 
 
 class _Region:
+    """A region whose ranks are imitated one after another."""
+
     def __init__(self, name: str, module: nn.Module, layout: ModelLayout, ranks: int) -> None:
         self._module, self._ranks = module, ranks
         self._parameters = [
@@ -70,7 +72,8 @@ class _Region:
     def can_be_tried(self) -> bool:
         """Whether the trial can represent this region.
 
-        A large weight has few distinct columns, which repeat. Shards that do not fit the period would show a false fault.
+        Matmuls with a large weight compute a few columns and repeat them. If shards do not fit that period, the trial would
+        report a fault that does not exist.
         """
         return not any(
             isinstance(rule, Shard | Experts) or (isinstance(rule, Column) and len(parameter) % (_PERIOD * self._ranks))
@@ -89,7 +92,7 @@ class _Region:
             outputs: list[Any] = []
             addends: list[tuple[_Call, Tensor]] = []
             for rank in range(self._ranks):
-                with self._shares(rank), self._summing(sums, addends) as close:
+                with self._shards(rank), self._summing(sums, addends) as close:
                     try:
                         outputs.append(close(self._module, run) if id(self._module) in self._closing else run())
                     except _Stop:
@@ -103,17 +106,17 @@ class _Region:
             sums[addends[0][0]] = torch.stack([addend for _, addend in addends]).sum(0)
 
     @contextmanager
-    def _shares(self, rank: int) -> Iterator[None]:
+    def _shards(self, rank: int) -> Iterator[None]:
         """Replace the parameters by one rank's shards."""
         for owner, leaf, parameter, rule in self._parameters:
-            owner.register_parameter(leaf, self._share(leaf, parameter, rule, rank))
+            owner.register_parameter(leaf, self._shard(leaf, parameter, rule, rank))
         try:
             yield
         finally:
             for owner, leaf, parameter, _ in self._parameters:
                 owner.register_parameter(leaf, parameter)
 
-    def _share(self, leaf: str, parameter: nn.Parameter, rule: Rule | None, rank: int) -> nn.Parameter | None:
+    def _shard(self, leaf: str, parameter: nn.Parameter, rule: Rule | None, rank: int) -> nn.Parameter | None:
         if isinstance(rule, Experts):
             rule = rule.within
         if isinstance(rule, Row) and leaf == "bias":
@@ -123,8 +126,8 @@ class _Region:
             return parameter
         chunks = parameter.chunk(self._ranks, dim)
         repeats = isinstance(rule, Column) and _is_large(parameter)
-        share = chunks[0 if repeats else rank] if rank < len(chunks) else parameter.narrow(dim, 0, 0)
-        return nn.Parameter(share, requires_grad=False)
+        shard = chunks[0 if repeats else rank] if rank < len(chunks) else parameter.narrow(dim, 0, 0)
+        return nn.Parameter(shard, requires_grad=False)
 
     @contextmanager
     def _summing(self, sums: dict[_Call, Tensor], addends: list[tuple[_Call, Tensor]]) -> Iterator[Callable[..., Tensor]]:

@@ -89,15 +89,15 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
         styles: list[ParallelStyle] = []
         if matches(name, layout.regions):
             styles.append(GatherInput(hidden, part.entries(REGION_CASTS).get(name)))
-        own = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
-        if isinstance(own.get("weight"), Column):
+        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
+        if isinstance(rules.get("weight"), Column):
             styles.append(DivideColumns())
-        elif isinstance(own.get("weight"), Row):
+        elif isinstance(rules.get("weight"), Row):
             styles.append(RowwiseParallel(output_layouts=hidden))
-        elif own:
+        elif rules:
             # Gradients are partial if ranks have different positions or, inside a region, different features.
             same = hidden.is_replicate() and not _is_in_region(name, layout)
-            placements = {leaf: _placement(rule) for leaf, rule in own.items()}
+            placements = {leaf: _placement(rule) for leaf, rule in rules.items()}
             styles.append(LocalParameters(placements, Replicate() if same else Partial()))
         if matches(name, layout.sums):
             styles.append(SumOutput(hidden))
