@@ -1,4 +1,5 @@
-"""Linear layers in float8, by ``torchao.float8`` (TorchTitan paper, section 2.4; Micikevicius et al., arXiv 2209.05433)."""
+"""Linear layers in float8, based on ``torchao.float8`` (TorchTitan paper, section 2.4; Micikevicius et al., arXiv
+2209.05433)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 _MULTIPLE = 16
 """Both dimensions of a weight must be multiples of this number (``torch._scaled_mm``)."""
 _LARGEST = (torch.ops.aten.max.default, torch.ops.aten.amax.default)
-"""Operators that compute scales. Recomputing one reads a whole tensor, and a collective under tensor parallelism,
-for a result of only one number per tensor or row."""
+"""Operators that compute scales. Recomputing one costs a pass over a tensor, plus a collective under tensor parallelism; its
+result is only one number per tensor or row."""
 _HIGH_PRECISION_SHARE = {"tensorwise": 0.0, "rowwise": 0.0, "rowwise_with_gw_hp": 1 / 3}
 """Fraction of a layer's three matmuls that stay in high precision."""
 

@@ -33,6 +33,6 @@ def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
 
 
 def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:
-    """Report options of MXFP8 that do not exist."""
+    """Report a filter that exists only for float8."""
     if AUTO_FILTER in context.section.filter_fqns:
         yield context.config.problem("mx.filter_fqns", f"{AUTO_FILTER} exists only for float8", "name the layers to skip")

@@ -1,5 +1,5 @@
-"""Linear layers in MXFP8, by ``torchao`` (OCP Microscaling Formats 1.0; Rouhani et al., arXiv 2310.10537; recipes for
-training: Mishra et al., arXiv 2506.08027)."""
+"""Linear layers in MXFP8, based on ``torchao`` (OCP Microscaling Formats 1.0; Rouhani et al., arXiv 2310.10537; recipes
+for training: Mishra et al., arXiv 2506.08027)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from titan_float8.slots import record_flops
 log = logging.getLogger(__name__)
 
 BLOCK = 32
-"""Count of numbers that share a scale."""
+"""Number of elements that share a scale."""
 KERNELS = {
     True: (KernelPreference.EMULATED, Rows.TORCH, Columns.TORCH),
     False: (KernelPreference.AUTO, Rows.TRITON, Columns.CUDA),
 }
-"""Kernels if emulated or not: for matmuls, for scaling along rows, and for scaling along columns."""
+"""Emulated or not -> kernels for matmuls, for scaling along rows, and for scaling along columns."""
 
 
 def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:

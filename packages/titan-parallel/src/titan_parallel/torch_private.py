@@ -47,6 +47,7 @@ ATTENTION_OPERATORS: Final = (
 )
 """The fused attention kernels behind ``scaled_dot_product_attention``."""
 REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
+"""The reduce-scatter that DTensor calls."""
 
 
 class StageFixes(PipelineStage):
