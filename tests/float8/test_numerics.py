@@ -1,4 +1,4 @@
-"""Each recipe's three products against fp64, within what the format's rounding allows, element by element."""
+"""Each recipe's three matmuls agree with fp64 within the rounding of the format, element by element."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from titan_float8.float8 import linear_config
 from titan_float8.mx import BLOCK, MXLinear
 
 E4M3, E5M2 = 2.0**-4, 2.0**-3
-"""Half a unit in the last place, relative to the number: 3 and 2 bits of mantissa."""
+"""Half a unit in the last place, relative to the number, with 3 and 2 bits of mantissa."""
 SMALLEST = 2.0**-10 / 224
-"""What a number too small to be normal may be off by, relative to the largest that shares its scale: half of the smallest
-number over the least that the largest is scaled to."""
+"""Error of a subnormal number, relative to the largest number with the same scale: half of the smallest number, divided by
+the least value to which the largest is scaled."""
 EXACT = 1e-5
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Relative errors of the numbers that go into each product."""
+    """Relative rounding errors of the inputs of each matmul."""
 
     forward: tuple[float, float]
     to_input: tuple[float, float]
@@ -34,7 +34,7 @@ RECIPES = {
     "rowwise": Recipe((E4M3, E4M3), (E4M3, E4M3), (E4M3, E4M3)),
     "rowwise_with_gw_hp": Recipe((E4M3, E4M3), (E4M3, E4M3), (0.0, 0.0)),
     "mxfp8_rceil": Recipe((E4M3, E4M3), (E4M3, E4M3), (E4M3, E4M3)),
-    # Scales are rounded down: the largest of a block may lie past the largest number, 512 instead of 448.
+    # Scales are rounded down, so a block's largest number may exceed the format's: 512 instead of 448.
     "mxfp8_floor": Recipe((2.0**-3, 2.0**-3), (2.0**-3, 2.0**-3), (2.0**-3, 2.0**-3)),
     "mxfp8_rceil_wgrad_with_hp": Recipe((E4M3, E4M3), (E4M3, E4M3), (0.0, 0.0)),
 }
@@ -50,10 +50,10 @@ def converted(layer: nn.Linear, recipe: str) -> nn.Module:
 
 
 def allowed(left: Tensor, right: Tensor, errors: tuple[float, float]) -> Tensor:
-    """How far ``left @ right`` may be off, if each number of either is off by its format's rounding."""
+    """Return the error of ``left @ right`` if each of their numbers has the rounding error of its format."""
     a, b = (
-        abs(one) * error + (float(one.detach().abs().max()) * SMALLEST if error else 0.0)
-        for one, error in zip((left, right), errors, strict=True)
+        abs(matrix) * error + (float(matrix.detach().abs().max()) * SMALLEST if error else 0.0)
+        for matrix, error in zip((left, right), errors, strict=True)
     )
     exact = left.abs() @ right.abs()
     return a @ right.abs() + left.abs() @ b + a @ b + EXACT * exact
@@ -61,11 +61,11 @@ def allowed(left: Tensor, right: Tensor, errors: tuple[float, float]) -> Tensor:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("spread", [0.0, 2.0])
-def test_errors_are_those_of_the_format(recipe: str, spread: float) -> None:
+def test_errors_stay_within_the_rounding_of_the_format(recipe: str, spread: float) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> Tensor:
-        """Normal, with magnitudes that differ from row to row where ``spread`` is more than 0."""
+        """Return normal numbers, whose magnitudes differ between rows if ``spread`` is above 0."""
         rows = torch.exp(spread * torch.randn(shape[0], 1, generator=generator))
         return torch.randn(*shape, generator=generator) * rows
 
@@ -77,7 +77,7 @@ def test_errors_are_those_of_the_format(recipe: str, spread: float) -> None:
     y = module(x)
     y.backward(gradient)
     assert x.grad is not None and layer.weight.grad is not None
-    x64, w64, g64 = (one.detach().double() for one in (x, weight, gradient))
+    x64, w64, g64 = (matrix.detach().double() for matrix in (x, weight, gradient))
     errors = RECIPES[recipe]
     for name, got, left, right, relative in (
         ("output", y, x64, w64.t(), errors.forward),
@@ -87,14 +87,14 @@ def test_errors_are_those_of_the_format(recipe: str, spread: float) -> None:
         error = (got.double() - left @ right).abs()
         assert (error <= allowed(left, right, relative)).all(), name
         typical = float(error.detach().norm() / (left @ right).norm())
-        if any(relative):  # it is not computed in high precision after all
+        if any(relative):  # the recipe does compute in low precision
             assert 0.005 < typical < 0.12, (name, typical)
         else:
             assert typical < 1e-5, (name, typical)
 
 
-def test_scales_of_rows_keep_small_rows() -> None:
-    """What rowwise is for: one large row takes nothing from the others."""
+def test_scales_per_row_preserve_small_rows() -> None:
+    """With one scale per row, one large row costs the others no precision."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, 128, generator=generator)
     x[0] *= 1e5

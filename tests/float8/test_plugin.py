@@ -1,4 +1,4 @@
-"""The plugin as it is discovered."""
+"""Discovery of the plugin."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from titan_core.api.components import Phase, Transform
 from titan_core.plugins.registry import Registry
 
 
-def test_it_is_found_and_registers_precisions() -> None:
+def test_the_plugin_registers_its_precisions() -> None:
     (plugin,) = (plugin for plugin in Registry.from_installed().found.plugins if plugin.distribution == "titan-float8")
     assert plugin.name == "float8"
-    assert {(one.name, one.phase) for one in plugin.components if isinstance(one, Transform)} == {
+    assert {(component.name, component.phase) for component in plugin.components if isinstance(component, Transform)} == {
         ("float8", Phase.PRECISION),
         ("mxfp8", Phase.PRECISION),
     }

@@ -1,4 +1,4 @@
-"""Training in float8 and MXFP8, emulated: as good as in bf16, on one device and on two. Other meshes and checkpoints are in
+"""Emulated float8 and MXFP8 train as well as bf16, on one device and on two. Other meshes and checkpoints are in
 ``tests/integration/test_low_precision.py``."""
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ Runs = Callable[[str], RunRecord]
 
 
 @pytest.fixture(scope="module")
-def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A recipe (or bf16) on one device, fast."""
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The record of a recipe, or of bf16, on one device."""
 
     def run(recipe: str) -> RunRecord:
-        folder = tmp_path_factory.mktemp("alone")
+        folder = tmp_path_factory.mktemp("one")
         return gloo.run(1, run_in, str(folder), {**FAST, **RECIPES.get(recipe, {})})[0]
 
     return functools.cache(run)
 
 
 @pytest.mark.parametrize("recipe", rows(RECIPES, ("tensorwise, float8 all-gather", "mxfp8_rceil")))
-def test_it_learns_as_bf16_does(alone: Runs, recipe: str) -> None:
-    bf16, float8 = alone("bf16"), alone(recipe)
+def test_low_precision_learns_as_bf16_does(one_device: Runs, recipe: str) -> None:
+    bf16, float8 = one_device("bf16"), one_device(recipe)
     assert float8.losses != bf16.losses
     assert bf16.losses[-1] < 0.9 * bf16.losses[0]
     assert float8.losses == pytest.approx(bf16.losses, rel=0.02)
 
 
-def test_two_ranks_change_nothing_but_rounding(gloo: GlooPool, alone: Runs, tmp_path: Path) -> None:
+def test_two_ranks_change_nothing_but_rounding(gloo: GlooPool, one_device: Runs, tmp_path: Path) -> None:
     gathered = "tensorwise, float8 all-gather"
     for record in gloo.run(2, run_in, str(tmp_path), {**FAST, **RECIPES[gathered]}):
-        assert record.losses == pytest.approx(alone(gathered).losses, rel=5e-3)
+        assert record.losses == pytest.approx(one_device(gathered).losses, rel=5e-3)
 
 
 MISTAKES = {
-    "both": ({"float8.enable": "true", "mx.enable": "true"}, "mx.enable = true: float8.enable is true too"),
+    "both": ({"float8.enable": "true", "mx.enable": "true"}, "mx.enable = true: float8.enable is also true"),
     "gather": (
         {"float8.enable": "true", "float8.recipe_name": "rowwise", "float8.enable_fsdp_float8_all_gather": "true"},
-        "float8.enable_fsdp_float8_all_gather = true: weights that are gathered in float8 have one scale each",
+        "float8.enable_fsdp_float8_all_gather = true: needs one scale per weight",
     ),
     "scales": (
         {"float8.enable": "true", "float8.precompute_float8_dynamic_scale_for_fsdp": "true"},
-        "there are scales to compute where weights are gathered in float8; set float8.enable_fsdp_float8_all_gather = true",
+        "has an effect only if weights are gathered in float8; set float8.enable_fsdp_float8_all_gather = true",
     ),
     "filter": (
         {"mx.enable": "true", "mx.filter_fqns": "['auto_filter_small_kn']"},
-        "auto_filter_small_kn is known for float8",
+        "auto_filter_small_kn exists only for float8",
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake: str) -> None:
-    overrides, told = MISTAKES[mistake]
+def test_contradictory_options_are_refused(mistake: str) -> None:
+    overrides, message = MISTAKES[mistake]
     with pytest.raises(UserError) as caught:
         make_job("tiny", dict(overrides))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("section", ["float8", "mx"])
-def test_hardware_is_asked_when_a_job_starts_and_not_before(section: str) -> None:
+def test_hardware_is_checked_only_when_a_job_starts(section: str) -> None:
     job = make_job("tiny", {f"{section}.enable": "true", "job.device": "cpu"})
-    with pytest.raises(UserError, match=rf"{section}.emulate = true for the same numbers without the hardware"):
+    with pytest.raises(UserError, match=rf"{section}.emulate = true to compute the same numbers in software"):
         job.require_hardware()
     make_job("tiny", {f"{section}.enable": "true", f"{section}.emulate": "true"}).require_hardware()
 
@@ -102,9 +102,9 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
 
 
 @pytest.mark.parametrize("section", ["float8", "mx"])
-def test_a_filter_that_leaves_out_nothing_is_a_mistake(section: str, in_tmp: Path) -> None:
+def test_a_filter_that_matches_no_layer_is_refused(section: str, in_tmp: Path) -> None:
     settings = {f"{section}.enable": "true", f"{section}.emulate": "true", f"{section}.filter_fqns": '["wq", "atention"]'}
     with pytest.raises(
-        UserError, match=rf"{section}.filter_fqns: 'atention': no linear layer .* names are such as 'layers.0"
+        UserError, match=rf"{section}.filter_fqns: 'atention': matches no linear layer .* use names such as 'layers.0"
     ):
         run_recipe("tiny", settings)

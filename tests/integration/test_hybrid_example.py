@@ -106,7 +106,7 @@ def test_a_kind_without_a_rule_is_refused_before_anything_is_divided() -> None:
     job = {**SMALL, "model.args": ARGS % "false", "job.device": "cpu"}
     make_job("hybrid", {**job, TP: 2}, 2)
     with pytest.raises(
-        UserError, match="of kind 'linear_recurrence'; context parallelism divides 'causal_attention'"
+        UserError, match="have kind 'linear_recurrence', and context parallelism divides only 'causal_attention'"
     ) as caught:
         make_job("hybrid", {**job, CP: 2}, 2)
     assert len(caught.value.problems) == 1  # one problem per kind, not per block

@@ -1,4 +1,4 @@
-"""What config files of others say of a model, and what they leave unsaid."""
+"""Models from the config files of Hugging Face and Meta."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "70B": {"dim": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "ffn_dim_multiplier": 1.3, "multiple_of": 4096},
     "405B": {"dim": 16384, "n_layers": 126, "n_heads": 128, "n_kv_heads": 8, "ffn_dim_multiplier": 1.2, "multiple_of": 4096},
 }
-"""``params.json`` as Meta publishes it with Llama 3.1 and 3.2."""
+"""Meta's published ``params.json`` files of Llama 3.1 and 3.2."""
 
 
 @pytest.mark.parametrize("flavor", PARAMS)
@@ -33,7 +33,7 @@ def test_a_written_config_is_read_as_the_same_model(flavor: str) -> None:
     assert hf_args(json.loads(json.dumps(hf_config(FLAVORS[flavor])))) == FLAVORS[flavor]
 
 
-def test_of_other_sizes_the_factor_must_be_given() -> None:
+def test_an_unpublished_size_needs_the_rope_factor() -> None:
     other = PARAMS["1B"] | COMMON | {"n_layers": 4}
     with pytest.raises(ValueError, match="use_scaled_rope is true without rope_scaling_factor"):
         meta_args(other)
@@ -49,13 +49,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "list": ({"ffn_dim_multiplier": [1]}, r"ffn_dim_multiplier is \[1\], not a number above 0"),
     "not finite": ({"norm_eps": float("inf")}, "norm_eps is inf, not a number above 0"),
     "flag": ({"use_scaled_rope": "no"}, "use_scaled_rope is 'no', not true or false"),
-    "quantised": ({"quantization_args": {"scheme": "int8"}, "lora_args": {"rank": 16}}, "lora_args, quantization_args are"),
-    "Llama 2": ({"vocab_size": -1}, "vocab_size is left to the tokenizer"),
+    "quantised": (
+        {"quantization_args": {"scheme": "int8"}, "lora_args": {"rank": 16}},
+        "does not support lora_args, quantization_args",
+    ),
+    "Llama 2": ({"vocab_size": -1}, "vocab_size is -1, as in Llama 2"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_params_that_say_something_else_are_refused(case: str) -> None:
+def test_bad_params_are_refused(case: str) -> None:
     change, why = WRONG[case]
     with pytest.raises(ValueError, match=why):
         meta_args(PARAMS["1B"] | COMMON | change)
@@ -63,7 +66,7 @@ def test_params_that_say_something_else_are_refused(case: str) -> None:
 
 @pytest.mark.parametrize("value", ["x", 0, -1, 1.5, None, [1], {"a": 1}, True], ids=str)
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])
-def test_a_config_of_wrong_types_is_refused_with_a_reason(key: str, value: Any) -> None:
+def test_a_config_with_wrong_types_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{key} is .*, not a whole number above 0"):
         hf_args(hf_config(FLAVORS["1B"]) | {key: value})
 
@@ -77,7 +80,7 @@ SCALINGS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", SCALINGS)
-def test_a_scaling_that_is_not_llamas_is_refused(case: str) -> None:
+def test_an_unsupported_rope_scaling_is_refused(case: str) -> None:
     scaling, why = SCALINGS[case]
     with pytest.raises((ValueError, KeyError), match=why):
         hf_args(hf_config(FLAVORS["1B"]) | {"rope_scaling": scaling})
@@ -88,10 +91,10 @@ def shapes(args: LlamaArgs) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in Llama(args).named_parameters()}
 
 
-def test_copies_are_named_in_both_formats() -> None:
+def test_both_formats_name_the_copy_of_a_tied_weight() -> None:
     for tied in (True, False):
         args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})
         for tensors, name in ((hf_tensors(args), "lm_head.weight"), (meta_tensors(args), "output.weight")):
-            (last,) = (one for one in tensors if one.name == name)
+            (last,) = (tensor for tensor in tensors if tensor.name == name)
             assert last.copy == tied
             assert (last.parameter == "tok_embeddings.weight") == tied

@@ -1,4 +1,4 @@
-"""Llama is the Llama of others: sizes, logits, rotary scaling, initial values."""
+"""The model agrees with other implementations of Llama: sizes, logits, rotary scaling, initial values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_published_sizes(flavor: str, parameters: int) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_counted_parameters_are_the_models(tied: bool) -> None:
+def test_num_params_counts_the_models_parameters(tied: bool) -> None:
     args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})
     with torch.device("meta"):
         model = Llama(args)
@@ -51,7 +51,7 @@ def part(model: Llama, args: LlamaArgs) -> ModelPart:
 
 
 def to_transformers(name: str, weight: Tensor, args: LlamaArgs) -> tuple[str, Tensor]:
-    """Our name and weight as Hugging Face's: it turns features i and i + half instead of neighbours."""
+    """Convert a name and weight to Hugging Face's format, where RoPE pairs features i and i + half instead of neighbours."""
     renamed = (
         ("tok_embeddings", "model.embed_tokens"), ("layers.", "model.layers."), ("attention.wq", "self_attn.q_proj"),
         ("attention.wk", "self_attn.k_proj"), ("attention.wv", "self_attn.v_proj"), ("attention.wo", "self_attn.o_proj"),
@@ -70,7 +70,7 @@ def to_transformers(name: str, weight: Tensor, args: LlamaArgs) -> tuple[str, Te
 
 @pytest.mark.parametrize("scaling", [None, RopeScaling(factor=8.0, original_max_seq_len=64)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_are_those_of_transformers(scaling: RopeScaling | None, tied: bool) -> None:
+def test_logits_equal_those_of_transformers(scaling: RopeScaling | None, tied: bool) -> None:
     args = LlamaArgs(
         dim=64, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=96, vocab_size=100, max_seq_len=256, rope_theta=10_000.0,
         rope_scaling=scaling, tie_embeddings=tied,
@@ -99,7 +99,7 @@ def test_logits_are_those_of_transformers(scaling: RopeScaling | None, tied: boo
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_positions_may_be_given() -> None:
+def test_explicit_positions() -> None:
     args = FLAVORS["debug"].model_copy(update={"n_layers": 1})
     model = Llama(args)
     materialise(part(model, args), torch.device("cpu"), seed=0)
@@ -107,7 +107,7 @@ def test_positions_may_be_given() -> None:
     positions = torch.arange(16).expand(2, 16)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens), model(tokens, positions=positions))
-        moved = model(tokens, positions=positions + 7)  # only distances matter to rotary positions
+        moved = model(tokens, positions=positions + 7)  # rotary positions depend only on distances
         torch.testing.assert_close(model(tokens), moved, rtol=1e-4, atol=1e-4)
 
 

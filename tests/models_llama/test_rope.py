@@ -1,4 +1,4 @@
-"""The rotary table is that of the published models, at every position that they can see."""
+"""The rotary table equals that of the published models at every position of their context."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reference(args: LlamaArgs) -> LlamaRotaryEmbedding:
 
 
 def distinct() -> dict[str, LlamaArgs]:
-    """One flavor for each table: some share their head's width and scaling."""
+    """Return one flavor per table: some flavors have the same head width and scaling."""
     tables = {(args.head_dim, args.rope_theta, args.rope_scaling, args.max_seq_len): name for name, args in FLAVORS.items()}
     odd = RopeScaling(factor=3.0, low_freq_factor=1.5, high_freq_factor=7.0, original_max_seq_len=1000)
     return {
@@ -44,7 +44,7 @@ def distinct() -> dict[str, LlamaArgs]:
 
 
 @pytest.mark.parametrize("name", distinct())
-def test_the_table_is_that_of_transformers_at_every_position(name: str) -> None:
+def test_the_table_equals_that_of_transformers_at_every_position(name: str) -> None:
     args = distinct()[name]
     ours, theirs = rope_table(args), reference(args)
     half = args.head_dim // 2
@@ -56,7 +56,7 @@ def test_the_table_is_that_of_transformers_at_every_position(name: str) -> None:
 
 
 def exact_frequencies(args: LlamaArgs) -> Tensor:
-    """In double precision, from the definition in words: long waves are slowed down, short ones kept, the others between."""
+    """Compute the frequencies in double precision: long waves are divided, short ones kept, the others blended."""
     values = []
     for index in range(args.head_dim // 2):
         frequency = args.rope_theta ** (-2 * index / args.head_dim)
@@ -76,7 +76,7 @@ def test_the_table_stays_within_the_rounding_of_fp32_angles(name: str) -> None:
     frequencies = exact_frequencies(args)
     positions = torch.cat([torch.arange(0, args.max_seq_len, 61), torch.tensor([args.max_seq_len - 1])])
     angles = torch.outer(positions.double(), frequencies)
-    # Of a frequency a few roundings (a power, a reciprocal, the blend), of the angle one more.
+    # A frequency is rounded a few times (power, reciprocal, blend), and the angle once more.
     bound = 8 * 2.0**-24 * angles + 1e-7
     ours = table[positions].double()
     assert ((ours[:, 0] - angles.cos()).abs() <= bound).all()

@@ -1,4 +1,4 @@
-"""Text to Llama 3's ids and back."""
+"""Llama 3's tokenizer: text to ids and back."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_llama3_rank_file(tmp_path: Path) -> None:
     assert tokenizer.decode([261 + 255]) == "<|reserved_special_token_247|>"
 
 
-def test_llama3_cuts_numbers_into_three_digits(tmp_path: Path) -> None:
+def test_numbers_are_split_into_three_digits(tmp_path: Path) -> None:
     merges = [b"12", b"123", b"45", b"1234", b"12345"]
     tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", merges)))
-    assert [tokenizer.decode([one]) for one in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
+    assert [tokenizer.decode([token]) for token in tokenizer.encode_document("12345")[1:-1]] == ["123", "45"]
 
 
-def test_a_million_blanks_are_no_reason_to_panic(tmp_path: Path) -> None:
+def test_a_million_blanks_do_not_make_tiktoken_panic(tmp_path: Path) -> None:
     tokenizer = build_llama3(tokenizer_at(rank_file(tmp_path / "tokenizer.model", [b"  "])))
     text = "a" + " " * 1_000_000 + "b"
     assert tokenizer.decode(tokenizer.encode_document(text)[1:-1]) == text
@@ -47,9 +47,13 @@ def test_a_million_blanks_are_no_reason_to_panic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{}\n", r"tokenizer\.model:1: not a rank file"), (b"aGU= 0\n", "a byte has no rank"), (None, "cannot be read")],
+    [
+        (b"{}\n", r"tokenizer\.model:1: is not a line of a rank file"),
+        (b"aGU= 0\n", "a byte has no rank"),
+        (None, "cannot be read"),
+    ],
 )
-def test_what_is_no_rank_file(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_bad_rank_file_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "tokenizer.model"
     if content is not None:
         path.write_bytes(content)
@@ -57,7 +61,7 @@ def test_what_is_no_rank_file(tmp_path: Path, content: bytes | None, message: st
         build_llama3(tokenizer_at(path))
 
 
-def test_a_fingerprint_is_that_of_the_ids(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_the_ids(tmp_path: Path) -> None:
     def made(name: str, merges: list[bytes]) -> str:
         return fingerprint(build_llama3(tokenizer_at(rank_file(tmp_path / name, merges))))
 

@@ -1,4 +1,4 @@
-"""Attention on divided sequences is that of one device, forward and backward."""
+"""Attention on divided sequences equals attention on one device, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from titan_parallel.gathered_attention import GatheredAttention
 
 @contextmanager
 def mesh_of_all() -> Iterator[DeviceMesh]:
-    """All processes in a row."""
+    """Yield a one-dimensional mesh of all processes."""
     dist.init_process_group("gloo")
     try:
         yield init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
@@ -32,37 +32,37 @@ def mesh_of_all() -> Iterator[DeviceMesh]:
 
 
 def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
-    """A rank's chunks: from the front, and from the back."""
+    """Return a rank's chunks: one from the front, and its mirror from the back."""
     chunks = whole.chunk(2 * size, dim=dim)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim=dim)
 
 
 def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
-    """The largest error of this rank's outputs and gradients."""
+    """Return the largest error of this rank's outputs and gradients."""
     with mesh_of_all() as mesh:
         rank, size = mesh.get_local_rank(), mesh.size()
         generator = torch.Generator().manual_seed(0)
         q, k, v, g = (torch.randn(2, heads, 16, 8, generator=generator) for heads in (4, kv_heads, kv_heads, 4))
-        whole = [one.clone().requires_grad_() for one in (q, k, v)]
+        whole = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
         if documents is not None:
             seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
         expected = F.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True)
         (expected * g).sum().backward()
-        mine = [share(one, rank, size, 2).clone().requires_grad_() for one in (q, k, v)]
-        chunks = tuple((one, 2 * size - 1 - one) for one in range(size))
+        mine = [share(tensor, rank, size, 2).clone().requires_grad_() for tensor in (q, k, v)]
+        chunks = tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size))
         output = GatheredAttention(SequenceShare(mesh, chunks)).forward(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
-        for one, other in zip(mine, whole, strict=True):
-            assert one.grad is not None and other.grad is not None
-            errors.append((one.grad - share(other.grad, rank, size, 2)).abs().max())
+        for local, full in zip(mine, whole, strict=True):
+            assert local.grad is not None and full.grad is not None
+            errors.append((local.grad - share(full.grad, rank, size, 2)).abs().max())
         return float(torch.stack(errors).max())
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("packed", [False, True])
-def test_divided_sequences_have_the_attention_of_whole_ones(gloo: GlooPool, kv_heads: int, packed: bool) -> None:
+def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, packed: bool) -> None:
     documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if packed else None
     for ranks in (2, 4):
         assert max(gloo.run(ranks, divided_attention, kv_heads, documents)) < 2e-6
@@ -71,10 +71,10 @@ def test_divided_sequences_have_the_attention_of_whole_ones(gloo: GlooPool, kv_h
 def test_every_rank_has_a_chunk_from_the_front_and_one_from_the_back() -> None:
     whole = Batch(torch.arange(12)[None], torch.arange(12)[None] + 1, documents=torch.arange(12)[None] // 5)
     shares = [HeadAndTail(rank, 3)(whole) for rank in range(3)]
-    assert [one.tokens[0].tolist() for one in shares] == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
-    for one in shares:
-        assert one.positions is not None and torch.equal(one.positions, one.tokens)
-        assert torch.equal(one.targets, one.tokens + 1)
-        assert one.documents is whole.documents
-    given: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
-    assert given.positions[0].tolist() == [4, 6, 16, 18]
+    assert [part.tokens[0].tolist() for part in shares] == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    for part in shares:
+        assert part.positions is not None and torch.equal(part.positions, part.tokens)
+        assert torch.equal(part.targets, part.tokens + 1)
+        assert part.documents is whole.documents
+    explicit: Any = HeadAndTail(1, 3)(Batch(whole.tokens, whole.targets, positions=whole.tokens * 2))
+    assert explicit.positions[0].tolist() == [4, 6, 16, 18]

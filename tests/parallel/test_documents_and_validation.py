@@ -1,4 +1,4 @@
-"""Attention inside of documents, and validation, are the same on every mesh."""
+"""Attention within documents, and validation, give the same results on every mesh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from titan_core.train.world import join_world
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, object]:
-    """Short documents, so that each sequence holds a few; and a validation set that divides by nothing."""
+    """Short documents, several per sequence, and a validation set that no mesh divides evenly."""
     generator = torch.Generator().manual_seed(0)
 
     def documents(count: int) -> str:
@@ -66,7 +66,7 @@ QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B", "
 
 
 @pytest.mark.parametrize("case", rows(CASES, QUICK))
-def test_training_and_validation_are_those_of_one_device(
+def test_training_and_validation_equal_those_of_one_device(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
 ) -> None:
     ranks, overrides = CASES[case]
@@ -80,10 +80,10 @@ def test_training_and_validation_are_those_of_one_device(
         assert losses == pytest.approx({step: loss for step, (loss, _) in one_device.validation.items()}, rel=1e-5)
 
 
-def test_the_mask_changes_the_loss_and_validation_nothing(
+def test_the_mask_changes_the_loss_and_validation_does_not(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path
 ) -> None:
-    """What is compared above is not compared with itself alone."""
+    """Otherwise the comparison above could pass without a mask or validation."""
     (unmasked,) = gloo.run(1, run_in, str(tmp_path), {**data, "data.document_mask": "false"})
     assert unmasked.losses[1:] != pytest.approx(one_device.losses[1:], rel=1e-3)
     (unvalidated,) = gloo.run(1, run_in, str(tmp_path / ".."), {**data, "validation.enable": "false"})
@@ -93,20 +93,20 @@ def test_the_mask_changes_the_loss_and_validation_nothing(
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
-    lengths = [int(one) for one in str(data["validation.dataset_path"]).split("/")]
-    # Of a document, every token but its last is followed by one of it; a window's last token is a target alone.
+    lengths = [int(length) for length in str(data["validation.dataset_path"]).split("/")]
+    # Every token of a document except the last has a target; the last token of a window is only a target.
     tokens = sum(length + 1 for length in lengths)
     _, targets = one_device.validation[5]
-    windows = tokens / 49 + 16  # whole ones, and one at the end of each logical shard
+    windows = tokens / 49 + 16  # full ones, and one at the end of each logical shard
     assert tokens - windows <= targets <= tokens
 
 
-def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
+def test_packed_documents_train_as_separate_ones() -> None:
     job = make_job("tiny", {**FAST, "training.global_batch_size": 2, "job.device": "cpu"})
     lengths = [[5, 20, 1, 22], [48]]
     tokens = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(1))
-    documents = torch.stack([torch.arange(len(one)).repeat_interleave(torch.tensor(one)) for one in lengths])
-    positions = torch.stack([torch.cat([torch.arange(length) for length in one]) for one in lengths])
+    documents = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
     targets = tokens.roll(-1, 1)
     targets[:, -1] = IGNORE
     targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
@@ -116,23 +116,23 @@ def test_packed_documents_are_trained_as_if_each_were_alone() -> None:
     packed.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in part.module.named_parameters()}
     part.module.zero_grad()
-    apart = torch.zeros(())
+    separate = torch.zeros(())
     for row, sizes in enumerate(lengths):
         for document in tokens[row].split(sizes):
             if len(document) > 1:
                 logits = part.module(document[None, :-1])
                 loss = F.cross_entropy(logits[0], document[1:], reduction="sum")
                 loss.backward()
-                apart += loss.detach()
-    assert packed.item() == pytest.approx(apart.item(), rel=1e-6)
+                separate += loss.detach()
+    assert packed.item() == pytest.approx(separate.item(), rel=1e-6)
     for name, parameter in part.module.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5)
     assert set(arguments_of(Batch(tokens, targets, documents=documents), part.layout)) == {"documents"}
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_flex_attention_sees_what_the_mask_does(kv_heads: int) -> None:
-    """FlexAttention is for GPUs; forward, its meaning can be held against SDPA's on any device."""
+def test_flex_attention_agrees_with_the_dense_mask(kv_heads: int) -> None:
+    """FlexAttention is for GPUs, but its forward pass can be compared with SDPA on any device."""
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(2, 4, 128, 16, generator=generator)
     k, v = (torch.randn(2, kv_heads, 128, 16, generator=generator) for _ in "kv")
@@ -144,7 +144,7 @@ def test_flex_attention_sees_what_the_mask_does(kv_heads: int) -> None:
         torch.testing.assert_close(flex(q, k, v, other), CausalAttention()(q, k, v, other))
 
 
-def test_a_model_that_knows_no_documents_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_document_masks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from harness import tiny

@@ -1,8 +1,8 @@
-"""Every division and every recomputation trains as one device does.
+"""Every parallelism, with every mode of activation checkpointing, trains as one device does.
 
-The table of :data:`harness.meshes.CASES` is run whole, on ``tiny`` as it is, by
-``uv run pytest -m long tests/parallel/test_equivalence.py``; the full run takes the fast part of it, on a smaller model and
-over fewer steps, and the quick loop one mesh of each kind of that.
+``uv run pytest -m long tests/parallel/test_equivalence.py`` runs the whole table of :data:`harness.meshes.CASES` on the full
+``tiny`` model. The full run covers part of it, with a smaller model and fewer steps. The quick loop runs one mesh of each
+kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = {
 
 
 def table() -> list[Any]:
-    """(case, recomputation, settings) for each test, those for full and long runs marked."""
+    """Return (case, recomputation, settings) for each test, with marks for full and long runs."""
     rows = []
     for case in CASES:
         for mode in RECOMPUTATION:
@@ -50,7 +50,7 @@ Reference = Callable[[str], RunRecord]
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """What one device does, by the name of its settings."""
+    """The record of one device, by the name of its settings."""
     return functools.cache(lambda size: gloo.run(1, run_in, str(tmp_path_factory.mktemp(size)), SETTINGS[size])[0])
 
 
@@ -87,7 +87,7 @@ def test_training_is_that_of_one_device(
     ],
     ids=str,
 )
-def test_settings_that_change_no_number(
+def test_settings_that_must_not_change_the_losses(
     gloo: GlooPool, one_device: Reference, tmp_path: Path, ranks: int, overrides: dict[str, object]
 ) -> None:
     require_equal(gloo.run(ranks, run_in, str(tmp_path), {**FAST, **overrides}), one_device("fast"))
@@ -124,7 +124,7 @@ def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, on
 
 
 def rope_dtype(folder: str) -> torch.dtype:
-    """The type in which blocks are given the rotary table under mixed precision."""
+    """Return the dtype of the rotary table that blocks receive under mixed precision."""
     from titan_core.api.hookspecs import hookimpl
     from titan_core.train.trainer import train
 
@@ -147,7 +147,7 @@ def test_mixed_precision_leaves_rotary_tables_exact(gloo: GlooPool, tmp_path: Pa
 
 
 def bad_record(folder: str) -> str:
-    """Only rank 1's share of the data holds records that cannot be read."""
+    """Train on data of which only rank 1's share has unreadable records; return the error."""
     os.chdir(folder)
     documents = "/".join(["600"] * 200 + ["!"] * 4)
     overrides = {**TINY, "training.dataset": "letters", "training.dataset_path": documents, "training.steps": 500}
@@ -165,7 +165,7 @@ def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool,
 
 
 def local_bytes(folder: str) -> tuple[int, int]:
-    """This rank's bytes of parameters, and the model's."""
+    """Return the bytes of this rank's parameters, and of the whole model's."""
     from titan_core.api.hookspecs import hookimpl
     from titan_core.train.trainer import train
 
@@ -203,7 +203,7 @@ def test_a_rank_with_another_config_is_named(gloo: GlooPool, tmp_path: Path) -> 
 
 
 def uneven_data(folder: str) -> tuple[str, int]:
-    """Streams of very different lengths: rank 1's ends first."""
+    """Train on streams of very different lengths, of which rank 1's ends first; return why and when the run stopped."""
     os.chdir(folder)
     documents = "/".join("30" if index % 4 else "2400" for index in range(64))
     record = run_recipe(

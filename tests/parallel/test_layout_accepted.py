@@ -1,4 +1,4 @@
-"""Layouts without mistakes, and models that a division can train, are not refused."""
+"""Correct layouts, and models that can be divided, are not refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
         (ONE, lambda: Mixed(BatchNorm), LAYOUT),
     ],
 )  # fmt: skip
-def test_what_a_division_can_do_is_not_refused(
+def test_a_model_that_can_be_divided_passes(
     mesh: dict[str, object], build: Callable[[], object], layout: ModelLayout
 ) -> None:
     require(job_on(mesh, build, replace(layout, parameters={"*": Normal(0.02)})))
@@ -50,7 +50,7 @@ def test_what_a_division_can_do_is_not_refused(
         pytest.param(mesh, tied, id=f"{name}-{'tied' if tied else 'untied'}")
         for tied in (False, True)
         for name, mesh in MESHES.items()
-        if not (mesh is PP and tied)  # assembly refuses shared parameters under a pipeline (test_pipeline_plan.py)
+        if not (mesh is PP and tied)  # assembly refuses tied parameters under a pipeline (test_pipeline_plan.py)
     ],
 )
 def test_a_decoder_passes(mesh: dict[str, object], tied: bool) -> None:
@@ -59,7 +59,7 @@ def test_a_decoder_passes(mesh: dict[str, object], tied: bool) -> None:
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_the_example_of_a_model_passes(mesh: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_model_passes(mesh: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     example = Path(__file__).parents[2] / "examples" / "titan-model-tinygpt" / "src"
     monkeypatch.syspath_prepend(str(example))
     from titan_model_tinygpt.config import TinyGPTArgs  # type: ignore[import-not-found]

@@ -1,4 +1,4 @@
-"""Divisions that cannot work are refused before launch, with numbers that would."""
+"""Impossible layouts are refused before launch, with numbers that work."""
 
 from __future__ import annotations
 
@@ -22,29 +22,35 @@ TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_deg
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({TP: 3}, "8 heads and 4 key/value heads of .* must divide by it; 1, 2, 4 would work"),
-        ({TP: 8}, "4 key/value heads of .* must divide by it; 1, 2, 4 would work"),
-        ({TP: 2, "training.seq_len": 255}, "training.seq_len = 255: sequence parallelism divides it over 2 ranks; 254"),
-        ({CP: 2, "training.seq_len": 250}, "a multiple of 2 x context-parallel degree 2 x .* 1 = 4; 248 or 252 would work"),
-        ({CP: 2, TP: 4, "training.seq_len": 250}, "degree 2 x tensor-parallel degree 4 = 16; 240 or 256 would work"),
-        ({CP: 8, "training.seq_len": 2047}, "= 16; 2032 or 2048 would work"),
-        ({"activation_checkpoint.mode": "memory_budget"}, "torch.compile's inductor backend that keeps a budget"),
-        ({TP: 2, "parallelism.enable_async_tensor_parallel": "true"}, "it is the compiler's doing"),
+        ({TP: 3}, "must divide the 8 heads and 4 key/value heads of .*; set it to one of 1, 2, 4"),
+        ({TP: 8}, "and 4 key/value heads of .*; set it to one of 1, 2, 4"),
+        (
+            {TP: 2, "training.seq_len": 255},
+            r"training.seq_len = 255: must be a multiple of tensor_parallel_degree \(2\), .*; set it to 254",
+        ),
+        ({CP: 2, "training.seq_len": 250}, "a multiple of 2 x context-parallel degree 2 x .* 1 = 4; set it to 248 or 252"),
+        ({CP: 2, TP: 4, "training.seq_len": 250}, "degree 2 x tensor-parallel degree 4 = 16; set it to 240 or 256"),
+        ({CP: 8, "training.seq_len": 2047}, "= 16; set it to 2032 or 2048"),
+        (
+            {"activation_checkpoint.mode": "memory_budget"},
+            "needs torch.compile with the inductor backend, which enforces the budget",
+        ),
+        ({TP: 2, "parallelism.enable_async_tensor_parallel": "true"}, "needs the model compiled"),
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused(overrides: dict[str, object], message: str) -> None:
+def test_impossible_layouts_are_refused(overrides: dict[str, object], message: str) -> None:
     ranks = int(str(overrides.get(TP, 1))) * int(str(overrides.get(CP, 1)))
     with pytest.raises(UserError, match=message):
         make_job("tiny", overrides, ranks)
 
 
-def test_without_sequence_parallelism_any_length_that_context_parallelism_can_divide_will_do() -> None:
+def test_without_sequence_parallelism_only_context_parallelism_divides_the_length() -> None:
     overrides = {CP: 2, TP: 4, "training.seq_len": 252, "parallelism.disable_sequence_parallel": "true"}
     make_job("tiny", overrides, 8)
 
 
-def test_mixers_of_an_unknown_kind_are_refused_unless_they_bring_a_rule() -> None:
+def test_mixers_of_an_unknown_kind_need_a_rule() -> None:
     facts = make_job("tiny", {CP: 2}, 2).facts
 
     def problems(mixer: Mixer) -> list[str]:
@@ -54,13 +60,14 @@ def test_mixers_of_an_unknown_kind_are_refused_unless_they_bring_a_rule() -> Non
 
     (problem,) = problems(Mixer(kind="linear_recurrence"))
     assert (
-        "its mixers 'other.scan' are of kind 'linear_recurrence'; context parallelism divides 'causal_attention'" in problem
+        "its mixers 'other.scan' have kind 'linear_recurrence', and context parallelism divides only 'causal_attention'"
+        in problem
     )
     assert "(Mixer.divided)" in problem
     assert not problems(Mixer(kind="linear_recurrence", divided=Ref("own.rule:divided")))
 
 
-def test_heads_divide_wherever_there_are_any() -> None:
+def test_the_heads_of_every_mixer_must_divide() -> None:
     facts = make_job("tiny", {TP: 4}, 4).facts
 
     def problems(**mixers: Mixer) -> list[str]:
@@ -70,10 +77,10 @@ def test_heads_divide_wherever_there_are_any() -> None:
 
     assert not problems() and not problems(scan=Mixer(kind="linear_recurrence"))
     (problem,) = problems(one=causal_attention(8, 4), other=Mixer(kind="linear_attention", heads=6))
-    assert "the 6 heads and 6 key/value heads of 'other' must divide by it; 1, 2, 3, 6 would work" in problem
+    assert "must divide the 6 heads and 6 key/value heads of 'other'; set it to one of 1, 2, 3, 6" in problem
 
 
 @pytest.mark.parametrize("arguments", [{"kind": ""}, {"kind": "causal_attention"}, {"kind": "other", "kv_heads": 2}])
-def test_a_mixer_is_whole(arguments: dict[str, Any]) -> None:
+def test_an_incomplete_mixer_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"kind must not be empty|needs heads"):
         Mixer(**arguments)

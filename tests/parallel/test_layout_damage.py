@@ -1,6 +1,6 @@
-# ruff: noqa: E501 - a damage a line reads best
-"""A layout that its model contradicts, or a model that a division would train differently, is refused before the first step,
-by the name of the field. Each damage here trained wrong, or ended in a traceback."""
+# ruff: noqa: E501 - one damage per line reads best
+"""A layout that contradicts its model, or a model that would train differently when divided, is refused before the first step
+with the name of the field. Each damage here once trained wrong or ended in a traceback."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def mixers(heads: int, kv_heads: int | None) -> ModelLayout:
 
 
 def ruled(rules: dict[str, Rule], **fields: Any) -> ModelLayout:
-    """With ``rules`` before the layout's own."""
+    """Return the layout with ``rules`` before its own."""
     return replace(LAYOUT, rules={**rules, **LAYOUT.rules, **rules}, **fields)
 
 
 DAMAGES = [
-    # -- every parameter has one place
+    # -- every parameter belongs to one unit
     Damage("a head without its norm", ONE, r"'norm\.weight' belongs to none of .* name its module 'norm'", layout=replace(LAYOUT, head=("output",))),
     Damage("half an embedding", ONE, r"'wpe\.weight' belongs to none of embedding", PositionsApart, replace(LAYOUT, embedding=("wte",))),
     Damage("a part of the embedding in the head", ONE, r"head names 'embedding\.token', which is a part of 'embedding' in embedding", layout=replace(LAYOUT, head=("embedding.token", "norm", "output"))),
@@ -105,17 +105,17 @@ DAMAGES = [
     # -- sequences of a batch
     Damage("a batch norm", DP, r"module 'blocks\.1\.extra\.norm' mixes the sequences of a batch", lambda: Mixed(BatchNorm)),
     # -- pipelines
-    Damage("embeddings apart, PP", PP, "between 'wte' and 'wpe', the model's forward changes the hidden states", PositionsApart, APART),
+    Damage("embeddings apart, PP", PP, "between 'wte' and 'wpe', the model's forward changes or replaces the hidden states", PositionsApart, APART),
     Damage("a scale between", PP, r"between 'embedding' and 'blocks\.0', the model's forward changes", lambda: Between(embedded=lambda h: h * DIM**0.5)),
     Damage("a dropout between", PP, "the model's forward changes|the forward of the model mixes the sequences", DropoutBetween),
-    Damage("logits capped", PP, "behind 'output', the model's forward changes the logits", lambda: Between(logits=torch.tanh)),
+    Damage("logits capped", PP, "after 'output', the model's forward changes the logits", lambda: Between(logits=torch.tanh)),
     Damage("skip connections", PP, r"between 'blocks\.1' and 'norm', the model's forward changes", SkipConnections),
-    Damage("blocks called twice", PP, r"cut into stages, the model computes something else", Twice),
-    Damage("state between blocks", PP, "depend on nothing but the hidden states", KeptState),
-    Damage("positions counted from one, PP", PP, "take positions from the argument positions", CountsPositionsFromOne),
+    Damage("blocks called twice", PP, r"cut into stages, the model's output differs", Twice),
+    Damage("state between blocks", PP, "depend only on its hidden states", KeptState),
+    Damage("positions counted from one, PP", PP, "read positions from the argument positions", CountsPositionsFromOne),
     # -- context parallelism
     *(
-        Damage(f"{name}, CP", CP, rf"{place} depends on other positions and is not in mixers", build)
+        Damage(f"{name}, CP", CP, rf"{place} depends on other positions but is not in mixers", build)
         for name, place, build in [
             ("a convolution", r"module 'blocks\.1\.extra', before it calls 'blocks\.1\.extra\.convolution'", lambda: Mixed(Convolution)),
             ("a convolution in the first block", r"module 'blocks\.0\.extra', before it calls 'blocks\.0\.extra\.convolution'", lambda: Mixed(Convolution, 0)),
@@ -131,29 +131,29 @@ DAMAGES = [
             ("positions ignored", "", IgnoresPositions),
         ]
     ),
-    Damage("a mixer that is not named", CP, r"mixer' depends on other positions and is not in mixers", layout=replace(LAYOUT, mixers={"blocks.0.attention.mixer": MIXER}), build=lambda: Mixed(nn.Identity)),
+    Damage("a mixer that is not named", CP, r"mixer' depends on other positions but is not in mixers", layout=replace(LAYOUT, mixers={"blocks.0.attention.mixer": MIXER}), build=lambda: Mixed(nn.Identity)),
     # -- tensor parallelism
-    Damage("a layer outside of regions", TP, r"rules have Column\(\) for 'blocks\.0\.mlp\.up\.weight', which is in no module of regions", layout=replace(LAYOUT, regions=("blocks.*.attention",))),
-    Damage("a region without a row", TP, r"regions names 'blocks\.0\.mlp', in which no layer has the rule Row", layout=ruled({"blocks.*.mlp.down.*": Replicate()})),
-    Damage("a region without a column", TP, r"regions names 'blocks\.0\.mlp', in which no parameter has the rule Column", layout=ruled({"blocks.*.mlp.up.*": Replicate()})),
-    Damage("a region within a region", TP, r"regions names 'blocks\.0\.attention', which is a part of the region 'blocks\.0'", layout=replace(LAYOUT, regions=("blocks.[01]", *LAYOUT.regions))),
-    Damage("queries, keys and values in one layer", TP, r"region 'blocks\.0\.attention', divided over 2 ranks by its rules, does not compute the same: it computes something else", Fused, FUSED),
-    Damage("a dimension that is not divided", TP, r"region 'blocks\.0\.mlp', divided over 2 ranks", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
-    Damage("a whole parameter of divided features", TP, r"region 'blocks\.0\.mlp', divided over 2 ranks by its rules, does not compute the same: RuntimeError", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
-    Damage("sums that are not summed", TP, r"regions names 'blocks\.0\.mlp', in which no layer has the rule Row, and which names no module of sums", OwnParameters, replace(OWN, sums=())),
-    Damage("sums of what is whole", TP, r"region 'blocks\.0\.attention', divided over 2 ranks", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
-    Damage("a head that ends otherwise", TP, "head ends with 'output', and tensor parallelism divides an nn.Linear", WithWrappedHead),
-    Damage("embeddings apart, TP", TP, "outside of regions, .* does not take hidden states", PositionsApart, APART),
-    Damage("a reversal, TP", TP, r"outside of regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1)))),
+    Damage("a layer outside regions", TP, r"rules have Column\(\) for 'blocks\.0\.mlp\.up\.weight', which is outside all regions", layout=replace(LAYOUT, regions=("blocks.*.attention",))),
+    Damage("a region without a row", TP, r"regions names 'blocks\.0\.mlp', which has no layer with the rule Row", layout=ruled({"blocks.*.mlp.down.*": Replicate()})),
+    Damage("a region without a column", TP, r"regions names 'blocks\.0\.mlp', which has no parameter with the rule Column", layout=ruled({"blocks.*.mlp.up.*": Replicate()})),
+    Damage("a region within a region", TP, r"regions names 'blocks\.0\.attention', which is inside the region 'blocks\.0'", layout=replace(LAYOUT, regions=("blocks.[01]", *LAYOUT.regions))),
+    Damage("queries, keys and values in one layer", TP, r"region 'blocks\.0\.attention', sharded over 2 ranks by its rules, fails: its output differs", Fused, FUSED),
+    Damage("a dimension that is not divided", TP, r"region 'blocks\.0\.mlp', sharded over 2 ranks", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
+    Damage("a whole parameter of divided features", TP, r"region 'blocks\.0\.mlp', sharded over 2 ranks by its rules, fails: RuntimeError", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
+    Damage("sums that are not summed", TP, r"regions names 'blocks\.0\.mlp', which has no layer with the rule Row and no module in sums", OwnParameters, replace(OWN, sums=())),
+    Damage("sums of what is whole", TP, r"region 'blocks\.0\.attention', sharded over 2 ranks", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
+    Damage("a head that ends otherwise", TP, "head ends with 'output', and tensor parallelism needs an nn.Linear", WithWrappedHead),
+    Damage("embeddings apart, TP", TP, "outside regions, .* does not take hidden states", PositionsApart, APART),
+    Damage("a reversal, TP", TP, r"outside regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1)))),
     Damage("a norm that shifts, TP", TP, r"module 'blocks\.0\.norms\.0' .* or depends on other positions", WithShiftedNorm),
-    Damage("a shift between, TP", TP, "outside of regions, the forward of the model, before it calls 'blocks.0'", lambda: Between(embedded=shifted)),
+    Damage("a shift between, TP", TP, "outside regions, the forward of the model, before it calls 'blocks.0'", lambda: Between(embedded=shifted)),
     Damage("logits normed", TP, "changes the logits that 'output' returns", lambda: Between(logits=lambda x: x.log_softmax(-1))),
-    Damage("positions counted from one, TP", NO_SP, "take positions from the argument positions", CountsPositionsFromOne),
+    Damage("positions counted from one, TP", NO_SP, "read positions from the argument positions", CountsPositionsFromOne),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: one.name)
-def test_damage_is_refused_by_name(damage: Damage) -> None:
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+def test_damage_is_refused(damage: Damage) -> None:
     with pytest.raises(UserError, match=damage.message) as caught:
         require(job_on(damage.mesh, damage.build, damage.layout))
     assert all(problem.where == "layout of model 'small'" or "tiny" in problem.where for problem in caught.value.problems)
@@ -164,19 +164,21 @@ def context_of(job: Job) -> JobContext[FSDPKeys]:
     return JobContext(section=job.config.section(FSDPKeys), facts=job.facts)
 
 
-def test_parameters_that_fsdp_gathers_apart_are_not_shared() -> None:
+def test_tied_parameters_must_be_in_one_fsdp_unit() -> None:
     layout = replace(LAYOUT, tied={"blocks.1.mlp.up.weight": "blocks.0.mlp.up.weight"})
     (problem,) = fsdp_check(context_of(job_on(DP, Tied, layout)))
-    assert "ties 'blocks.1.mlp.up.weight' to 'blocks.0.mlp.up.weight', and FSDP gathers the two apart" in str(problem)
+    assert "ties 'blocks.1.mlp.up.weight' to 'blocks.0.mlp.up.weight', and FSDP gathers the two separately" in str(problem)
     for pair in ("output.weight", "embedding.token.weight"), ("blocks.0.mlp.up.weight", "blocks.0.attention.q.weight"):
         shared = replace(LAYOUT, tied=dict([pair]))
         assert not list(fsdp_check(context_of(job_on(DP, SmallGPT, shared))))
 
 
-def test_a_parameter_without_a_rule_is_named() -> None:
+def test_a_parameter_without_a_rule_is_refused() -> None:
     def plan_of(model: nn.Module) -> None:
         tensor_parallel._require_rules(ModelPart(model, LAYOUT, NextToken()))
 
     plan_of(SmallGPT())
-    with pytest.raises(UserError, match=r"^parameter 'blocks\.0\.attention\.gain' of the model: no rule of the layout"):
+    with pytest.raises(
+        UserError, match=r"^parameter 'blocks\.0\.attention\.gain' of the model: has no rule for tensor parallelism"
+    ):
         plan_of(OwnGain())

@@ -1,4 +1,4 @@
-"""Layouts that are unusual and right train as one device does: what is refused elsewhere is refused for a reason."""
+"""Unusual but correct layouts train as on one device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from titan_core.api.layout import ModelDefinition
 TP = "parallelism.tensor_parallel_degree"
 NO_SP = {"parallelism.disable_sequence_parallel": "true"}
 BRIEF: dict[str, object] = {"training.steps": 3, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
-# Biases that are not 0, so that one that is added on every rank shows in the first loss.
+# Biases are not 0, so that one added on every rank would change the first loss.
 VALUES = {"*norm*.weight": Constant(1.0), "*": Normal(0.1)}
 
 
 class NormedEmbedding(SmallGPT):
-    """The embedding is a chain of two modules."""
+    """A model whose embedding is a chain of two modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Call
 def test_unusual_layouts_train_as_on_one_device(
     gloo: GlooPool, one_device: Callable[[str], RunRecord], tmp_path: Path, name: str, overrides: dict[str, object]
 ) -> None:
-    """Norms of queries lie within a region, where each rank has other heads; rows have biases; heads are grouped."""
+    """Covers norms inside a region, where each rank has different heads, row-sharded biases, and grouped heads."""
     one = one_device(name)
     records = gloo.run(2, train, str(tmp_path), name, overrides)
     gradients = {key: value for record in records for key, value in record.gradients.items()}

@@ -1,4 +1,4 @@
-"""Trying a model takes memory for its activations alone, not for its weights."""
+"""The trial of a model needs memory only for its activations, not for its weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.tiny_model import TinyModel
 from titan_core.api.errors import UserError
 
 WIDE = TinyArgs(dim=16_384, n_layers=3, n_heads=128, n_kv_heads=8, ffn_dim=53_248, vocab_size=128_256, max_seq_len=131_072)
-"""Three layers of Llama 3.1's 126 with 405 billion parameters."""
+"""Three of the 126 layers of Llama 3.1 405B."""
 
 
 class Shifted(TinyModel):
-    """Hidden states of the last block's input lean on the position before."""
+    """A model whose last block mixes each position with the one before."""
 
     def __init__(self) -> None:
         super().__init__(WIDE)
@@ -30,20 +30,20 @@ class Shifted(TinyModel):
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor outside of the meta device, in bytes."""
+    """Records the largest tensor outside the meta device, in bytes."""
 
     bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor) and one.device.type != "meta":
-                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, Tensor) and output.device.type != "meta":
+                self.bytes = max(self.bytes, output.untyped_storage().nbytes())
         return result
 
 
 def test_a_large_model_is_tried_in_little_memory() -> None:
-    """One layer that mixes positions is found, and no weight of gigabytes is made for it."""
+    """The trial finds one layer that mixes positions without allocating its gigabytes of weights."""
     layout = layout_of(WIDE)
     with Largest() as largest:
         require(small_gpt.job_of(small_gpt.definition(lambda: TinyModel(WIDE), layout), CP, 2))

@@ -1,4 +1,4 @@
-"""What a rank holds is its share, at every moment."""
+"""A rank never holds more than its share of the model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from titan_core.train.world import join_world
 STEP: dict[str, object] = {"training.steps": 1, "training.seq_len": 64, "job.device": "cpu"}
 
 
-def held(folder: str) -> int:
-    """Bytes of parameters, gradients and optimizer state on this rank, when all are there."""
+def bytes_held(folder: str) -> int:
+    """Train one step; return the bytes of parameters, gradients and optimizer state on this rank."""
     os.chdir(folder)
     sizes: list[int] = []
 
@@ -39,7 +39,7 @@ def held(folder: str) -> int:
             self.run_step = and_count  # type: ignore[assignment]
             report = super()._train_step(*arguments)
             states = self.state.optimizer.state.values()
-            sizes.append(sum(local_bytes(one) for state in states for one in state.values() if torch.is_tensor(one)))
+            sizes.append(sum(local_bytes(value) for state in states for value in state.values() if torch.is_tensor(value)))
             return report
 
     original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
@@ -59,33 +59,33 @@ def local_bytes(tensor: torch.Tensor) -> int:
 
 
 def test_parameters_gradients_and_optimizer_state_are_divided_by_fsdp(gloo: GlooPool, tmp_path: Path) -> None:
-    (whole,) = gloo.run(1, held, str(tmp_path))
-    assert max(gloo.run(4, held, str(tmp_path))) <= 0.27 * whole
+    (whole,) = gloo.run(1, bytes_held, str(tmp_path))
+    assert max(gloo.run(4, bytes_held, str(tmp_path))) <= 0.27 * whole
 
 
 class Largest(TorchDispatchMode):
-    """The largest allocation, in bytes, outside of the meta device."""
+    """Records the largest allocation outside the meta device, in bytes."""
 
     bytes = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
         result = function(*arguments, **(keywords or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor) and one.device.type != "meta":
-                self.bytes = max(self.bytes, one.untyped_storage().nbytes())
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor) and not isinstance(output, DTensor) and output.device.type != "meta":
+                self.bytes = max(self.bytes, output.untyped_storage().nbytes())
         return result
 
 
 def largest_allocation(overrides: dict[str, object]) -> int:
     job = make_job("tiny", {**STEP, **overrides})
-    # The trial of a small copy computes logits of a few tokens, which are no parameters.
+    # Skips the trial of a small copy, whose logits of a few tokens would be the largest tensor.
     with pytest.MonkeyPatch.context() as patch, join_world(job) as world, Largest() as largest:
         patch.setattr(build, "try_model", lambda *_: None)
         build_parts(job, world.mesh, world.device)
     return largest.bytes
 
 
-def test_no_rank_ever_makes_more_of_a_large_embedding_than_its_shard(gloo: GlooPool) -> None:
+def test_no_rank_allocates_more_of_a_large_embedding_than_its_shard(gloo: GlooPool) -> None:
     rows, width = 600_000, 128
     large = {"model.args": f"{{vocab_size = {rows}}}"}
     whole = rows * width * 4

@@ -1,4 +1,4 @@
-"""An objective that a plugin has wrapped is computed on every mesh, or refused before the first step."""
+"""A wrapped objective is computed on every mesh, or refused before the first step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BRIEF: dict[str, object] = {"training.steps": 2, "training.global_batch_size": 4
 
 
 def train(folder: str, overrides: dict[str, object], function: str, phase: Phase) -> RunRecord | str:
-    """What a run with an objective of its own did, or why it was refused."""
+    """Train with the transform ``function``; return the record of the run, or why it was refused."""
     os.chdir(folder)
     job = small_gpt.job_of(small_gpt.definition(), {**BRIEF, **overrides}, int(os.environ["WORLD_SIZE"]))
-    transforms = sorted([*job.transforms, transform(function, phase)], key=lambda one: one.phase)
+    transforms = sorted([*job.transforms, transform(function, phase)], key=lambda component: component.phase)
     try:
         return run_job(replace(job, transforms=tuple(transforms)))
     except UserError as error:
@@ -43,7 +43,7 @@ def train(folder: str, overrides: dict[str, object], function: str, phase: Phase
     ],
     ids=str,
 )
-def test_it_is_computed(gloo: GlooPool, tmp_path: Path, overrides: dict[str, object]) -> None:
+def test_a_wrapped_objective_is_computed_on_every_mesh(gloo: GlooPool, tmp_path: Path, overrides: dict[str, object]) -> None:
     (one,) = gloo.run(1, train, str(tmp_path), {}, "wrapped_loss", Phase.PRECISION)
     (plain,) = gloo.run(1, train, str(tmp_path), {}, "batches", Phase.PRECISION)
     assert one.losses[0] > plain.losses[0] + 1e-4
@@ -51,9 +51,9 @@ def test_it_is_computed(gloo: GlooPool, tmp_path: Path, overrides: dict[str, obj
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
 
 
-def test_tensor_parallelism_asks_for_its_form_on_a_divided_vocabulary(gloo: GlooPool, tmp_path: Path) -> None:
+def test_tensor_parallelism_needs_an_objective_on_sharded_logits(gloo: GlooPool, tmp_path: Path) -> None:
     for refusal in gloo.run(2, train, str(tmp_path), TP, "whole_vocabulary", Phase.PRECISION):
-        assert refusal.startswith("objective.name: it is computed on the whole vocabulary, and tensor parallelism divides")
+        assert refusal.startswith("objective.name: needs logits of the whole vocabulary, and tensor parallelism shards them")
         assert "set parallelism.disable_loss_parallel = true" in refusal
     gathered = {**TP, "parallelism.disable_loss_parallel": "true"}
     (one,) = gloo.run(1, train, str(tmp_path), {}, "whole_vocabulary", Phase.PRECISION)
@@ -61,7 +61,7 @@ def test_tensor_parallelism_asks_for_its_form_on_a_divided_vocabulary(gloo: Gloo
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
 
 
-def test_the_job_s_objective_is_not_replaced(gloo: GlooPool, tmp_path: Path) -> None:
+def test_a_transform_must_not_replace_the_objective(gloo: GlooPool, tmp_path: Path) -> None:
     for refusal in gloo.run(1, train, str(tmp_path), COMPILED_LOSS, "other_loss", Phase.DATA):
         assert refusal.startswith(
             "transform 'other_loss': it drops or replaces the part's objective that transform 'compile' had set"

@@ -1,4 +1,4 @@
-"""The small functions that divide, order and keep, each by itself."""
+"""Unit tests of the functions that divide, order and save."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_rank_has_a_chunk_from_the_front_and_its_mirror_from_the_back(size: in
     assert sorted(torch.cat([share.tokens for share in shares], 1)[0].tolist()) == tokens[0].tolist()
 
 
-def test_a_rank_keeps_positions_that_begin_anew_with_each_document() -> None:
+def test_positions_may_restart_with_each_document() -> None:
     tokens, positions = torch.arange(8)[None], torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
     share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions=positions))
     assert share.positions is not None
@@ -66,14 +66,14 @@ def test_a_rank_keeps_positions_that_begin_anew_with_each_document() -> None:
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_the_queries_of_a_chunk_see_what_they_see_in_the_whole(documents: Tensor | None, kv_heads: int) -> None:
+def test_a_chunk_attends_as_in_the_whole_sequence(documents: Tensor | None, kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 12, 4, generator=generator) for heads in (2, kv_heads, kv_heads))
     if documents is None:
         whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     else:
         whole = F.scaled_dot_product_attention(q, k, v, attn_mask=seen(documents, documents), enable_gqa=True)
-    chunks = [gathered_attention._attend(one, k, v, index, documents) for index, one in enumerate(q.chunk(4, dim=2))]
+    chunks = [gathered_attention._attend(chunk, k, v, index, documents) for index, chunk in enumerate(q.chunk(4, dim=2))]
     torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
 
 
@@ -89,7 +89,7 @@ def test_the_queries_of_a_chunk_see_what_they_see_in_the_whole(documents: Tensor
         (5, 2, "loop", (0, 1, 0, 1, 0)),
     ],
 )
-def test_stages_lie_round_the_ranks_or_there_and_back(stages: int, ranks: int, order: Any, holders: tuple[int, ...]) -> None:
+def test_stages_go_round_the_ranks_or_back_and_forth(stages: int, ranks: int, order: Any, holders: tuple[int, ...]) -> None:
     assert _rank_of(stages, ranks, order) == holders
 
 
@@ -101,7 +101,7 @@ def test_microbatches_hold_each_sequence_once(microbatches: int, pieces: int, si
     assert microbatches_of(facts) * size == microbatches * pieces * size
 
 
-def test_the_head_weighs_its_operations_and_the_embedding_half_of_that() -> None:
+def test_the_head_counts_by_its_operations_and_the_embedding_as_half() -> None:
     facts = make_job("tiny", {"parallelism.pipeline_parallel_degree": 2}, 2).facts
     layout, seq_len = facts.model.layout, facts.batch.seq_len
     head = 6.0 * layout.dim * layout.vocab_size
@@ -116,16 +116,16 @@ def test_the_head_weighs_its_operations_and_the_embedding_half_of_that() -> None
     assert _extra_layers(make_job("tiny", given_weights, 2).facts) == (1.0, 0.0)
 
 
-# -- recomputation for schedules that go backward twice
+# -- recomputation for schedules that split backward
 
-_PRODUCTS = {torch.ops.aten.mm.default}
+_MATMULS = {torch.ops.aten.mm.default}
 
 
 def _group_of(operator: Any) -> str | None:
-    return "products" if operator in _PRODUCTS else None
+    return "matmuls" if operator in _MATMULS else None
 
 
-def test_what_is_kept_serves_two_backward_passes() -> None:
+def test_saved_results_serve_two_backward_passes() -> None:
     weights = [nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))) for seed in range(3)]
     x = torch.ones(2, 4, requires_grad=True)
 
@@ -143,31 +143,31 @@ def test_what_is_kept_serves_two_backward_passes() -> None:
     result = checkpoint(compute, x, use_reentrant=False, context_fn=every_second).sum()
     found = torch.autograd.grad(result, [x], retain_graph=True)
     found += torch.autograd.grad(result, weights, retain_graph=True)
-    for one, other in zip(found, expected, strict=True):
-        assert other is not None
-        torch.testing.assert_close(one, other)
+    for gradient, exact in zip(found, expected, strict=True):
+        assert exact is not None
+        torch.testing.assert_close(gradient, exact)
 
 
-def test_products_that_are_kept_are_not_computed_again() -> None:
+def test_saved_matmuls_are_not_recomputed() -> None:
     forward, again = contexts(_group_of, lambda operator, number: number % 2 == 0)
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(3, 3, generator=generator) for _ in range(3)]
     with forward:
         first = [factor @ factor for factor in factors]
     other = [torch.zeros(3, 3) for _ in range(3)]
-    for _ in range(2):  # each recomputation counts from the beginning
+    for _ in range(2):  # each recomputation counts from 0
         with again:
             second = [factor @ factor for factor in other]
-        assert [torch.equal(one, two) for one, two in zip(first, second, strict=True)] == [True, False, True]
+        assert [torch.equal(before, after) for before, after in zip(first, second, strict=True)] == [True, False, True]
 
 
-def test_a_kept_result_that_was_changed_in_place_is_an_error() -> None:
+def test_a_saved_result_changed_in_place_is_an_error() -> None:
     forward, again = contexts(_group_of, lambda operator, number: True)
     factor = torch.ones(2, 2)
     with forward:
         product = factor @ factor
     product.zero_()
-    with again, pytest.raises(RuntimeError, match="was changed in place, and recomputation had kept it"):
+    with again, pytest.raises(RuntimeError, match="was saved for backward, then changed in place"):
         factor @ factor
 
 
@@ -185,8 +185,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_stage_keeps_every_setting_of_the_whole_or_the_pipeline_is_refused() -> None:
-    assert SETTINGS.keys() == {one.name for one in fields(ModelPart)} - {
+def test_stages_keep_every_setting_of_the_model_part_or_are_refused() -> None:
+    assert SETTINGS.keys() == {field.name for field in fields(ModelPart)} - {
         "module",
         "layout",
         "objective",
@@ -211,11 +211,11 @@ def test_a_stage_keeps_every_setting_of_the_whole_or_the_pipeline_is_refused() -
                 "pipeline", lambda part: [_stage(part, ("embed",)), _stage(part, ("blocks.0", "head"))], part
             )
         except UserError as error:
-            assert f"the part's {name} that transform 'earlier' had set" in str(error)  # noqa: PT017 - or it is kept
+            assert f"the part's {name} that transform 'earlier' had set" in str(error)  # noqa: PT017 - settings that are kept raise nothing
             refused.append(name)
         kept = [getattr(stage, name) for stage in other]
         if name == "slots":
             assert kept == [{"tests.notes": {"embed": "first"}}, {"tests.notes": {"head": "last"}}]
         else:
-            assert all(one == value for one in kept)
+            assert all(setting == value for setting in kept)
     assert refused == ["after_evaluation"]

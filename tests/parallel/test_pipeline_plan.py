@@ -1,4 +1,4 @@
-"""Pipelines are cut evenly, and impossible ones are refused with what would work."""
+"""Pipelines are cut evenly, and impossible ones are refused with a fix."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_405b_model_is_cut_as_its_authors_cut_it() -> None:
     assert blocks == [7, *[8] * 14, 7]
 
 
-def test_stages_are_balanced_by_what_blocks_cost() -> None:
+def test_stages_are_balanced_by_the_costs_of_blocks() -> None:
     ends = {f"parallelism.pipeline_parallel_{end}_stage_less_layers": 0 for end in ("first", "last")}
     facts = make_job("tiny", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2).facts
 
@@ -73,14 +73,14 @@ def test_stages_are_balanced_by_what_blocks_cost() -> None:
     assert blocks((3.0, 1.0, 1.0, 1.0, 1.0, 1.0)) == [2, 4]
 
 
-def test_stages_lie_in_loops_or_there_and_back() -> None:
+def test_stages_go_round_the_ranks_or_back_and_forth() -> None:
     assert plan({DEGREE: 3, SCHEDULE: "LoopedBFS"}).rank_of == (0, 1, 2, 0, 1, 2)
-    there_and_back = plan({DEGREE: 3, SCHEDULE: "ZBVZeroBubble"})
-    assert there_and_back.rank_of == (0, 1, 2, 2, 1, 0)
-    assert there_and_back.stages_of(0) == [0, 5]
+    back_and_forth = plan({DEGREE: 3, SCHEDULE: "ZBVZeroBubble"})
+    assert back_and_forth.rank_of == (0, 1, 2, 2, 1, 0)
+    assert back_and_forth.stages_of(0) == [0, 5]
 
 
-def test_cuts_by_name() -> None:
+def test_split_points_name_modules() -> None:
     by_name = {DEGREE: 2, "parallelism.pipeline_parallel_split_points": '["layers.1"]'}
     assert plan(by_name).stages[0] == ("tok_embeddings", "layers.0")
 
@@ -99,36 +99,36 @@ def test_a_steps_sequences_are_its_microbatches() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({DEGREE: 8}, "8 stages need at least as many blocks, and the model has 6; a pipeline of at most 6"),
+        ({DEGREE: 8}, "8 stages need at least 8 blocks, and the model has 6; use a pipeline of at most 6"),
         ({DEGREE: 4, SCHEDULE: "DualPipeV"}, "8 stages need at least .* at most 3 rank"),
-        ({DEGREE: 2, MICROBATCH: 3}, "must divide training.local_batch_size 4; 1, 2, 4 would work"),
+        ({DEGREE: 2, MICROBATCH: 3}, r"must divide training.local_batch_size \(4\); set it to one of 1, 2, 4"),
         (
             {DEGREE: 2, "training.global_batch_size": 1, "training.local_batch_size": 1},
-            "1F1B needs a microbatch for each of its 2 stages, .* has 1; 2 would work: set training.global_batch_size = 2",
+            r"1F1B needs at least one microbatch per stage \(2\), .* has 1; make it 2: set training.global_batch_size = 2",
         ),
         (
             {DEGREE: 3, SCHEDULE: "Interleaved1F1B", "training.global_batch_size": 20},
-            "equal rounds over 3 ranks, and an optimizer step has 20; 18 or 21 would work",
+            "equal rounds over 3 ranks, and an optimizer step has 20; make it 18 or 21",
         ),
         ({DEGREE: 2, SCHEDULE: "InterleavedZeroBubble", "compile.enable": "true"}, "the compiler cannot compute gradients"),
-        ({DEGREE: 2, "model.args.tie_embeddings": "true"}, "are one parameter, and the first and the last stage cannot"),
+        ({DEGREE: 2, "model.args.tie_embeddings": "true"}, "are tied, and stages of a pipeline cannot share a parameter"),
         ({DEGREE: 2, "parallelism.pipeline_parallel_split_points": '["layers.9"]'}, "no stage can begin with 'layers.9'"),
         ({DEGREE: 3, "parallelism.pipeline_parallel_split_points": '["layers.3", "layers.1"]'}, "in the model's order"),
         (
             {DEGREE: 2, "parallelism.pipeline_parallel_split_points": '["layers.1", "layers.2"]'},
-            "1F1B has 1 stage.* on each of 2 ranks, and 3 stages are requested",
+            "1F1B needs 1 stage.* on each of 2 ranks, and the config requests 3 stages",
         ),
         ({DEGREE: 2, SCHEDULE: "1F2B"}, "pipeline_parallel_schedule"),
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_before_launch(overrides: dict[str, object], message: str) -> None:
+def test_impossible_pipelines_are_refused_before_launch(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan(overrides)
 
 
 def rows(ranks: int = 2, microbatches: int = 4) -> list[str]:
-    """GPipe, by hand."""
+    """The rows of a GPipe schedule."""
     return [
         ",".join([f"{rank}F{m}" for m in range(microbatches)] + [f"{rank}B{m}" for m in range(microbatches)])
         for rank in range(ranks)
@@ -147,22 +147,22 @@ def test_a_schedule_from_a_file(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0F0,0B0\n", "it has 1 rows, and parallelism.pipeline_parallel_degree is 2"),
-        ("0F0,0X0\n1F0,1B0\n", "row 1, cell 2: '0X0' is no action"),
-        ("0F0,0B0\n0F0,1B0\n", "stage 0 is on rank 0 already"),
-        ("0F0,0B0\n1F0\n", "stage 1 does F with microbatch 0"),
-        ("0F0,0B0\n2F0,2B0\n", "it has no stage 1"),
-        ("\n".join(rows(2, 3)), "it schedules 3 microbatches, and the config makes 4; 3 would work"),
-        ("", "it holds no action"),
+        ("0F0,0B0\n", "has 1 rows, and parallelism.pipeline_parallel_degree is 2"),
+        ("0F0,0X0\n1F0,1B0\n", "row 1, cell 2: '0X0' is not an action"),
+        ("0F0,0B0\n0F0,1B0\n", "stage 0 is already on rank 0"),
+        ("0F0,0B0\n1F0\n", "stage 1 runs F for microbatch 0"),
+        ("0F0,0B0\n2F0,2B0\n", "has no stage 1"),
+        ("\n".join(rows(2, 3)), "schedules 3 microbatches, and the config has 4 per optimizer step; make it 3"),
+        ("", "contains no action"),
     ],
     ids=repr,
 )
-def test_a_bad_schedule_file_is_reported_by_its_place(in_tmp: Path, text: str, message: str) -> None:
+def test_a_bad_schedule_file_is_refused(in_tmp: Path, text: str, message: str) -> None:
     Path("s.csv").write_text(text)
     with pytest.raises(UserError, match=message):
         plan({DEGREE: 2, CSV: "s.csv", "training.global_batch_size": 4})
 
 
-def test_a_schedule_file_that_is_not_there() -> None:
+def test_a_missing_schedule_file_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         plan({DEGREE: 2, CSV: "nowhere.csv"})

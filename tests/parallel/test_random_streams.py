@@ -1,4 +1,4 @@
-"""A model with dropout trains on any mesh, recomputed and resumed, as on one device: its masks are the same, bit for bit."""
+"""A model with dropout draws the same masks, bit for bit, on any mesh and in recomputation, as on one device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tupl
     ],
     ids=str,
 )
-def test_masks_and_losses_are_those_of_one_device(
+def test_masks_and_losses_equal_those_of_one_device(
     gloo: GlooPool, one_device: tuple[RunRecord, MASKS], tmp_path: Path, ranks: int, overrides: dict[str, object]
 ) -> None:
     one, expected = one_device
@@ -65,8 +65,8 @@ def test_masks_and_losses_are_those_of_one_device(
         assert all(torch.equal(found[place], mask) for place, mask in expected.items())
 
 
-def test_every_module_and_step_has_a_mask_of_its_own(one_device: tuple[RunRecord, MASKS]) -> None:
-    """Else what is compared above would be equal in any case."""
+def test_every_module_and_step_has_a_different_mask(one_device: tuple[RunRecord, MASKS]) -> None:
+    """Otherwise the masks compared above could be equal by construction."""
     _, masks = one_device
     assert len(masks) == STEPS * (1 + 4 * 5)
     assert all(0.02 < float((mask == 0).float().mean()) < 0.2 and mask.min() == 0 for mask in masks.values())
@@ -119,7 +119,7 @@ class Mixer(CausalAttention):
         (HeadsBeforePositions, r"'blocks\.0\.attention\.mixer\.dropout' draws for a tensor \[batch, seq, features\.\.\.\]"),
     ],
 )
-def test_modules_that_draw_the_same_twice_or_for_no_tokens_are_refused(
+def test_modules_that_would_draw_the_same_numbers_twice_are_refused(
     in_tmp: Path, model: type[nn.Module], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Documents may weigh their tokens: the loss is the weighted mean over the global batch, on any mesh."""
+"""Documents may weight their tokens: on any mesh, the loss is the weighted mean over the global batch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_loss_is_the_weighted_mean(gloo: GlooPool, tmp_path: Path, overrides
         ("-1", "its weights are not all finite and at least 0"),
     ],
 )
-def test_weights_that_are_none_are_refused(in_tmp: Path, flaw: str, why: str) -> None:
+def test_bad_weights_are_refused(in_tmp: Path, flaw: str, why: str) -> None:
     from titan_core.api.errors import UserError
 
     job = job_of({"training.dataset_path": f"64:{flaw}"}, 1)

@@ -1,4 +1,4 @@
-"""What makes float8 impossible, found before anything is built. Free of torch."""
+"""Checks of the options of float8 and MXFP8, run before anything is built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ GATHER = "float8.enable_fsdp_float8_all_gather"
 
 
 def gathers_float8(context: JobContext[Float8Section]) -> bool:
-    """Whether weights are gathered in float8: requested, and there is something to gather."""
-    asked = context.section.enable_fsdp_float8_all_gather
-    return asked and context.facts.mesh.degree("dp_shard") * context.facts.mesh.degree("cp") > 1
+    """Whether weights are gathered in float8: requested, and sharded over more than one rank."""
+    requested = context.section.enable_fsdp_float8_all_gather
+    return requested and context.facts.mesh.degree("dp_shard") * context.facts.mesh.degree("cp") > 1
 
 
 def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
-    """Options of float8 that contradict each other."""
+    """Report options of float8 that contradict each other."""
     section, config = context.section, context.config
     if section.enable_fsdp_float8_all_gather and section.recipe_name != "tensorwise":
-        why = f'weights that are gathered in float8 have one scale each, and recipe_name is "{section.recipe_name}"'
-        yield config.problem(GATHER, why, 'set it to false, or float8.recipe_name = "tensorwise"')
+        why = f'needs one scale per weight, and recipe_name is "{section.recipe_name}"'
+        yield config.problem(GATHER, why, 'set it to false, or set float8.recipe_name = "tensorwise"')
     if section.precompute_float8_dynamic_scale_for_fsdp and not section.enable_fsdp_float8_all_gather:
         key = "float8.precompute_float8_dynamic_scale_for_fsdp"
-        yield config.problem(key, "there are scales to compute where weights are gathered in float8", f"set {GATHER} = true")
+        yield config.problem(key, "has an effect only if weights are gathered in float8", f"set {GATHER} = true")
     if context.facts.section(MXSection).enable:
-        yield config.problem("mx.enable", "float8.enable is true too, and a layer has one format", "switch one of them off")
+        yield config.problem(
+            "mx.enable", "float8.enable is also true, and a layer has only one format", "disable one of them"
+        )
 
 
 def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:
-    """Options of MXFP8 that make no sense."""
+    """Report a filter that exists only for float8."""
     if AUTO_FILTER in context.section.filter_fqns:
-        yield context.config.problem(
-            "mx.filter_fqns", f"{AUTO_FILTER} is known for float8 alone", "name the layers to leave out"
-        )
+        yield context.config.problem("mx.filter_fqns", f"{AUTO_FILTER} exists only for float8", "name the layers to skip")

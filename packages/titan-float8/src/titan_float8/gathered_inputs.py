@@ -1,18 +1,15 @@
-"""Under tensor parallelism, what several layers take is cast to float8 before it is gathered, not after: half as much is
-sent, and it is cast once. A tensor's one scale makes that possible; scales of rows would have to travel too."""
+"""Under tensor parallelism, casts the input that several layers share to float8 before the all-gather instead of after it.
+This halves the traffic and casts only once. Needs one scale per tensor: scales of rows would have to be gathered too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
-import torch
 from torch import Tensor
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
-from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+from torchao.float8.float8_training_tensor import GemmInputRole
 
 from titan_core.api.layout_rules import Column
 from titan_core.api.model_part import ModelPart
@@ -21,7 +18,7 @@ from titan_float8.slots import REGION_CASTS
 
 
 def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig) -> None:
-    """Let the inputs of those regions be cast whose divided layers are all ``converted``."""
+    """Cast the input of each region whose column-sharded layers are all ``converted``."""
     layout = part.layout
     for region, module in part.named_modules():
         if not matches(region, layout.regions):
@@ -42,16 +39,3 @@ def _cast(layer: Float8Linear, config: Float8LinearConfig) -> Callable[[Tensor],
         return result
 
     return cast
-
-
-def gather_bytes() -> None:
-    """gloo knows no float8: let what is gathered travel as bytes. torchao's table of what its tensors do is private; this is
-    as it is in 0.18."""
-
-    def gather(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Float8TrainingTensor:
-        own: Any = arguments[0]
-        data = own._data.contiguous()
-        gathered = operator(data.view(torch.uint8), *arguments[1:], **(keywords or {})).view(data.dtype)
-        return Float8TrainingTensor(gathered, own._scale, own._orig_dtype, own._linear_mm_config, own._gemm_input_role)
-
-    FLOAT8_OPS_TABLE[torch.ops._c10d_functional.all_gather_into_tensor.default] = gather

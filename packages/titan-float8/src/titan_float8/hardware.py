@@ -1,5 +1,5 @@
-"""Whether this machine has the units that a format needs. Asked when a job starts, not when it is looked at: a config may be
-checked on a laptop."""
+"""Checks that this machine supports a format. They run when a job starts, not when its config is checked, which may be on a
+laptop."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ MXFP8 = (10, 0)
 
 
 def float8(context: JobContext[Float8Section]) -> Iterator[Problem]:
-    """Ada, Hopper, Blackwell."""
+    """Require Ada, Hopper or Blackwell."""
     if not context.section.emulate:
         yield from _missing(context, "float8", FLOAT8)
 
 
 def mxfp8(context: JobContext[MXSection]) -> Iterator[Problem]:
-    """Blackwell."""
+    """Require Blackwell."""
     if not context.section.emulate:
         yield from _missing(context, "mx", MXFP8)
 
 
 def _missing(context: JobContext[Any], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
     device = choose_device(context.facts.section(JobSection).device)
-    has = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if has is not None and has >= needed:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if capability is not None and capability >= needed:
         return
-    there = "none" if has is None else f"{has[0]}.{has[1]}"
+    found = device_name(device)
+    if capability is not None:
+        found = f"{found} (compute capability {capability[0]}.{capability[1]})"
     yield context.config.problem(
         f"{section}.enable",
-        f"it needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and {device_name(device)} has {there}",
-        f"set {section}.emulate = true for the same numbers without the hardware (slowly), or {section}.enable = false",
+        f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and this job runs on {found}",
+        f"set {section}.emulate = true to compute the same numbers in software (slowly), or {section}.enable = false",
     )

@@ -1,4 +1,4 @@
-"""Which linear layers are converted."""
+"""Selection of the linear layers to convert."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from titan_core.api.tools.patterns import matches
 def linear_layers(
     part: ModelPart, filters: Sequence[str], convert_head: bool, multiple: int
 ) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers of ``part`` that are to be converted, by name.
+    """Yield the linear layers of ``part`` to convert, with their names.
 
     Args:
-        filters: layers that are not: parts of names, or patterns.
-        multiple: what both sides of a weight must be a multiple of; other layers stay as they are.
+        filters: layers to skip: parts of names, or patterns.
+        convert_head: whether to convert the layer that computes the logits.
+        multiple: skips layers unless both dimensions of the weight are multiples of this number.
     """
     head = () if convert_head else part.layout.head[-1:]
     for name, module in part.named_modules():
-        if not isinstance(module, nn.Linear) or any(name == one or name.startswith(f"{one}.") for one in head):
+        if not isinstance(module, nn.Linear) or any(name == last or name.startswith(f"{last}.") for last in head):
             continue
         if _is_filtered(name, filters):
             continue
@@ -31,33 +32,34 @@ def linear_layers(
 
 
 def _is_filtered(name: str, filters: Sequence[str]) -> bool:
-    return any(one in name for one in filters) or matches(name, filters)
+    return any(text in name for text in filters) or matches(name, filters)
 
 
 def require_matches(part: ModelPart, filters: Sequence[str], section: str) -> None:
-    """A filter that no layer has in its name is a mistake. Told of whole models: in a pipeline, another part may have it.
+    """Require every filter to match a layer. Stages of a pipeline are not checked: another stage may contain the layer.
 
     Raises:
-        UserError: saying so.
+        UserError: A filter matches no layer.
     """
     if any(isinstance(module, PrunedModule) for module in part.module.modules()):
         return
     names = [name for name, module in part.named_modules() if isinstance(module, nn.Linear)]
-    for one in filters:
-        if not any(_is_filtered(name, [one]) for name in names):
-            why = "no linear layer of the model has such a name, so it would leave out nothing"
-            raise UserError.one(f"{section}.filter_fqns: {one!r}", why, f"names are such as {names[0]!r}; or drop it")
+    for pattern in filters:
+        if not any(_is_filtered(name, [pattern]) for name in names):
+            why = "matches no linear layer of the model"
+            fix = f"use names such as {names[0]!r}, or remove it"
+            raise UserError.one(f"{section}.filter_fqns: {pattern!r}", why, fix)
 
 
 def require_some(found: Collection[object], part: ModelPart, section: str) -> None:
-    """A part with blocks of which nothing is converted is a mistake.
+    """Require at least one converted layer in a part that has blocks.
 
     Raises:
-        UserError: saying so.
+        UserError: No layer is converted.
     """
     if not found and part.blocks():
         raise UserError.one(
             f"[{section}]",
-            "no layer of the model is converted: all are filtered, or their sizes are no multiple of what the format wants",
-            f"change {section}.filter_fqns, or switch it off",
+            "converts no layer of the model: all are filtered, or their sizes are not the multiples that the format needs",
+            f"change {section}.filter_fqns, or set {section}.enable = false",
         )

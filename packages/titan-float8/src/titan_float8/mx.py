@@ -1,5 +1,5 @@
-"""Linear layers in MXFP8, by ``torchao`` (OCP Microscaling Formats 1.0; Rouhani et al., arXiv 2310.10537; recipes for
-training: Mishra et al., arXiv 2506.08027)."""
+"""Linear layers in MXFP8, based on ``torchao`` (OCP Microscaling Formats 1.0; Rouhani et al., arXiv 2310.10537; recipes
+for training: Mishra et al., arXiv 2506.08027)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from titan_core.api.build_context import TrainingContext
 from titan_core.api.model_part import ModelPart
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
-from titan_float8.slots import count_products
+from titan_float8.slots import record_flops
 
 log = logging.getLogger(__name__)
 
 BLOCK = 32
-"""Numbers that share a scale."""
+"""Number of elements that share a scale."""
 KERNELS = {
     True: (KernelPreference.EMULATED, Rows.TORCH, Columns.TORCH),
     False: (KernelPreference.AUTO, Rows.TRITON, Columns.CUDA),
 }
-"""By whether it is emulated: for products, for scaling along rows, and along columns."""
+"""Emulated or not -> kernels for matmuls, for scaling along rows, and for scaling along columns."""
 
 
 def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
-    """Let the linear layers of ``part`` compute in MXFP8. Names and weights stay as they are."""
+    """Convert the linear layers of ``part`` to MXFP8. Names and weights do not change."""
     section = context.section
-    # Tensor parallelism divides one side of a weight, and a block lies on one rank.
+    # Tensor parallelism shards one dimension of a weight, and must not cut through a block.
     multiple = BLOCK * context.facts.mesh.degree("tp")
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
     require_some(layers, part, "mx")
@@ -43,13 +43,13 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))
     if not section.emulate:
         high = 1 / 3 if section.recipe_name.endswith("wgrad_with_hp") else 0.0
-        count_products(part, layers, 1 - high)
+        record_flops(part, layers, 1 - high)
     log.info("MXFP8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
     return part
 
 
 class MXLinear(nn.Linear):
-    """A linear layer whose three products, forward and backward, are of MXFP8 numbers."""
+    """A linear layer that computes its three matmuls, forward and backward, in MXFP8."""
 
     emulate: bool
     scaling: ScaleCalculationMode
@@ -57,36 +57,38 @@ class MXLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, layer: nn.Linear, section: MXSection) -> MXLinear:
-        """A layer with the same parameters."""
+        """Return a layer that shares the parameters of ``layer``."""
         with torch.device("meta"):
-            made = cls(layer.in_features, layer.out_features, bias=False)
-        made.weight, made.bias = layer.weight, layer.bias
-        made.emulate = section.emulate
-        made.scaling = ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL
-        made.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")
-        return made
+            converted = cls(layer.in_features, layer.out_features, bias=False)
+        converted.weight, converted.bias = layer.weight, layer.bias
+        converted.emulate = section.emulate
+        converted.scaling = (
+            ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL
+        )
+        converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")
+        return converted
 
     def forward(self, input: Tensor) -> Tensor:
-        """As :class:`torch.nn.Linear`."""
-        output = self._divided(input) if isinstance(self.weight, DTensor) else self._product(input, self.weight)
+        """Compute what :class:`torch.nn.Linear` does."""
+        output = self._sharded_matmul(input) if isinstance(self.weight, DTensor) else self._matmul(input, self.weight)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
-    def _divided(self, input: Tensor) -> Tensor:
-        """Under tensor parallelism each rank makes its part of the product: a block of features is whole on a rank."""
+    def _sharded_matmul(self, input: Tensor) -> Tensor:
+        """Compute this rank's part under tensor parallelism. No block of features crosses ranks."""
         assert isinstance(self.weight, DTensor) and isinstance(input, DTensor)
         mesh, (placement,) = self.weight.device_mesh, self.weight.placements
         by_output = placement == Shard(0)
         wanted: Placement = Replicate() if by_output else Shard(input.dim() - 1)
-        # What each rank learns of an input that all have is a part of its gradient.
+        # If the input is replicated, each rank computes an addend of its gradient.
         local = input.redistribute(placements=[wanted]).to_local(grad_placements=[Partial() if by_output else wanted])
-        output = self._product(local, self.weight.to_local())
+        output = self._matmul(local, self.weight.to_local())
         result: Placement = Shard(output.dim() - 1) if by_output else Partial()
         return DTensor.from_local(output, mesh, [result], run_check=False)
 
-    def _product(self, input: Tensor, weight: Tensor) -> Tensor:
+    def _matmul(self, input: Tensor, weight: Tensor) -> Tensor:
         fp8 = torch.float8_e4m3fn
         kernels, rows, columns = KERNELS[self.emulate]
-        product: Tensor = mx_mm.apply(
+        output: Tensor = mx_mm.apply(
             input, weight, fp8, fp8, fp8, BLOCK, kernels, rows, columns, self.scaling, self.weight_gradient_in_high_precision
         )
-        return product
+        return output

@@ -1,4 +1,4 @@
-"""What titan-float8 contributes."""
+"""The components that titan-float8 registers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def titan_precisions() -> list[Transform]:
         ),
         Transform(
             name="mxfp8",
-            summary="linear layers in MXFP8, with a scale for each 32 numbers",
+            summary="linear layers in MXFP8, with one scale per 32 numbers",
             config=MXSection,
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,

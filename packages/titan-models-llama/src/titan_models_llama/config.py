@@ -1,5 +1,5 @@
 """Sizes of Llama 3.1 and 3.2 (Llama Team, "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; 1B and 3B from the
-configs that Meta released with Llama 3.2). Free of torch."""
+configs that Meta released with Llama 3.2). Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from titan_core.api.numbers import Epsilon, Factor, Heads, Layers, Tokens, Vocab
 
 
 class RopeScaling(BaseModel):
-    """How Llama 3.1 stretches RoPE to longer contexts: low frequencies are slowed down by ``factor``, high ones kept, and
-    those between the two blended."""
+    """Llama 3.1's extension of RoPE to longer contexts: divides low frequencies by ``factor``, keeps high ones, and blends
+    those in between."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     factor: Factor = Field(default=8.0, ge=1.0)
-    """How much slower the low frequencies turn."""
+    """Divisor of the low frequencies."""
     low_freq_factor: Factor = Field(default=1.0, gt=0.0)
-    """Wavelengths above original_max_seq_len / low_freq_factor count as low frequencies."""
+    """Frequencies with wavelengths above original_max_seq_len / low_freq_factor are low."""
     high_freq_factor: Factor = Field(default=4.0, gt=0.0)
-    """Wavelengths below original_max_seq_len / high_freq_factor count as high frequencies."""
+    """Frequencies with wavelengths below original_max_seq_len / high_freq_factor are high."""
     original_max_seq_len: Tokens = Field(default=8192, gt=0)
-    """The context, in tokens, before stretching."""
+    """Context length before the extension, in tokens."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RopeScaling:
@@ -35,28 +35,28 @@ class RopeScaling(BaseModel):
 
 
 class LlamaArgs(BaseModel):
-    """Arguments of a Llama."""
+    """Arguments of a Llama model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     dim: Width = Field(gt=0)
     """Width of the hidden states."""
     n_layers: Layers = Field(gt=0)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     n_heads: Heads = Field(gt=0)
-    """Query heads."""
+    """Number of query heads."""
     n_kv_heads: Heads = Field(gt=0)
-    """Key and value heads, each shared by n_heads / n_kv_heads query heads."""
+    """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
     ffn_dim: Width = Field(gt=0)
     """Width inside the feed-forward layer."""
     vocab_size: Vocabulary = Field(default=128_256, gt=0)
-    """Tokens in the vocabulary."""
+    """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=131_072, gt=0)
-    """Longest context in tokens."""
+    """Longest context, in tokens."""
     rope_theta: Wavelength = 500_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = RopeScaling()
-    """Llama 3.1's frequency scaling."""
+    """Extension to longer contexts."""
     norm_eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
@@ -69,23 +69,25 @@ class LlamaArgs(BaseModel):
 
     @property
     def num_params(self) -> int:
-        """Number of parameters, a shared embedding counted once."""
+        """Number of parameters; a tied embedding counts once."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
         block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         return self.n_layers * block + embeddings + self.dim
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Floating-point operations of forward and backward for a token: 6 for each parameter that it is multiplied with
-        (the embedding's look-up multiplies nothing), and 12 x layers x width x context for attention, the causal half not
-        taken off (PaLM paper, arXiv 2204.02311, appendix B; TorchTitan counts alike)."""
+        """Return the floating-point operations of forward and backward per token.
+
+        6 per parameter of a matmul (an embedding look-up has none), and 12 x layers x width x context for attention, without
+        subtracting the half that the causal mask hides (PaLM paper, arXiv 2204.02311, appendix B; as TorchTitan counts).
+        """
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
         return 6.0 * (self.num_params - looked_up) + 12.0 * self.n_layers * self.dim * seq_len
 
     @model_validator(mode="after")
     def _divisible(self) -> LlamaArgs:
         if self.dim % (2 * self.n_heads):
-            raise ValueError(f"dim {self.dim} must be a multiple of 2 x n_heads {self.n_heads}: RoPE turns pairs")
+            raise ValueError(f"dim {self.dim} must be a multiple of 2 x n_heads {self.n_heads}: RoPE rotates pairs")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads {self.n_heads} must be a multiple of n_kv_heads {self.n_kv_heads}")
         return self
@@ -94,7 +96,7 @@ class LlamaArgs(BaseModel):
 _LLAMA_32 = RopeScaling(factor=32.0)
 
 FLAVORS: Final[dict[str, LlamaArgs]] = {
-    # 288 rows hold the byte tokenizer's 258 tokens and divide by 2, 4, 8, 16 and 32.
+    # 288 rows hold the 258 tokens of the byte tokenizer, and are divisible by 2, 4, 8, 16 and 32.
     "debug": LlamaArgs(
         dim=128, n_layers=6, n_heads=8, n_kv_heads=4, ffn_dim=384, vocab_size=288, max_seq_len=2048,
         rope_theta=10_000.0, rope_scaling=None,

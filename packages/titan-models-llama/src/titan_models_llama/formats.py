@@ -1,4 +1,4 @@
-"""Llama's weights elsewhere: Hugging Face's ``LlamaForCausalLM``, and the files that Meta publishes. Free of torch."""
+"""Other formats of Llama's weights: Hugging Face's ``LlamaForCausalLM``, and Meta's published files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _LAYER = {
 
 
 def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:
-    """Names of ``LlamaForCausalLM``. It turns feature ``i`` of a head with feature ``i + head_dim / 2``, and this model, as
-    Meta's, ``2 i`` with ``2 i + 1``: the rows that make queries and keys are ordered otherwise within each head."""
+    """Return the tensors of ``LlamaForCausalLM``.
+
+    RoPE there pairs feature ``i`` of a head with ``i + head_dim / 2``; this model, like Meta's, pairs ``2 i`` with
+    ``2 i + 1``. So the rows of the query and key projections differ in order within each head.
+    """
     pairs = range(args.head_dim // 2)
     order = tuple(row for pair in pairs for row in (pair, pair + args.head_dim // 2))
     tensors = [ForeignTensor("model.embed_tokens.weight", "tok_embeddings.weight")]
@@ -40,7 +43,7 @@ def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:
 
 
 def hf_config(args: LlamaArgs) -> dict[str, Any]:
-    """``config.json``, in the words of transformers 4, which 5 understands too."""
+    """Return the contents of ``config.json`` with the keys of transformers 4, which version 5 also reads."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -72,25 +75,28 @@ def hf_config(args: LlamaArgs) -> dict[str, Any]:
 
 
 def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
-    """The model that a ``config.json`` describes, of transformers 4 or 5.
+    """Return the model that a ``config.json`` of transformers 4 or 5 describes.
 
     Raises:
-        ValueError: it is no Llama, or one with what this model has not.
+        KeyError: A key is missing.
+        ValueError: It is not a Llama model, has a feature that this model lacks, or a value is wrong.
     """
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
     for key in ("attention_bias", "mlp_bias"):
         if _flag(config, key):
-            raise ValueError(f"{key} is true, and this Llama has no biases")
+            raise ValueError(f"{key} is true, and this model has no biases")
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {config['hidden_act']!r}, and this Llama has 'silu'")
+        raise ValueError(f"hidden_act is {config['hidden_act']!r}, and this model supports only 'silu'")
     heads, dim = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     if config.get("head_dim") not in (None, dim // heads):
-        raise ValueError(f"head_dim is {config['head_dim']}, and this Llama's is hidden_size / heads = {dim // heads}")
+        raise ValueError(
+            f"head_dim is {config['head_dim']}, and this model supports only hidden_size / heads = {dim // heads}"
+        )
     rope = _table(config, "rope_parameters")
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {partial!r}, and this Llama turns whole heads")
+        raise ValueError(f"partial_rotary_factor is {partial!r}, and this model rotates whole heads")
     return LlamaArgs(
         dim=dim,
         n_layers=_count(config, "num_hidden_layers"),
@@ -111,7 +117,7 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(f"rope_type is {kind!r}, and this Llama knows 'llama3' alone")
+        raise ValueError(f"rope_type is {kind!r}, and this model supports only 'default' and 'llama3'")
     return RopeScaling(
         factor=_number(config, "factor"),
         low_freq_factor=_number(config, "low_freq_factor"),
@@ -121,7 +127,7 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
-    """Meta's names are this model's; its larger models are divided over files as tensor parallelism divides them."""
+    """Return the tensors of Meta's files. They have this model's names. Files of large models are tensor-parallel shards."""
     tensors = [ForeignTensor("tok_embeddings.weight", "tok_embeddings.weight", split=0)]
     for layer in range(args.n_layers):
         for name in _LAYER:
@@ -139,29 +145,30 @@ def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
 _META_KEYS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta",
     "use_scaled_rope", "rope_scaling_factor",
-    "max_seq_len", "max_batch_size", "model_parallel_size",  # of Meta's inference code, not of the weights
+    "max_seq_len", "max_batch_size", "model_parallel_size",  # options of Meta's inference code, not of the weights
 }  # fmt: skip
 
 
 def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
-    """The model that a ``params.json`` describes.
+    """Return the model that a ``params.json`` describes.
 
-    It says neither whether the output layer is tied to the embedding nor, in the files of Llama 3.1 and 3.2, by what factor
-    RoPE is scaled. Both are known of the published sizes, and are refused of any other that needs them.
+    The file does not say whether the output layer is tied to the embedding nor, for Llama 3.1 and 3.2, the factor of RoPE's
+    scaling. Both are known for the published sizes. Any other size that needs the factor is refused.
 
     Raises:
-        ValueError: what a Llama 3 has is not there, or what is there is not known.
+        KeyError: A key is missing.
+        ValueError: A key is unknown, or a value is wrong.
     """
     unknown = sorted(key for key, value in params.items() if key not in _META_KEYS and value not in (None, False))
     if unknown:
-        raise ValueError(f"{', '.join(unknown)} are nothing that this Llama has")
+        raise ValueError(f"this model does not support {', '.join(unknown)}")
     dim, multiple = _count(params, "dim"), _count(params, "multiple_of")
     hidden = int(2 * (4 * dim) / 3)
     if params.get("ffn_dim_multiplier") is not None:
         hidden = int(_number(params, "ffn_dim_multiplier") * hidden)
     heads = _count(params, "n_heads")
     if params["vocab_size"] == -1:
-        raise ValueError("vocab_size is left to the tokenizer, as in Llama 2")
+        raise ValueError("vocab_size is -1, as in Llama 2, and must be the size of the vocabulary")
     scaled = _flag(params, "use_scaled_rope")
     args = LlamaArgs(
         dim=dim,
@@ -177,7 +184,7 @@ def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
     )
     if not scaled:
         return args
-    published = next((one for one in FLAVORS.values() if one.rope_scaling is not None and _size(one) == _size(args)), None)
+    published = next((known for known in FLAVORS.values() if known.rope_scaling and _size(known) == _size(args)), None)
     if params.get("rope_scaling_factor") is not None:
         scaling = RopeScaling(factor=_number(params, "rope_scaling_factor"))
     elif published is not None:
@@ -185,23 +192,23 @@ def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
         scaling = published.rope_scaling
     else:
         raise ValueError(
-            "use_scaled_rope is true without rope_scaling_factor, and this is no size of Llama 3.1 (factor 8) or 3.2 (32)"
+            "use_scaled_rope is true without rope_scaling_factor, and this is not a size of Llama 3.1 (factor 8) or 3.2 (32)"
         )
     tied = published is not None and published.tie_embeddings
     return args.model_copy(update={"rope_scaling": scaling, "tie_embeddings": tied})
 
 
 def _size(args: LlamaArgs) -> tuple[int, ...]:
-    """What distinguishes published models."""
+    """Return the arguments that distinguish the published models."""
     return args.dim, args.n_layers, args.n_heads, args.n_kv_heads, args.ffn_dim, args.vocab_size
 
 
 def _count(config: Mapping[str, Any], key: str) -> int:
-    """A whole number above 0.
+    """Return the positive whole number ``config[key]``.
 
     Raises:
-        KeyError: it is not there.
-        ValueError: it is something else.
+        KeyError: ``key`` is missing.
+        ValueError: The value is anything else.
     """
     value = config[key]
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -210,7 +217,7 @@ def _count(config: Mapping[str, Any], key: str) -> int:
 
 
 def _number(config: Mapping[str, Any], key: str) -> float:
-    """A finite number above 0. Raises as :func:`_count`."""
+    """Return the positive, finite number ``config[key]``. Raises as :func:`_count`."""
     value = config[key]
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e300:
         raise ValueError(f"{key} is {_shown(value)}, not a number above 0")
@@ -218,7 +225,7 @@ def _number(config: Mapping[str, Any], key: str) -> float:
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:
-    """True or false; false where it is not there. Raises as :func:`_count`."""
+    """Return the boolean ``config[key]``; false if missing. Raises ``ValueError`` as :func:`_count`."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{key} is {_shown(value)}, not true or false")
@@ -226,7 +233,7 @@ def _flag(config: Mapping[str, Any], key: str) -> bool:
 
 
 def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object; empty where it is not there. Raises as :func:`_count`."""
+    """Return the object ``config[key]``; empty if missing. Raises ``ValueError`` as :func:`_count`."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{key} is {_shown(value)}, not an object")

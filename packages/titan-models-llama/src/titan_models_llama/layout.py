@@ -1,4 +1,4 @@
-"""What Llama says of itself, for transforms that know no Llama. Free of torch."""
+"""Llama's description of itself, which transforms read instead of the model class. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def define(args: LlamaArgs) -> ModelDefinition:
-    """The definition of a Llama of this size."""
+    """Return the definition of a Llama model of this size."""
     return ModelDefinition(
         layout=layout(args),
         build=partial(_build, args),
@@ -25,7 +25,7 @@ def define(args: LlamaArgs) -> ModelDefinition:
 
 
 def layout(args: LlamaArgs) -> ModelLayout:
-    """Where the parts are, how they may be divided, and what values they begin with."""
+    """Return the model's parts, their sharding rules and their initial values."""
     return ModelLayout(
         num_blocks=args.n_layers,
         dim=args.dim,
@@ -51,14 +51,14 @@ def layout(args: LlamaArgs) -> ModelLayout:
 
 
 def initial_values(args: LlamaArgs) -> dict[str, InitialValue]:
-    """TorchTitan's initialisation: what adds to the residual stream begins smaller the deeper it is."""
+    """Return TorchTitan's initial values: weights that write to the residual stream start smaller in deeper layers."""
     values: dict[str, InitialValue] = {"*norm.weight": Constant(1.0)}
     for index in range(args.n_layers):
         deep = TruncatedNormal(std=0.02 / (2 * (index + 1)) ** 0.5)
         values[f"layers.{index}.attention.wo.weight"] = deep
         values[f"layers.{index}.feed_forward.w[23].weight"] = deep
     values["layers.*.weight"] = TruncatedNormal(std=0.02)
-    # A tied weight begins as an output layer would: as an embedding of standard deviation 1 its logits would be far off.
+    # A tied weight starts like an output layer. With an embedding's standard deviation of 1, logits would be too large.
     output = TruncatedNormal(std=args.dim**-0.5)
     values["tok_embeddings.weight"] = output if args.tie_embeddings else Normal(std=1.0)
     if not args.tie_embeddings:

@@ -1,4 +1,4 @@
-"""Llama 3.1, for one device: it knows nothing of meshes (arXiv 2407.21783, section 3.2).
+"""Llama 3.1 (arXiv 2407.21783, section 3.2), written for one device, without parallelism.
 
 Shape suffixes in comments: B batch, S sequence, D width, H query heads, K key/value heads, E head width, V vocabulary.
 """
@@ -28,9 +28,9 @@ class Attention(nn.Module):
         self.mixer = CausalAttention()
 
     def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
-        """``x`` is B S D; ``rope`` as :func:`~titan_models_llama.rope.apply_rope` wants it; ``documents`` B S."""
+        """``x`` is B S D, ``documents`` B S; for ``rope`` see :func:`~titan_models_llama.rope.apply_rope`."""
         batch, seq, _ = x.shape
-        # The number of heads is read off the projections, which may hold only some of them.
+        # -1: tensor parallelism may leave only some of the heads in a projection.
         q, k, v = (
             projection(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)  # B H S E
             for projection in (self.wq, self.wk, self.wv)
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind its norm and beside a residual connection."""
+    """Attention and feed-forward, each after a norm and within a residual connection."""
 
     def __init__(self, args: LlamaArgs) -> None:
         super().__init__()
@@ -82,11 +82,11 @@ class Llama(nn.Module):
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
             self.output.weight = self.tok_embeddings.weight
-        # Cosines and sines by position; computed, so not part of a checkpoint. Its values come from the layout.
+        # Cosines and sines by position. The layout computes the values, so checkpoints do not contain them.
         self.register_buffer("rope", torch.empty(args.max_seq_len, 2, args.head_dim // 2), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """``tokens``, ``positions`` (default ``0 .. S - 1``) and ``documents`` (default: one) are B S; logits are B S V."""
+        """``tokens``, ``positions`` (default ``0 .. S - 1``) and ``documents`` (default: one) are B S, logits B S V."""
         h = self.tok_embeddings(tokens)
         rope = self.rope[: h.shape[1]] if positions is None else self.rope[positions]
         for layer in self.layers.values():

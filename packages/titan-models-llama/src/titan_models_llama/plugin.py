@@ -1,4 +1,4 @@
-"""What titan-models-llama contributes."""
+"""The components that titan-models-llama registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 3's tokenizer, on ``tiktoken``."""
+"""Llama 3's tokenizer, based on ``tiktoken``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 END_OF_TEXT = "<|end_of_text|>"
 
-# How text is cut before pairs of bytes are merged, as published with Llama 3's tokenizer: contractions, words with one
-# leading character, up to three digits, punctuation, line ends, blanks. A tokenizer without it gives other ids.
+# Splits text before byte pairs are merged, as published with Llama 3's tokenizer: contractions, words with one leading
+# character, up to three digits, punctuation, line ends, blanks. Without this pattern, a tokenizer returns other ids.
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Llama 3.1's special tokens, in the order of their ids, which follow the ranks; the rest of 256 are reserved ones.
+# Llama 3.1's special tokens, by offset from the first id after the ranks. The other offsets below 256 are reserved tokens.
 _LLAMA3_NAMED = {
     0: BEGIN_OF_TEXT,
     1: END_OF_TEXT,
@@ -46,7 +46,7 @@ _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
 
 
 class TiktokenTokenizer:
-    """A ``tiktoken.Encoding`` with Llama's marks around documents."""
+    """A ``tiktoken.Encoding`` that puts Llama's special tokens around documents."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self._encoding = encoding
@@ -55,22 +55,22 @@ class TiktokenTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest id, plus one."""
         return self._encoding.n_vocab
 
     @property
     def begin_ids(self) -> list[int]:
-        """What a document begins with."""
+        """Ids that begin a document."""
         return [self._begin]
 
     @property
     def end_ids(self) -> list[int]:
-        """What a document ends with."""
+        """Ids that end a document."""
         return [self._end]
 
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
-        """The ids of ``text`` between begin and end of text."""
-        import numpy  # not with this module, which commands import that tokenise nothing
+        """Return the ids of ``text``, between the ids for begin and end of text."""
+        import numpy  # here, because commands that tokenise nothing import this module
 
         try:
             pieces = [self._encode(piece) for piece in _pieces(text)]
@@ -80,17 +80,17 @@ class TiktokenTokenizer:
         return numpy.concatenate([marks[:1], *pieces, marks[1:]])
 
     def _encode(self, text: str) -> NDArray[numpy.uint32]:
-        # Without a list of Python's integers; what is written like a special token is plain text.
+        # Avoids a list of Python integers. Text that looks like a special token is encoded as plain text.
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 are shown as U+FFFD."""
+        """Return the text of ``ids``, with U+FFFD for bytes that are not UTF-8."""
         return self._encoding.decode(list(ids))
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """``text``, cut after runs so long that tiktoken's regular expressions overflow their stack (it panics at a million
-    blanks); a text without one stays whole, and so do its ids."""
+    """Yield ``text``, cut after each run that could overflow the stack of tiktoken's regular expressions, which panic at a
+    million blanks. Text without long runs is not cut, so its ids do not change."""
     if not _may_have_long_run(text):
         yield text
         return
@@ -102,28 +102,28 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _may_have_long_run(text: str) -> bool:
-    """A quick look, much quicker than the regular expression: a long run fills at least one of these blocks whole."""
+    """Whether ``text`` may have a long run, which would fill one of these blocks. Much faster than searching for one."""
     size = _LONGEST_RUN // 2
     blocks = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
     return len(text) >= _LONGEST_RUN and any(block.isspace() or len(block.split(None, 1)) == 1 for block in blocks)
 
 
 def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
-    """Llama 3's ``tokenizer.model``: tiktoken's rank file, and 256 special tokens after its last rank.
+    """Return the tokenizer of Llama 3's ``tokenizer.model``: tiktoken's rank file, then 256 special tokens.
 
     Raises:
-        UserError: no file, or not a rank file.
+        UserError: No path is set, or the file is not a rank file.
     """
     if context.path is None:
         raise UserError.one(
-            "model.tokenizer_path", "tokenizer 'llama3' needs its tokenizer.model", "set model.tokenizer_path"
+            "model.tokenizer_path", "tokenizer 'llama3' needs Llama 3's tokenizer.model", "set model.tokenizer_path"
         )
     ranks = read_rank_file(Path(context.path))
     first = max(ranks.values()) + 1
     reserved = iter(range(_LLAMA3_NUM_SPECIAL))
     special = {
-        _LLAMA3_NAMED.get(place) or f"<|reserved_special_token_{next(reserved)}|>": first + place
-        for place in range(_LLAMA3_NUM_SPECIAL)
+        _LLAMA3_NAMED.get(offset) or f"<|reserved_special_token_{next(reserved)}|>": first + offset
+        for offset in range(_LLAMA3_NUM_SPECIAL)
     }
     return TiktokenTokenizer(
         tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
@@ -131,12 +131,12 @@ def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
 
 
 def read_rank_file(path: Path) -> dict[bytes, int]:
-    """tiktoken's file format: a base64 token and its rank on each line.
+    """Read a file in tiktoken's format: a base64 token and its rank on each line.
 
-    ``tiktoken.load`` reads it too, but through a cache keyed by path, which does not see that a file has changed.
+    ``tiktoken.load`` caches files by path, and so does not notice that a file has changed.
 
     Raises:
-        UserError: not there, or a line that is something else.
+        UserError: The file cannot be read, or is not a rank file.
     """
     try:
         lines = path.expanduser().read_bytes().splitlines()
@@ -152,9 +152,11 @@ def read_rank_file(path: Path) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise UserError.one(
                 f"{path}:{number}",
-                "not a rank file: each line must be a base64 token and its rank",
-                "give Llama 3's original tokenizer.model (Hugging Face's tokenizer.json is read by model.tokenizer = 'hf')",
+                "is not a line of a rank file, which has a base64 token and its rank on each line",
+                "use Llama 3's original tokenizer.model; for Hugging Face's tokenizer.json, set model.tokenizer = \"hf\"",
             ) from None
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(set(ranks.values())) != len(ranks):
-        raise UserError.one(str(path), "not a rank file: a byte has no rank, or two tokens share one", "download it again")
+        raise UserError.one(
+            str(path), "is not a rank file: a byte has no rank, or two tokens have the same rank", "download it again"
+        )
     return ranks

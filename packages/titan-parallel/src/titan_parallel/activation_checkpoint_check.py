@@ -1,4 +1,4 @@
-"""What makes a way of recomputation impossible, found before anything is built. Free of torch."""
+"""Checks that a mode of activation checkpointing is possible, run before anything is built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 
 def check(context: JobContext[ActivationCheckpointSection]) -> Iterator[Problem]:
-    """A memory budget is the compiler's to keep."""
+    """Report a memory budget without the compiler, which enforces it."""
     compiles = context.facts.section(CompileSection)
     compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
     if context.section.mode == "memory_budget" and not compiled:
-        why = "it is torch.compile's inductor backend that keeps a budget"
-        fix = 'set compile.enable = true (and leave compile.backend and components as they are), or mode = "selective"'
+        why = "needs torch.compile with the inductor backend, which enforces the budget"
+        fix = 'set compile.enable = true (with the default compile.backend and components), or mode = "selective"'
         yield context.config.problem("activation_checkpoint.mode", why, fix)

@@ -1,4 +1,4 @@
-"""torch.compile, block by block: one graph serves all blocks of a kind, so that compiling takes the time of one."""
+"""torch.compile, block by block: one graph serves all blocks of a kind, so compilation takes the time of one block."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.torch_private import set_activation_memory_budget
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
-    """Compile each block in place (its name stays as it is), and the loss."""
+    """Compile each block in place, without renaming it, and the loss."""
     section = context.section
     recompute = context.facts.section(ActivationCheckpointSection)
-    # A setting of the process, read when a block is compiled; set in any case, so that no earlier job's is left.
+    # A process-wide setting that is read when a block is compiled. Always set it, to reset that of an earlier job.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
-    torch._functorch.config.activation_memory_budget = budget
+    set_activation_memory_budget(budget)
     if "model" in section.components:
         for block in part.blocks().values():
             block.compile(backend=section.backend, fullgraph=section.fullgraph)
@@ -29,7 +30,7 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
 
 
 class CompiledObjective(ObjectiveFunction):
-    """An objective, compiled."""
+    """A compiled objective."""
 
     def __init__(self, objective: ObjectiveFunction, backend: str) -> None:
         self.vocabulary_sharded, self.per_position = objective.vocabulary_sharded, objective.per_position

@@ -16,9 +16,9 @@ class FSDPKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
-    """Whether a block's full parameters are freed after its forward pass and gathered again for backward ("always", least
-    memory), or kept ("never", least communication). "default" frees all but the head's, which backward needs at once, and
-    under pipeline parallelism none."""
+    """Whether to free a block's full parameters after its forward pass and gather them again for backward ("always", least
+    memory), or to keep them ("never", least communication). "default" keeps only the head's, which backward needs first;
+    under pipeline parallelism it keeps all."""
 
 
 class TensorParallelKeys(Section):
@@ -26,11 +26,11 @@ class TensorParallelKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     disable_sequence_parallel: bool = False
-    """Under tensor parallelism, keep all positions on every rank between layers instead of dividing them."""
+    """Under tensor parallelism, keep all positions on every rank between layers instead of sharding them."""
     disable_loss_parallel: bool = False
-    """Under tensor parallelism, gather the logits on every rank instead of computing the loss on a divided vocabulary."""
+    """Under tensor parallelism, gather the logits on every rank instead of computing the loss on a sharded vocabulary."""
     enable_async_tensor_parallel: bool = False
-    """Overlap tensor parallelism's communication with its products (CUDA with symmetric memory, compiled)."""
+    """Overlap tensor parallelism's collectives with its matmuls. Needs CUDA with symmetric memory, and compile.enable."""
 
 
 class ContextParallelKeys(Section):
@@ -38,8 +38,8 @@ class ContextParallelKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = "allgather"
-    """How keys and values travel in torch's ring attention (CUDA): gathered once, or from rank to rank, which takes less
-    memory. Elsewhere they are always gathered."""
+    """How torch's ring attention exchanges keys and values: gathered once ("allgather"), or passed from rank to rank
+    ("alltoall"), which takes less memory. Without CUDA, or with document masks, they are always gathered."""
 
 
 class PipelineKeys(Section):
@@ -49,23 +49,24 @@ class PipelineKeys(Section):
     pipeline_parallel_schedule: Literal[
         "GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
     ] = "1F1B"
-    """Order in which stages run forward and backward. GPipe and 1F1B have one stage a rank, ZBVZeroBubble and DualPipeV two,
-    the others two or more."""
+    """Order in which stages run forward and backward. GPipe and 1F1B need one stage per rank, ZBVZeroBubble and DualPipeV
+    two; the others take any number."""
     pipeline_parallel_schedule_csv: AnyPath | None = None
-    """A schedule of your own instead, as torch writes them: a row a rank, cells like 0F3 (stage, F B I or W, microbatch)."""
+    """CSV file with a schedule of your own, in torch's format: one row per rank, cells such as 0F3 (stage, then F, B, I or
+    W, then microbatch). Replaces pipeline_parallel_schedule."""
     pipeline_parallel_microbatch_size: LocalSequences = Field(default=1, gt=0)
-    """Sequences in a pipeline microbatch; divides training.local_batch_size. All microbatches of an optimizer step pass
-    through the pipeline in one go."""
+    """Sequences per pipeline microbatch; must divide training.local_batch_size. All microbatches of an optimizer step pass
+    through the pipeline in one run of the schedule."""
     pipeline_parallel_split_points: list[str] = Field(default_factory=list)
-    """Modules with which the second and each later stage begin, e.g. ["layers.8", "layers.16"]. Empty: cut where the stages
-    come out most even."""
+    """First module of the second and of each later stage, e.g. ["layers.8", "layers.16"]. Empty: make the stages as even as
+    possible."""
     pipeline_parallel_layers_per_stage: Layers | None = Field(default=None, gt=0)
-    """How many blocks' worth of work a stage should have, which decides the number of stages. Default: as few stages as the
-    schedule allows, two a rank where it is free."""
+    """Work per stage, in blocks; determines the number of stages. Default: the number of stages that the schedule needs, or
+    two per rank if it takes any number."""
     pipeline_parallel_first_stage_less_layers: Layers | None = Field(default=None, ge=0)
-    """How many blocks the embedding counts as when stages are evened out. Default: half of what the head does."""
+    """Work of the embedding, in blocks, for evening out the stages. Default: half of the head's."""
     pipeline_parallel_last_stage_less_layers: Layers | None = Field(default=None, ge=0)
-    """How many blocks the head counts as. Default: by its floating-point operations."""
+    """Work of the head, in blocks. Default: by its floating-point operations."""
 
 
 class ActivationCheckpointSection(Section):
@@ -73,20 +74,20 @@ class ActivationCheckpointSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     mode: Literal["none", "selective", "full", "memory_budget"] = "none"
-    """What is computed again for backward instead of being kept: nothing, some of each block, whole blocks, or what the
-    compiler thinks best within a budget."""
+    """What to recompute in backward instead of keeping: nothing, part of each block, whole blocks, or whatever the compiler
+    selects within a memory budget."""
     selective_ac_option: str = "op"
-    """For "selective": "op" keeps attention, reduce-scatters and every second matrix product of a block; a number N
-    recomputes every N-th block whole."""
+    """For "selective": "op" keeps the results of attention, of reduce-scatters and of every second matmul of a block; a
+    number N recomputes every N-th block entirely."""
 
     memory_budget: Share = 0.5
-    """For "memory_budget": the share of a block's activations that may be kept, 0 as "full" keeps, 1 as "none" does."""
+    """For "memory_budget": share of a block's activations that may be kept, from 0 (as "full") to 1 (as "none")."""
 
     @field_validator("selective_ac_option")
     @classmethod
     def _op_or_number(cls, value: str) -> str:
         if value != "op" and not (value.isascii() and value.isdigit() and len(value) < 8 and 0 < int(value) <= MOST_LAYERS):
-            raise ValueError(f'must be "op" or a whole number from 1 to {MOST_LAYERS}, as text')
+            raise ValueError(f'must be "op" or a whole number from 1 to {MOST_LAYERS}, in quotes')
         return value
 
 
@@ -95,10 +96,10 @@ class CompileSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
-    """Compile with torch.compile: each block by itself, which compiles once for all blocks, and the loss."""
+    """Compile each block and the loss with torch.compile. Blocks of a kind share one compilation."""
     components: list[Literal["model", "loss"]] = Field(default=["model", "loss"])
-    """What to compile."""
+    """Parts to compile."""
     backend: str = "inductor"
-    """torch.compile's backend; "eager" and "aot_eager" help to find out which part of the compiler is at fault."""
+    """Backend of torch.compile. "eager" and "aot_eager" help to locate a fault in the compiler."""
     fullgraph: bool = True
-    """Whether a block that cannot be compiled whole is an error; otherwise the rest of it runs eagerly."""
+    """Whether a graph break in a block is an error. Otherwise the code at the break runs eagerly."""

@@ -1,4 +1,4 @@
-"""What makes context parallelism impossible, found before anything is built. Free of torch."""
+"""Checks that context parallelism is possible, run before anything is built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ DEGREE = "parallelism.context_parallel_degree"
 
 
 def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
-    """The sequence must divide into a head and a tail for each rank, and each of those by sequence parallelism's degree."""
+    """Report mixers that cannot be divided, and a sequence that does not divide into a head and a tail for each rank."""
     degree = context.facts.mesh.degree("cp")
     if not context.facts.model.layout.mixers:
-        yield context.config.problem("model.name", "its layout does not say where positions mix", f"set {DEGREE} = 1")
+        yield context.config.problem("model.name", "its layout names no mixers", f"set {DEGREE} = 1")
     unknown = {
         mixer.kind: pattern
         for pattern, mixer in reversed(list(context.facts.model.layout.mixers.items()))
         if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None
     }
     for kind, pattern in unknown.items():
-        why = f"its mixers {pattern!r} are of kind {kind!r}; context parallelism divides {CAUSAL_ATTENTION!r}"
-        fix = f"set {DEGREE} = 1, or let the model's layout say how they are divided (Mixer.divided)"
-        yield context.config.problem("model.name", f"{why}, and kinds that bring a rule of their own", fix)
+        why = f"its mixers {pattern!r} have kind {kind!r}, and context parallelism divides only {CAUSAL_ATTENTION!r}"
+        fix = f"set {DEGREE} = 1, or give these mixers a rule in the model's layout (Mixer.divided)"
+        yield context.config.problem("model.name", f"{why} and kinds with a rule of their own", fix)
     tensor = 1 if context.facts.section(TensorParallelKeys).disable_sequence_parallel else context.facts.mesh.degree("tp")
     seq_len = context.facts.section(TrainingSection).seq_len
-    # Each rank has a head and a tail; together they divide by tensor parallelism's degree.
+    # Sequence parallelism shards a rank's head and tail together.
     multiple = 2 * degree * tensor
     if seq_len % multiple:
         lower = seq_len // multiple * multiple
@@ -38,6 +38,6 @@ def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
         ]
         yield context.config.problem(
             "training.seq_len",
-            f"it must be a multiple of 2 x context-parallel degree {degree} x tensor-parallel degree {tensor} = {multiple}",
-            f"{' or '.join(nearest) or 'a smaller degree'} would work",
+            f"must be a multiple of 2 x context-parallel degree {degree} x tensor-parallel degree {tensor} = {multiple}",
+            f"set it to {' or '.join(nearest)}" if nearest else "use a smaller degree",
         )

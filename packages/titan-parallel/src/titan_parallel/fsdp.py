@@ -1,9 +1,9 @@
-"""Data parallelism, all three kinds by one mechanism, FSDP2's ``fully_shard``: over a mesh of one dimension it shards
-parameters, gradients and optimizer state (FSDP); over two it shards within the inner and replicates over the outer (HSDP);
-and where the inner one has size 1 it only replicates (DDP), as torch's own ``replicate`` does.
+"""Data parallelism. FSDP2's ``fully_shard`` provides all three kinds: over a mesh of one dimension it shards parameters,
+gradients and optimizer state (FSDP); over two it shards over the inner and replicates over the outer (HSDP); if the inner
+dimension has size 1 it only replicates (DDP), as torch's own ``replicate`` does.
 
-Which ranks those are, the mesh says for each parameter (:meth:`JobMesh.data_mesh`); no dimension is known here by name.
-Modules whose parameters an earlier transform has divided over a view of the mesh (experts) are units of their own.
+The mesh determines the ranks for each parameter (:meth:`JobMesh.data_mesh`), so no dimension is named here. Modules whose
+parameters an earlier transform has sharded over a view of the mesh (experts) are FSDP units of their own.
 
 TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 """
@@ -25,15 +25,15 @@ from titan_parallel.config import FSDPKeys
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
-    """Shard the embedding, each block and the head as units of communication, and leave gradients as sums."""
+    """Make the embedding, each block and the head FSDP units whose gradients are summed, not averaged, over ranks."""
     policy = context.section.fsdp_reshard_after_forward
     if policy == "default" and context.facts.mesh.degree("pp") > 1:
-        policy = "never"  # else each microbatch would gather every parameter again
+        policy = "never"  # otherwise each microbatch would gather every parameter again
     training = context.facts.section(TrainingSection)
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, training.mixed_precision_param),
         reduce_dtype=getattr(torch, training.mixed_precision_reduce),
-        # Hidden states come in the embedding's type anyway; what else a block is given (rotary tables) stays exact.
+        # Hidden states already have the embedding's dtype; other inputs of a block (rotary tables) must stay exact.
         cast_forward_inputs=False,
     )
     offload = OffloadPolicy()
@@ -42,7 +42,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         part.parameters_on = torch.device("cpu")
     layout = part.layout
 
-    # Layers of tensor parallelism give views, which torch (2.15) warns of. Nothing here changes its input in place.
+    # Tensor-parallel layers return views, about which torch 2.15 warns. No module here changes its input in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
     def shard(modules: list[nn.Module], reshard: bool, view: str | None = None) -> None:
@@ -70,36 +70,36 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         shard(head, reshard=policy == "always")
     shard([part.module], reshard=policy == "always")
     _sum_gradients(part.module)
-    # Backward passes let go of what they no longer need; without them parameters would stay gathered, in the optimizer's
-    # and the checkpoint's way.
-    part.after_evaluation += tuple(one.reshard for one in part.module.modules() if isinstance(one, FSDPModule))
+    # Backward passes reshard parameters. After an evaluation, which has none, the optimizer and checkpoints would find them
+    # gathered.
+    part.after_evaluation += tuple(unit.reshard for unit in part.module.modules() if isinstance(unit, FSDPModule))
     return part
 
 
 def on_views(part: ModelPart, mesh: JobMesh) -> list[tuple[str, nn.Module]]:
-    """The modules whose parameters are divided over a view of the mesh, each with its view.
+    """Return the modules whose parameters are sharded over a view of the mesh, each with its view.
 
     Raises:
-        UserError: a module owns parameters on a view and others, which FSDP cannot gather together.
+        UserError: Only some parameters of a module are on a view; FSDP cannot gather them together.
     """
     found: dict[str, tuple[str, nn.Module]] = {}
     for path, module in part.named_modules():
-        own = {mesh.view_of(parameter) for parameter in module.parameters(recurse=False)}
-        view = next((one for one in own if one is not None), None)
+        views = {mesh.view_of(parameter) for parameter in module.parameters(recurse=False)}
+        view = next((view for view in views if view is not None), None)
         if view is None or any(path.startswith(f"{outer}.") for outer in found):
             continue
         if {mesh.view_of(parameter) for parameter in module.parameters()} != {view}:
-            why = (
-                f"only some of its parameters are divided over the mesh view {view!r}, and FSDP gathers a module's together"
-            )
-            raise UserError.one(f"module {path!r} of the model", why, "keep them in a module of their own")
+            why = f"only some of its parameters are sharded over the mesh view {view!r}, but FSDP gathers them together"
+            raise UserError.one(f"module {path!r} of the model", why, "move those into a module of their own")
         found[path] = view, module
     return list(found.values())
 
 
 def _sum_gradients(module: nn.Module) -> None:
-    """FSDP averages over ranks by default; the loss is already divided by the tokens of the global batch. Neither setting
-    reaches nested modules by itself, and gloo knows no scaled reduction."""
+    """Make FSDP sum gradients over ranks: the loss is already divided by the weight of the global batch.
+
+    Neither setting propagates to nested modules. gloo has no scaled reduction, hence the second setting.
+    """
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.set_gradient_divide_factor(1.0)

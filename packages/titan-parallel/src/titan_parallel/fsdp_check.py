@@ -1,4 +1,4 @@
-"""What makes data parallelism impossible, found before anything is built. Free of torch."""
+"""Checks that data parallelism is possible, run before anything is built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from titan_parallel.config import FSDPKeys
 
 
 def check(context: JobContext[FSDPKeys]) -> Iterator[Problem]:
-    """Modules that share a parameter must be gathered together: those of the embedding and the head are, and those within a
-    block."""
+    """Report tied parameters that FSDP does not gather together. It gathers embedding and head together, and each block."""
     layout = context.facts.model.layout
     for name, source in layout.tied.items():
         if _unit_of(name, layout) != _unit_of(source, layout):
-            why = f"its layout ties {name!r} to {source!r}, and FSDP gathers the two apart"
-            fix = "tie parameters within a block, or of embedding and head; or train on one device in float32"
+            why = f"its layout ties {name!r} to {source!r}, and FSDP gathers the two separately"
+            fix = "tie parameters only within a block or between embedding and head, or train on one device in float32"
             yield context.config.problem("model.name", why, fix)
 
 
 def _unit_of(parameter: str, layout: ModelLayout) -> str:
-    """The block that has ``parameter``; of all that are in no block ``""``."""
+    """Return the number of the block that contains ``parameter``, or ``""`` if none does."""
     rest = parameter.removeprefix(f"{layout.blocks}.")
     return rest.partition(".")[0] if rest != parameter else ""

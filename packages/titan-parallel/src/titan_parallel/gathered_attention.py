@@ -1,5 +1,5 @@
-"""Attention of a rank's chunks of a sequence over the keys and values of all ranks, gathered. Exact, on any backend; the
-gathered keys and values of one layer at a time are the price (arXiv 2407.21783, section 3.3.2, trains so)."""
+"""Attention of a rank's chunks of a sequence over the gathered keys and values of all ranks. Exact, on any backend; needs
+memory for one layer's keys and values of the whole sequence (arXiv 2407.21783, section 3.3.2)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ class GatheredAttention:
         self._share = share
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """As a model's mixer: ``[batch, heads, positions, head_dim]`` each, keys and values of fewer heads or as many; the
-        documents are those of the whole sequence, ``[batch, seq]``."""
+        """Attend as a model's mixer does.
+
+        Args:
+            q: ``[batch, heads, positions, head_dim]``.
+            k: as ``q``, with as many heads or fewer.
+            v: as ``k``.
+            documents: document of each position of the whole sequence, ``[batch, seq]``.
+        """
         keys, values = self._share.gather(torch.cat((k, v), dim=1), dim=2).chunk(2, dim=1)  # one collective for both
-        own = self._share.own
-        pieces = zip(q.chunk(len(own), dim=2), own, strict=True)
+        chunks = self._share.own
+        pieces = zip(q.chunk(len(chunks), dim=2), chunks, strict=True)
         return torch.cat([_attend(piece, keys, values, chunk, documents) for piece, chunk in pieces], dim=2)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, chunk: int, documents: Tensor | None) -> Tensor:
-    """The queries of the ``chunk``-th chunk over all positions up to their own."""
+    """Attend from the queries of chunk number ``chunk`` to all positions up to their own."""
     length = q.shape[2]
     first, end = chunk * length, (chunk + 1) * length
     keys, values, grouped = keys[:, :, :end], values[:, :, :end], q.shape[1] != keys.shape[1]

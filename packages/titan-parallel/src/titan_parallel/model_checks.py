@@ -1,5 +1,5 @@
-"""What a model must do to be divided in each way: found by doing to a small copy of it, in one process, what the division
-is going to do (:mod:`titan_core.model.trial`), before anything is divided."""
+"""Checks that a model can be divided, by imitating each division on a small copy of it in one process
+(:mod:`titan_core.model.trial`) before the model itself is divided."""
 
 from __future__ import annotations
 
@@ -23,25 +23,29 @@ from titan_parallel.pipeline_plan import plan_pipeline
 from titan_parallel.region_trial import region_faults
 
 _RANKS = 2
-"""How many ranks a trial divides positions over."""
+"""Number of ranks that a trial divides positions over."""
 
 
 def check_pipeline(model: nn.Module, trial: ModelTrial, context: TrainingContext[PipelineKeys]) -> Iterator[Problem]:
-    """Each stage must do its part of the work, given hidden states and positions alone."""
+    """Report a model whose stages need more than hidden states, positions and documents."""
     place = trial.positions_fault()
     if place is not None:
         yield _ignores_positions(trial, place, "a pipeline")
         return
     mistake = _stages_mistake(trial, plan_pipeline(context.facts).stages)
     if mistake is not None:
-        why = f"cut into stages, the model computes something else{mistake}: {_broken_link(trial)}"
-        fix = "move what happens there into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
+        why = f"cut into stages, the model's output differs{mistake}: {_broken_link(trial)}"
+        fix = "move that computation into one of these modules, or set parallelism.pipeline_parallel_degree = 1"
         yield trial.problem(why, fix)
 
 
 def _stages_mistake(trial: ModelTrial, stages: tuple[tuple[str, ...], ...]) -> str | None:
-    """``None`` where each stage, given the hidden states that its first module gets in the whole model, gives those that the
-    next stage's first module gets, or the logits; otherwise the error that it raised, if any, in brackets."""
+    """Run each stage on the hidden states that its first module receives in the undivided model, and compare its output with
+    the next stage's input, or with the logits.
+
+    Returns:
+        ``None`` if all are equal; otherwise the error that a stage raised, in brackets, or an empty string.
+    """
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str, forward: Callable[..., Any], hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
@@ -51,25 +55,25 @@ def _stages_mistake(trial: ModelTrial, stages: tuple[tuple[str, ...], ...]) -> s
     first = [stage[0] for stage in stages]
     try:
         trial.run(trial.tokens, trial.positions, around={name: partial(keep, name) for name in first})
-        # What modules have kept of a call is then of another one, as a stage has none of what earlier stages keep.
+        # Overwrites whatever modules keep from a call: a stage does not see what earlier stages keep.
         trial.run(trial.tokens.roll(1), trial.positions)
         expected = trial.logits
         for stage in reversed(stages):
-            absent: dict[str, Around] = {name: _absent for name in trial.units() if name not in stage}
-            if not trial.same(trial.run(inputs[stage[0]], trial.positions, around=absent), expected):
+            pruned: dict[str, Around] = {name: _pruned for name in trial.units() if name not in stage}
+            if not trial.same(trial.run(inputs[stage[0]], trial.positions, around=pruned), expected):
                 return ""
             expected = inputs[stage[0]]
-    except Exception as error:  # noqa: BLE001 - the model works whole, so this is what cutting it does
+    except Exception as error:  # noqa: BLE001 - the undivided model works, so cutting it caused this
         return f" ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     return None
 
 
-def _absent(forward: Callable[..., Any], hidden: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+def _pruned(forward: Callable[..., Any], hidden: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     return hidden
 
 
 def _broken_link(trial: ModelTrial) -> str:
-    """Where the hidden states that a module returns are not what the next one is called with."""
+    """Return where the hidden states that a module returns are not those that the next one receives."""
     returned: dict[str, Any] = {}
     last, found = "the model's input", ""
 
@@ -78,7 +82,7 @@ def _broken_link(trial: ModelTrial) -> str:
         first = arguments[0] if arguments else None
         expected = returned.get(last, trial.tokens)
         if not found and not (isinstance(first, Tensor) and first.shape == expected.shape and torch.equal(first, expected)):
-            found = f"between {last!r} and {name!r}, the model's forward changes the hidden states, or hands on others"
+            found = f"between {last!r} and {name!r}, the model's forward changes or replaces the hidden states"
         output = forward(*arguments, **keywords)
         last, returned[name] = name, output
         return output
@@ -88,15 +92,15 @@ def _broken_link(trial: ModelTrial) -> str:
     if found:
         return found
     if not trial.same(returned[last], logits):
-        return f"behind {last!r}, the model's forward changes the logits"
+        return f"after {last!r}, the model's forward changes the logits"
     return (
-        "every module of embedding, blocks and head must be called once, in that order, and depend on nothing but "
-        "the hidden states that it is called with, positions and documents"
+        "every module of embedding, blocks and head must be called once, in that order, and depend only on its "
+        "hidden states, positions and documents"
     )
 
 
 def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[TensorParallelKeys]) -> Iterator[Problem]:
-    """Layers must be divided within regions, and between these each position must be treated by itself."""
+    """Report layers that are sharded outside regions, modules outside regions that mix positions, and wrong rules."""
     layout, keys = trial.layout, context.section
     mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
     mistakes += [trial.problem(*mistake) for mistake in _ends(model, layout)]
@@ -115,24 +119,23 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
     if place is not None:
         what = "does not take hidden states as its first argument"
         if not keys.disable_sequence_parallel:
-            what = f"{what}, or depends on other positions, of which sequence parallelism gives each rank some"
-        why = f"outside of regions, {place} {what}"
-        fix = "name in regions the module that does, call modules of embedding and head one after another"
+            what = f"{what}, or depends on other positions, which sequence parallelism may place on other ranks"
+        why = f"outside regions, {place} {what}"
+        fix = "name that module in regions, or call the modules of embedding and head one after another"
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)
     for name, fault in region_faults(trial, context.facts.mesh.degree("tp")).items():
-        why = (
-            f"region {name!r}, divided over {context.facts.mesh.degree('tp')} ranks by its rules, does not compute the same"
-        )
-        fix = "fix the rules of its parameters: a rank has consecutive features of each (not of several side by side)"
-        yield trial.problem(f"{why}: {fault}", f"{fix}, and compute with the sizes of tensors, not with those of the model")
+        ranks = context.facts.mesh.degree("tp")
+        why = f"region {name!r}, sharded over {ranks} ranks by its rules, fails: {fault}"
+        fix = "fix the rules of its parameters (a rank gets consecutive features, so keep one projection per parameter)"
+        yield trial.problem(why, f"{fix}, and use the sizes of tensors, not those of the model")
     if not keys.disable_loss_parallel:
-        yield from _logits_are_those_of_the_head(trial)
+        yield from _require_unchanged_logits(trial)
 
 
 def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
-    """How divided parameters lie in regions: (why, fix)."""
+    """Yield mistakes in the regions of sharded parameters: (why, fix)."""
     names = [name for name, _ in model.named_modules()]
     regions = [name for name in names if matches(name, layout.regions)]
     rules = {path: layout.rule(path) for path, _ in model.named_parameters(remove_duplicate=False)}
@@ -144,41 +147,39 @@ def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]
         if rule is not None and not any(path.startswith(f"{region}.") for region in regions):
             pattern = next(pattern for pattern in layout.rules if matches(path, [pattern]))
             if pattern not in seen:
-                why = f"rules have {rule} for {path!r}, which is in no module of regions, so that its input is not gathered"
-                yield why, f"name in regions the module that {path!r} is a part of"
+                why = f"rules have {rule} for {path!r}, which is outside all regions, so its input would not be gathered"
+                yield why, f"name a module that contains {path!r} in regions"
             seen.add(pattern)
     for region in regions:
         outer = next((other for other in regions if region.startswith(f"{other}.")), None)
         if outer is not None:
-            yield f"regions names {region!r}, which is a part of the region {outer!r}", "name only one of them"
+            yield f"regions names {region!r}, which is inside the region {outer!r}", "name only one of them"
         inside = [rule for path, rule in divided.items() if path.startswith(f"{region}.")]
         if not any(isinstance(rule, Column | Shard | Experts) for rule in inside):
-            why = f"regions names {region!r}, in which no parameter has the rule Column or Shard"
-            yield why, "say in rules which of its parameters are divided, or drop it"
-        if not any(one.startswith(f"{region}.") for one in closing):
-            why = f"regions names {region!r}, in which no layer has the rule Row, and which names no module of sums"
-            yield why, "say in rules or sums where what ranks compute is summed, or drop it"
+            why = f"regions names {region!r}, which has no parameter with the rule Column or Shard"
+            yield why, "add rules for its sharded parameters, or remove the region"
+        if not any(path.startswith(f"{region}.") for path in closing):
+            why = f"regions names {region!r}, which has no layer with the rule Row and no module in sums"
+            yield why, "name the module whose outputs are summed over ranks in rules or sums, or remove the region"
 
 
 def divides(rule: Rule | None) -> bool:
-    """Whether tensor parallelism divides a parameter of this rule."""
+    """Whether tensor parallelism shards a parameter with this rule."""
     if isinstance(rule, Experts):
         return divides(rule.within)
     return isinstance(rule, Column | Row | Shard)
 
 
 def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
-    """What the first module and the last one must be: (why, fix)."""
+    """Yield mistakes in the last module: (why, fix)."""
     last = model.get_submodule(layout.head[-1])
     if not isinstance(last, nn.Linear) or last.out_features != layout.vocab_size:
-        why = (
-            f"head ends with {layout.head[-1]!r}, and tensor parallelism divides an nn.Linear with vocab_size outputs there"
-        )
-        yield why, "let the nn.Linear that gives the logits be the last module of head"
+        why = f"head ends with {layout.head[-1]!r}, and tensor parallelism needs an nn.Linear with vocab_size outputs there"
+        yield why, "make the nn.Linear that computes the logits the last module of head"
 
 
 def _divided_between_regions(trial: ModelTrial, shares: Shares) -> Any:
-    """Logits where each rank has its share of the positions but within regions."""
+    """Return the logits if each rank has only its own positions outside regions."""
     layout = trial.layout
 
     def split(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
@@ -195,7 +196,8 @@ def _divided_between_regions(trial: ModelTrial, shares: Shares) -> Any:
     return trial.run(trial.tokens, trial.positions, around=around)
 
 
-def _logits_are_those_of_the_head(trial: ModelTrial) -> Iterator[Problem]:
+def _require_unchanged_logits(trial: ModelTrial) -> Iterator[Problem]:
+    """Report a model that changes the logits after its head, which returns only this rank's shard of them."""
     logits: list[Any] = []
 
     def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -204,15 +206,15 @@ def _logits_are_those_of_the_head(trial: ModelTrial) -> Iterator[Problem]:
 
     returned = trial.run(trial.tokens, around={trial.layout.head[-1]: keep})
     if not trial.same(returned, logits[-1]):
-        why = f"the model's forward changes the logits that {trial.layout.head[-1]!r} returns, of which each rank has a part"
-        yield trial.problem(why, "set parallelism.disable_loss_parallel = true, or return them as they are")
+        why = f"the model's forward changes the logits that {trial.layout.head[-1]!r} returns, which are sharded over ranks"
+        yield trial.problem(why, "set parallelism.disable_loss_parallel = true, or return them unchanged")
 
 
 def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[ContextParallelKeys]) -> Iterator[Problem]:
-    """Positions must mix in mixers alone, which see the whole sequence; all else has a rank's share of it."""
+    """Report a model that mixes positions outside mixers: only mixers see positions of other ranks."""
     length = trial.seq // (2 * _RANKS) * 2 * _RANKS
     if length != trial.seq:
-        why = f"the model takes at most {trial.seq} tokens"
+        why = f"the model accepts at most {trial.seq} tokens, too few to divide"
         yield trial.problem(why, "set parallelism.context_parallel_degree = 1")
         return
     place = trial.positions_fault()
@@ -224,11 +226,11 @@ def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[
     shares = Shares(tuple(batch.tokens[0] for batch in batches))
 
     def whole(dim: int, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
-        joined = (shares.join(one, dim) if _is_share(one, dim) else one for one in arguments)
+        joined = (shares.join(argument, dim) if _is_share(argument, dim) else argument for argument in arguments)
         return shares.split(forward(*joined, **keywords), dim)
 
-    def _is_share(one: Any, dim: int) -> bool:
-        return isinstance(one, Tensor) and one.dim() > dim and one.shape[dim] * _RANKS == trial.seq
+    def _is_share(argument: Any, dim: int) -> bool:
+        return isinstance(argument, Tensor) and argument.dim() > dim and argument.shape[dim] * _RANKS == trial.seq
 
     mixers = {call.name: trial.layout.mixer(call.name) for call in trial.calls}
     around: dict[str, Around] = {
@@ -241,11 +243,11 @@ def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[
 
     place = trial.fault(divided, shares)
     if place is not None:
-        why = f"{place} depends on other positions and is not in mixers, or ignores the positions that it receives"
-        fix = "set parallelism.context_parallel_degree = 1, or keep what mixes positions in mixers"
+        why = f"{place} depends on other positions but is not in mixers, or ignores the positions that it receives"
+        fix = "name every module that mixes positions in mixers, or set parallelism.context_parallel_degree = 1"
         yield trial.problem(why, fix)
 
 
 def _ignores_positions(trial: ModelTrial, place: str, division: str) -> Problem:
-    why = f"{division} gives the model its positions, and {place} computes something else where 0 .. seq - 1 are given"
-    return trial.problem(why, "take positions from the argument positions, and let its default be 0 .. seq - 1")
+    why = f"{division} passes positions to the model, and with positions 0 .. seq - 1 the output of {place} differs"
+    return trial.problem(why, "read positions from the argument positions, and make 0 .. seq - 1 its default")

@@ -1,8 +1,8 @@
-"""Small arithmetic for messages."""
+"""Arithmetic for error messages."""
 
 from __future__ import annotations
 
 
 def divisors(number: int) -> str:
-    """All divisors of ``number``, for a message."""
+    """Return all divisors of ``number``, separated by commas."""
     return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)

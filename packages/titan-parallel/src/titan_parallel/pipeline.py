@@ -1,5 +1,5 @@
-"""Pipeline parallelism: the model cut into stages, run by torch's schedules (TorchTitan paper, section 2.2; schedules'
-papers in :mod:`titan_parallel.pipeline_plan`)."""
+"""Pipeline parallelism: the model cut into stages that torch's schedules run (TorchTitan paper, section 2.2;
+:mod:`titan_parallel.pipeline_plan` lists the schedules' papers)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
-    _PipelineScheduleRuntime,
     get_schedule_class,
 )  # fmt: skip
 
@@ -25,28 +23,28 @@ from titan_core.api.batch import join, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
-from titan_core.api.step import StepInput, StepRunner, shape_inference
-from titan_core.api.tools.random_state import same_generators
+from titan_core.api.step import StepInput, StepRunner
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
+from titan_parallel.torch_private import StageFixes, schedule_from_csv
 
 log = logging.getLogger(__name__)
 
 
 def apply(part: ModelPart, context: TrainingContext[PipelineKeys]) -> list[ModelPart]:
-    """This rank's stages, in order. The model is on the meta device still, so that copies of it cost nothing."""
+    """Return this rank's stages, in order. ``part`` is still on the meta device, so copies of it cost nothing."""
     plan = plan_pipeline(context.facts)
-    log.info("pipeline: %s; %d microbatches a step", _describe(plan), plan.microbatches)
+    log.info("pipeline: %s; %d microbatches per step", _describe(plan), plan.microbatches)
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
 
 def make_step(runner: StepRunner, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> StepRunner:
-    """How a step runs: all of a rank's sequences pass through the pipeline in one go."""
+    """Return the step that passes all of a rank's sequences through the pipeline in one run of the schedule."""
     return PipelineStep(parts, context)
 
 
 class PipelineStep:
-    """A step by one of torch's schedules."""
+    """A training or evaluation step run by one of torch's schedules."""
 
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> None:
         plan = plan_pipeline(context.facts)
@@ -81,14 +79,18 @@ class PipelineStep:
         return self._sum(losses)
 
     def _prepare(self, inputs: StepInput) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """One batch of all, which the schedule divides into its own microbatches; stages know theirs by number."""
+        """Join all batches of the step into one, which the schedule splits into its own microbatches.
+
+        Returns:
+            The schedule's positional and keyword arguments. Stages look up their microbatches by number.
+        """
         whole = join([with_positions(self._part.transformed(batch)) for batch in inputs.batches])
         microbatches = replace(inputs, batches=whole.split(len(whole.tokens) // self._microbatches)).microbatches()
         for stage in self._stages:
             stage.microbatches = microbatches
         tokens = (whole.tokens,) if 0 in self._numbers else ()
         arguments: dict[str, Any] = arguments_of(whole, self._part.layout)
-        # The schedule hands each microbatch's number to the loss.
+        # The schedule passes each microbatch's "target", here its number, to the loss.
         arguments["target"] = torch.arange(self._microbatches) if self._last in self._numbers else None
         return tokens, arguments
 
@@ -98,13 +100,10 @@ class PipelineStep:
     def _make_schedule(
         self, stages: list[_Stage], plan: PipelinePlan, keys: PipelineKeys
     ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        # Gradients are sums already, so none of them is to be scaled.
+        # The loss is divided by the weight of the global batch, so gradients need no further scaling.
         options: dict[str, Any] = {"loss_fn": self._loss_of, "scale_grads": False}
         if keys.pipeline_parallel_schedule_csv:
-            # There is no public class for it; the same in torch 2.11 to 2.15.
-            runtime = _PipelineScheduleRuntime(stages, plan.microbatches, **options)
-            runtime._load_csv(keys.pipeline_parallel_schedule_csv)
-            return runtime
+            return schedule_from_csv(keys.pipeline_parallel_schedule_csv, stages, plan.microbatches, **options)
         make = get_schedule_class(keys.pipeline_parallel_schedule)
         if issubclass(make, PipelineScheduleSingle):
             return make(stages[0], plan.microbatches, **options)
@@ -116,56 +115,19 @@ class PipelineStep:
         return stage.part.loss_of(output, stage.microbatches[int(number)].batch) / self._target_weight
 
 
-class _Stage(PipelineStage):
-    """A stage that can be next to another on its rank, as stages of V schedules are, wherever torch forgets of that; and
-    that says when it calls its modules for shapes alone, and which microbatch they compute."""
+class _Stage(StageFixes, PipelineStage):
+    """A stage that makes each microbatch current while its modules compute it."""
 
     def __init__(self, part: ModelPart, number: int, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(part.module, number, count, device, group=group)
         self.part = part
         self.microbatches: list[Microbatch] = []
-        """Those of the step that is run."""
+        """Microbatches of the current step."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **keywords: Any) -> Any:
-        """The forward pass of one microbatch."""
+        """Run the forward pass of one microbatch."""
         with self.part.computing(self.microbatches[fwd_chunk_id]):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **keywords)
-
-    def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
-        """Calls the modules on zeros (torch 2.11 to 2.15). Nothing of the run changes by it: what it draws at random is not
-        drawn, and buffers stay, which torch before 2.15 does not see to."""
-        torch_restores = hasattr(PipelineStage, "_pre_metadata_inference_backup")
-        buffers = [] if torch_restores else [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
-        with shape_inference(), same_generators():
-            outputs = super()._prepare_forward_infra(*arguments, **keywords)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        return outputs
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """torch 2.11 lets neighbours exchange a number at first, and gloo cannot send to itself; later versions do not."""
-        ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
-        return [op for op in ops if op.peer != dist.get_rank()]
-
-    def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
-        """Where the gradients of inputs and of weights are computed apart, torch looks for ``submod.parameters()`` in the
-        autograd graph before it goes backward. Resharded parameters are not in that graph, and torch (2.11 to 2.15) then
-        leaves their gradients out without an error, so they are gathered first."""
-        if backward_type != "full":
-            for module in self.submod.modules():
-                if isinstance(module, FSDPModule):
-                    module.unshard()
-        return super().backward_maybe_with_nosync(backward_type, *arguments, **keywords)
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Nothing, in an evaluation: its schedule has backward passes still, which do nothing (torch 2.11 to 2.15)."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Nothing, in an evaluation."""
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
 
 def _rank(context: TrainingContext[PipelineKeys]) -> int:
@@ -178,15 +140,15 @@ def _describe(plan: PipelinePlan) -> str:
 
 
 def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
-    """A copy of ``part`` with the modules called ``names`` alone; the rest of the chain is left out, the names stay."""
+    """Return a copy of ``part`` in which only the modules ``names`` remain, under the same names; the others are pruned."""
     layout = part.layout
     module = copy.deepcopy(part.module)
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
         module.set_submodule(name, PrunedModule())
     stage = replace(part, module=module, after_evaluation=())
-    own = {slot: stage.present(entries) for slot, entries in part.slots.items()}
-    slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in own.items()}
-    # What calls the modules that were copied does not hold for a stage: a transform that sets it earlier is refused
-    # (:mod:`titan_core.model.part_guard`).
+    present = {slot: stage.present(entries) for slot, entries in part.slots.items()}
+    slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
+    # after_evaluation calls the modules of the original. titan_core.model.part_guard refuses a transform that sets it
+    # before the pipeline is cut.
     return replace(stage, slots=slots)

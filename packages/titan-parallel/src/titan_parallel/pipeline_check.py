@@ -1,4 +1,4 @@
-"""What makes a pipeline impossible, found before anything is built. Free of torch."""
+"""Checks that a pipeline is possible, run before anything is built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GLOBAL_BATCH = "training.global_batch_size"
 
 
 def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
-    """Stages must fit the model and the ranks, microbatches the schedule."""
+    """Report stages that do not fit the model or the ranks, and microbatches that do not fit the schedule."""
     facts = context.facts
     try:
         table = schedule_table(facts)
@@ -38,9 +38,9 @@ def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
         yield from error.problems
         return
     if facts.model.layout.tied:
-        one, other = next(iter(facts.model.layout.tied.items()))
-        why = f"{one} and {other} are one parameter, and the first and the last stage cannot share it"
-        yield facts.config.problem(DEGREE, why, "set it to 1, or take a flavor whose parameters are not shared")
+        name, source = next(iter(facts.model.layout.tied.items()))
+        why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
+        yield facts.config.problem(DEGREE, why, "set it to 1, or choose a flavor without tied parameters")
     yield from _stages(facts, table)
     yield from _microbatches(facts, table)
     yield from _compiler(facts, table)
@@ -64,64 +64,64 @@ def _stages(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
             why = f"no stage can begin with {unknown[0]!r}"
             yield config.problem(_SPLIT_POINTS, why, f"name modules from {units[1]} to {units[-1]}")
         elif split_points != sorted(set(split_points), key=units.index):
-            yield config.problem(_SPLIT_POINTS, "they must be in the model's order, each once", "sort them")
+            yield config.problem(_SPLIT_POINTS, "must be in the model's order, each only once", "sort them")
     elif number > layout.num_blocks:
-        # How many ranks would do, with as many stages a rank as now.
+        # The most ranks that would work with the same number of stages per rank.
         most = max(1, layout.num_blocks // max(1, number // ranks))
-        why = f"{number} stages need at least as many blocks, and the model has {layout.num_blocks}"
-        yield config.problem(key, why, f"a pipeline of at most {most} rank(s) would work, or a schedule with fewer stages")
+        why = f"{number} stages need at least {number} blocks, and the model has {layout.num_blocks}"
+        yield config.problem(key, why, f"use a pipeline of at most {most} rank(s), or a schedule with fewer stages")
     if table is not None:
         if table.ranks != ranks:
-            yield config.problem(_CSV, f"it has {table.ranks} rows, and {DEGREE} is {ranks}", "give a row for each rank")
+            yield config.problem(_CSV, f"has {table.ranks} rows, and {DEGREE} is {ranks}", "write one row per rank")
         if len(table.rank_of) != number:
-            why = f"it has {len(table.rank_of)} stages, and the config asks for {number}"
-            yield config.problem(_CSV, why, f"adjust {key}, or leave it out")
+            why = f"has {len(table.rank_of)} stages, and the config requests {number}"
+            yield config.problem(_CSV, why, f"change or remove {key}")
         return
     name, schedule = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts)
-    wanted = schedule.stages_a_rank
+    wanted = schedule.stages_per_rank
     if wanted is not None and number != wanted * ranks:
-        why = f"{name} has {wanted} stage(s) on each of {ranks} ranks, and {number} stages are requested"
-        others = ", ".join(other for other, one in SCHEDULES.items() if one.stages_a_rank is None)
-        yield config.problem(key, why, f"ask for {wanted * ranks} stages, or set {_SCHEDULE} to one of {others}")
+        why = f"{name} needs {wanted} stage(s) on each of {ranks} ranks, and the config requests {number} stages"
+        others = ", ".join(other for other, known in SCHEDULES.items() if known.stages_per_rank is None)
+        yield config.problem(key, why, f"request {wanted * ranks} stages, or set {_SCHEDULE} to one of {others}")
     elif number % ranks or number < ranks:
         why = f"{number} stages do not divide evenly over {ranks} ranks"
-        yield config.problem(key, why, f"{-(-number // ranks) * ranks} stages would work")
+        yield config.problem(key, why, f"request {-(-number // ranks) * ranks} stages")
 
 
 def _microbatches(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     config, local = facts.config, facts.section(TrainingSection).local_batch_size
     size = facts.section(PipelineKeys).pipeline_parallel_microbatch_size
     if local % size:
-        why = f"it must divide training.local_batch_size {local}"
-        yield config.problem(_MICROBATCH, why, f"{divisors(local)} would work")
+        why = f"must divide training.local_batch_size ({local})"
+        yield config.problem(_MICROBATCH, why, f"set it to one of {divisors(local)}")
         return
     count, ranks = microbatches_of(facts), facts.mesh.degree("pp")
     if table is not None:
         if table.microbatches != count:
-            why = f"it schedules {table.microbatches} microbatches, and the config makes {count}"
-            yield config.problem(_CSV, why, _way_to(facts, [table.microbatches]))
+            why = f"schedules {table.microbatches} microbatches, and the config has {count} per optimizer step"
+            yield config.problem(_CSV, why, _fix_microbatches(facts, [table.microbatches]))
         return
     name = facts.section(PipelineKeys).pipeline_parallel_schedule
     schedule, number = schedule_of(facts), number_of_stages(facts, None)
     if schedule.needs == "stages" and count < number:
-        why = f"{name} needs a microbatch for each of its {number} stages, and an optimizer step has {count}"
-        yield config.problem(_SCHEDULE, why, _way_to(facts, [number]))
+        why = f"{name} needs at least one microbatch per stage ({number}), and an optimizer step has {count}"
+        yield config.problem(_SCHEDULE, why, _fix_microbatches(facts, [number]))
     if schedule.needs == "rounds" and count % max(1, count // ranks):
-        why = f"{name} takes the microbatches in equal rounds over {ranks} ranks, and an optimizer step has {count}"
-        yield config.problem(_SCHEDULE, why, _way_to(facts, [count // ranks * ranks, -(-count // ranks) * ranks]))
+        why = f"{name} runs microbatches in equal rounds over {ranks} ranks, and an optimizer step has {count}"
+        yield config.problem(_SCHEDULE, why, _fix_microbatches(facts, [count // ranks * ranks, -(-count // ranks) * ranks]))
 
 
-def _way_to(facts: JobFacts, counts: list[int]) -> str:
-    """Which global batch makes so many microbatches."""
+def _fix_microbatches(facts: JobFacts, counts: list[int]) -> str:
+    """Return the fix that gives an optimizer step one of ``counts`` microbatches."""
     size = facts.section(PipelineKeys).pipeline_parallel_microbatch_size
     shown = " or ".join(str(count) for count in dict.fromkeys(counts))
     sizes = " or ".join(str(count * size * facts.batch.ranks) for count in dict.fromkeys(counts))
-    return f"{shown} would work: set {_GLOBAL_BATCH} = {sizes}, or change {_MICROBATCH}"
+    return f"make it {shown}: set {_GLOBAL_BATCH} = {sizes}, or change {_MICROBATCH}"
 
 
 def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     section = facts.section(CompileSection)
     if splits_backward(facts) and section.enable and "model" in section.components:
-        why = "the compiler cannot compute gradients of inputs and of weights apart, as this schedule does"
-        fix = 'set compile.enable = false or compile.components = ["loss"], or take 1F1B or Interleaved1F1B'
+        why = "the compiler cannot compute gradients of inputs and of weights separately, as this schedule does"
+        fix = 'set compile.enable = false or compile.components = ["loss"], or use 1F1B or Interleaved1F1B'
         yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, fix)

@@ -1,4 +1,4 @@
-"""Which stages a pipeline has, which rank holds each, and what each consists of. Arithmetic on the layout, free of torch."""
+"""The stages of a pipeline, their modules and their ranks: arithmetic on the layout. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DEGREE = "parallelism.pipeline_parallel_degree"
 
 @dataclass(frozen=True)
 class Schedule:
-    """What there is to know of one of torch's schedules before it runs."""
+    """Requirements of one of torch's schedules."""
 
-    stages_a_rank: int | None
-    """How many stages each rank must have; ``None``: any number."""
+    stages_per_rank: int | None
+    """Number of stages that each rank must have; ``None``: any number."""
     order: Literal["loop", "v"] = "loop"
-    """Where successive stages lie: round the ranks again and again, or there and back."""
+    """Order of successive stages over the ranks: from first to last repeatedly, or back and forth."""
     splits_backward: bool = False
-    """Whether gradients of inputs and of weights are computed apart (zero-bubble schedules)."""
+    """Whether gradients of inputs and of weights are computed separately (zero-bubble schedules)."""
     needs: Literal["any", "stages", "rounds"] = "any"
-    """Microbatches: any number, at least one a stage, or a number that divides into equal rounds over the ranks."""
+    """Number of microbatches: any, at least one per stage, or a number that divides into equal rounds over the ranks."""
 
 
 SCHEDULES: Final[dict[str, Schedule]] = {
@@ -37,7 +37,7 @@ SCHEDULES: Final[dict[str, Schedule]] = {
     "ZBVZeroBubble": Schedule(2, order="v", splits_backward=True),
     "DualPipeV": Schedule(2, order="v", needs="stages", splits_backward=True),
 }
-"""By the names of ``torch.distributed.pipelining.schedules.get_schedule_class``. Papers: GPipe arXiv 1811.06965, 1F1B arXiv
+"""Named as in ``torch.distributed.pipelining.schedules.get_schedule_class``. Papers: GPipe arXiv 1811.06965, 1F1B arXiv
 1806.03377, Interleaved arXiv 2104.04473, LoopedBFS arXiv 2211.05953, zero bubble arXiv 2401.10241, ZBV arXiv 2405.15362,
 DualPipe arXiv 2412.19437."""
 
@@ -47,25 +47,25 @@ class PipelinePlan:
     """The pipeline of a job."""
 
     microbatches: int
-    """Microbatches of one optimizer step."""
+    """Microbatches per optimizer step."""
     stages: tuple[tuple[str, ...], ...]
-    """Of each stage, the names of its modules: of the embedding, of blocks, of the head."""
+    """Module names of each stage: units of the embedding, blocks, and units of the head."""
     rank_of: tuple[int, ...]
-    """Of each stage, the rank along the mesh dimension ``pp`` that holds it."""
+    """Rank along the mesh dimension ``pp`` that holds each stage."""
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages that ``rank`` holds, in order."""
+        """Return the numbers of the stages that ``rank`` holds, in order."""
         return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
 
 
 def microbatches_of(facts: JobFacts) -> int:
-    """Microbatches of an optimizer step: all that a data-parallel rank sees passes through the pipeline in one go."""
+    """Return the number of microbatches per optimizer step: all sequences of a data-parallel rank, in one run."""
     batch = facts.batch
     return batch.microbatches * batch.local_size // facts.section(PipelineKeys).pipeline_parallel_microbatch_size
 
 
 def plan_pipeline(facts: JobFacts) -> PipelinePlan:
-    """The plan of a job that :func:`titan_parallel.pipeline_check.check` lets through."""
+    """Return the plan of a job that passes :func:`titan_parallel.pipeline_check.check`."""
     ranks = facts.mesh.degree("pp")
     table = schedule_table(facts)
     number = number_of_stages(facts, table)
@@ -74,22 +74,22 @@ def plan_pipeline(facts: JobFacts) -> PipelinePlan:
 
 
 def schedule_of(facts: JobFacts) -> Schedule:
-    """The schedule that the config names, where it gives no CSV file."""
+    """Return the schedule that the config names. A CSV file overrides it."""
     return SCHEDULES[facts.section(PipelineKeys).pipeline_parallel_schedule]
 
 
 def schedule_table(facts: JobFacts) -> ScheduleTable | None:
-    """The schedule that the config gives as a CSV file.
+    """Return the schedule in the config's CSV file, or ``None`` if the config names no file.
 
     Raises:
-        UserError: the file cannot be read, or is no schedule.
+        UserError: The file cannot be read, or is not a valid schedule.
     """
     path = facts.section(PipelineKeys).pipeline_parallel_schedule_csv
     return read_table(path, facts.config.where("parallelism.pipeline_parallel_schedule_csv", path)) if path else None
 
 
 def splits_backward(facts: JobFacts) -> bool:
-    """Whether the job's pipeline computes gradients of inputs and of weights apart."""
+    """Whether the job's pipeline computes gradients of inputs and of weights separately."""
     if facts.mesh.degree("pp") == 1:
         return False
     table = schedule_table(facts)
@@ -97,7 +97,7 @@ def splits_backward(facts: JobFacts) -> bool:
 
 
 def number_of_stages(facts: JobFacts, table: ScheduleTable | None) -> int:
-    """How many stages the config asks for."""
+    """Return the number of stages that the config requests."""
     keys = facts.section(PipelineKeys)
     ranks = facts.mesh.degree("pp")
     if keys.pipeline_parallel_split_points:
@@ -107,11 +107,11 @@ def number_of_stages(facts: JobFacts, table: ScheduleTable | None) -> int:
     if keys.pipeline_parallel_layers_per_stage is not None:
         layers = facts.model.layout.num_blocks + sum(_extra_layers(facts))
         return max(1, -(-round(layers) // keys.pipeline_parallel_layers_per_stage))
-    return ranks * (schedule_of(facts).stages_a_rank or 2)
+    return ranks * (schedule_of(facts).stages_per_rank or 2)
 
 
 def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
-    """The modules of each of ``number`` stages: at the config's split points, or where the stages come out most even."""
+    """Return the module names of ``number`` stages, cut at the config's split points or else as evenly as possible."""
     layout = facts.model.layout
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
     units = [*layout.embedding, *blocks, *layout.head]
@@ -121,7 +121,7 @@ def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(units[start:end]) for start, end in itertools.pairwise(edges))
     first, last = _extra_layers(facts)
     costs = layout.block_costs or (1.0,) * layout.num_blocks
-    weights = [cost * len(costs) / sum(costs) for cost in costs]  # 1 on average: a block's worth
+    weights = [cost * len(costs) / sum(costs) for cost in costs]  # in average blocks
     weights[0] += first
     weights[-1] += last
     stages = [blocks[start:end] for start, end in even_cuts(weights, number)]
@@ -131,11 +131,13 @@ def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
 
 
 def even_cuts(weights: Sequence[float], number: int) -> list[tuple[int, int]]:
-    """``number`` successive, non-empty ranges of ``weights`` (start, end) whose heaviest is as light as can be, and among
-    those the ones of the least sum of squares. By dynamic programming over the ranges' ends."""
+    """Cut ``weights`` into ``number`` successive, non-empty ranges (start, end).
+
+    Minimises the weight of the heaviest range, then the sum of squares, by dynamic programming over the ranges' ends.
+    """
     total = [0.0, *itertools.accumulate(weights)]
     count = len(weights)
-    # best[end]: (heaviest range, sum of squares, starts of the ranges) of the best way to divide weights[:end]
+    # best[end]: (heaviest range, sum of squares, starts of the ranges) of the best cut of weights[:end]
     best: list[tuple[float, float, tuple[int, ...]]] = [(total[end], total[end] ** 2, (0,)) for end in range(count + 1)]
     for ranges in range(2, number + 1):
         following = list(best)
@@ -152,8 +154,11 @@ def even_cuts(weights: Sequence[float], number: int) -> list[tuple[int, int]]:
 
 
 def _extra_layers(facts: JobFacts) -> tuple[float, float]:
-    """The embedding and the head, in blocks' worth of work. The head by its floating-point operations; the embedding, which
-    multiplies nothing but takes the head's memory, by half of them."""
+    """Return the work of the embedding and of the head, in blocks.
+
+    The head counts by its floating-point operations. The embedding has none, but uses as much memory as the head, so it
+    counts as half a head.
+    """
     keys = facts.section(PipelineKeys)
     layout = facts.model.layout
     head = 6.0 * layout.dim * layout.vocab_size
@@ -164,7 +169,7 @@ def _extra_layers(facts: JobFacts) -> tuple[float, float]:
 
 
 def _rank_of(stages: int, ranks: int, order: Literal["loop", "v"]) -> tuple[int, ...]:
-    there = list(range(ranks))
+    forward = list(range(ranks))
     laps = -(-stages // ranks)
-    holders = [rank for lap in range(laps) for rank in (reversed(there) if order == "v" and lap % 2 else there)]
+    holders = [rank for lap in range(laps) for rank in (reversed(forward) if order == "v" and lap % 2 else forward)]
     return tuple(holders[:stages])

@@ -1,4 +1,4 @@
-"""What titan-parallel contributes."""
+"""The components that titan-parallel registers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ api = (1, 0)
 
 
 def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
-    """Where ranks have different tokens; and for mixed precision and offloading on one device too."""
+    """Whether ranks train on different tokens, or one device needs mixed precision or CPU offload."""
     training, mesh = context.facts.section(TrainingSection), context.facts.mesh
-    alone = training.mixed_precision_param != "float32" or training.enable_cpu_offload
-    return mesh.data_degree > 1 or alone
+    on_one_device = training.mixed_precision_param != "float32" or training.enable_cpu_offload
+    return mesh.data_degree > 1 or on_one_device
 
 
 @hookimpl
@@ -48,7 +48,7 @@ def titan_parallelisms() -> list[Transform]:
         ),
         Transform(
             name="pipeline_parallel",
-            summary="the model in stages, by all of torch's schedules",
+            summary="the model in stages, run by torch's schedules",
             config=PipelineKeys,
             phase=Phase.PIPELINE,
             active=lambda context: context.facts.mesh.degree("pp") > 1,
@@ -71,7 +71,7 @@ def titan_parallelisms() -> list[Transform]:
         ),
         Transform(
             name="context_parallel",
-            summary="each sequence divided over ranks, attention exact over the whole",
+            summary="each sequence divided over ranks, with exact attention over all of it",
             config=ContextParallelKeys,
             phase=Phase.CONTEXT,
             active=lambda context: context.facts.mesh.degree("cp") > 1,
@@ -82,7 +82,7 @@ def titan_parallelisms() -> list[Transform]:
         ),
         Transform(
             name="activation_checkpoint",
-            summary="recomputation of activations: full, every n-th block, selective by operator, or within a memory budget",
+            summary="activation checkpointing: full, every N-th block, selective by operator, or within a memory budget",
             config=ActivationCheckpointSection,
             phase=Phase.RECOMPUTE,
             active=lambda context: context.section.mode != "none",

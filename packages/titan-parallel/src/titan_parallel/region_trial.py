@@ -1,8 +1,8 @@
-"""Trying how tensor parallelism divides a region: in one process, rank by rank, on a small copy of the model.
+"""Trial of tensor parallelism on each region of a small copy of the model: in one process, rank by rank.
 
-A layout's rules are a claim: that a region computes the same from shares of its parameters, once what ranks compute is
-summed where the region ends. A layer that holds queries, keys and values side by side breaks it without an error: the
-first rank's share then has queries and half of the keys.
+A layout's rules claim that a region computes the same result from shards of its parameters, once the ranks' outputs are
+summed where the region ends. A layer with queries, keys and values side by side breaks the claim without an error: the first
+rank's shard then holds the queries and half of the keys.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from titan_core.api.model_trial import Around, ModelTrial
 from titan_core.api.tools.patterns import matches
 
 _PERIOD = 8
-"""Columns after which a trial's products with large weights repeat themselves."""
+"""Number of output columns after which matmuls with a trial's large weights repeat."""
 
 
 def region_faults(trial: ModelTrial, ranks: int) -> dict[str, str]:
-    """By region, what goes wrong where ``ranks`` ranks compute it from their shares; regions that are right are left out."""
+    """Return what goes wrong when ``ranks`` ranks compute each region from their shards: region name -> fault.
+
+    Correct regions are omitted.
+    """
     faults: dict[str, str] = {}
 
     def compare(name: str, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -45,14 +48,16 @@ def region_faults(trial: ModelTrial, ranks: int) -> dict[str, str]:
 
 
 _Call = tuple[int, int]
-"""A module, by its id, and which of its calls it is."""
+"""The id of a module, and the number of its call."""
 
 
 class _Stop(Exception):
-    """A rank cannot go further without what other ranks compute."""
+    """Raised where a rank needs what other ranks compute."""
 
 
 class _Region:
+    """A region whose ranks are imitated one after another."""
+
     def __init__(self, name: str, module: nn.Module, layout: ModelLayout, ranks: int) -> None:
         self._module, self._ranks = module, ranks
         self._parameters = [
@@ -61,11 +66,15 @@ class _Region:
             for leaf, parameter in owner.named_parameters(recurse=False)
         ]
         rows = [owner for owner, _, _, rule in self._parameters if isinstance(rule, Row)]
-        sums = [one for path, one in module.named_modules() if matches(f"{name}.{path}".rstrip("."), layout.sums)]
-        self._closing = {id(one): one for one in (*rows, *sums)}
+        sums = [inner for path, inner in module.named_modules() if matches(f"{name}.{path}".rstrip("."), layout.sums)]
+        self._closing = {id(closing): closing for closing in (*rows, *sums)}
 
     def can_be_tried(self) -> bool:
-        """Products with large weights compute a few columns and repeat them, which shares of other layers would show."""
+        """Whether the trial can represent this region.
+
+        Matmuls with a large weight compute a few columns and repeat them. If shards do not fit that period, the trial would
+        report a fault that does not exist.
+        """
         return not any(
             isinstance(rule, Shard | Experts) or (isinstance(rule, Column) and len(parameter) % (_PERIOD * self._ranks))
             for _, _, parameter, rule in self._parameters
@@ -73,53 +82,56 @@ class _Region:
         )
 
     def fault(self, run: Callable[[], Any], same: Callable[[Any], bool]) -> str | None:
-        """What differs where each rank calls ``run`` with its shares. Ranks run one after another, each up to where it needs
-        a sum over ranks; with the sum of what all computed there, they begin again."""
+        """Return what differs if each rank calls ``run`` with its shards; ``None`` if nothing does.
+
+        Each rank in turn runs until it needs a sum over ranks. Once all ranks have computed their addends, they start again
+        with that sum.
+        """
         sums: dict[_Call, Tensor] = {}
         while True:
             outputs: list[Any] = []
             addends: list[tuple[_Call, Tensor]] = []
             for rank in range(self._ranks):
-                with self._shares(rank), self._summing(sums, addends) as close:
+                with self._shards(rank), self._summing(sums, addends) as close:
                     try:
                         outputs.append(close(self._module, run) if id(self._module) in self._closing else run())
                     except _Stop:
                         continue
-                    except Exception as error:  # noqa: BLE001 - the region works whole, so this is what dividing it does
+                    except Exception as error:  # noqa: BLE001 - the undivided region works, so dividing it caused this
                         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             if not addends:
-                return None if all(map(same, outputs)) else "it computes something else"
-            if len({(call, one.shape) for call, one in addends}) > 1 or len(addends) != self._ranks:
-                return "ranks differ in what they sum"
-            sums[addends[0][0]] = torch.stack([one for _, one in addends]).sum(0)
+                return None if all(map(same, outputs)) else "its output differs"
+            if len({(call, addend.shape) for call, addend in addends}) > 1 or len(addends) != self._ranks:
+                return "ranks sum different calls or shapes"
+            sums[addends[0][0]] = torch.stack([addend for _, addend in addends]).sum(0)
 
     @contextmanager
-    def _shares(self, rank: int) -> Iterator[None]:
-        """Parameters are those of one rank."""
+    def _shards(self, rank: int) -> Iterator[None]:
+        """Replace the parameters by one rank's shards."""
         for owner, leaf, parameter, rule in self._parameters:
-            owner._parameters[leaf] = self._share(leaf, parameter, rule, rank)
+            owner.register_parameter(leaf, self._shard(leaf, parameter, rule, rank))
         try:
             yield
         finally:
             for owner, leaf, parameter, _ in self._parameters:
-                owner._parameters[leaf] = parameter
+                owner.register_parameter(leaf, parameter)
 
-    def _share(self, leaf: str, parameter: nn.Parameter, rule: Rule | None, rank: int) -> nn.Parameter | None:
+    def _shard(self, leaf: str, parameter: nn.Parameter, rule: Rule | None, rank: int) -> nn.Parameter | None:
         if isinstance(rule, Experts):
             rule = rule.within
         if isinstance(rule, Row) and leaf == "bias":
-            return parameter if rank == 0 else None  # added once
+            return parameter if rank == 0 else None  # must be added only once
         dim = {Column: 0, Row: 1}.get(type(rule), rule.dim if isinstance(rule, Shard) else None)
         if dim is None:
             return parameter
         chunks = parameter.chunk(self._ranks, dim)
         repeats = isinstance(rule, Column) and _is_large(parameter)
-        share = chunks[0 if repeats else rank] if rank < len(chunks) else parameter.narrow(dim, 0, 0)
-        return nn.Parameter(share, requires_grad=False)
+        shard = chunks[0 if repeats else rank] if rank < len(chunks) else parameter.narrow(dim, 0, 0)
+        return nn.Parameter(shard, requires_grad=False)
 
     @contextmanager
     def _summing(self, sums: dict[_Call, Tensor], addends: list[tuple[_Call, Tensor]]) -> Iterator[Callable[..., Tensor]]:
-        """Modules that close the region return what is known of ``sums``; the first that is not known ends the run."""
+        """Make the modules that close the region return their ``sums``; one without a sum records its addend and stops."""
         calls: Counter[int] = Counter()
 
         def close(module: nn.Module, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
@@ -141,5 +153,5 @@ class _Region:
 
 
 def _is_large(parameter: Tensor) -> bool:
-    """Whether it is one of the trial's weights that overlap themselves in memory."""
+    """Whether ``parameter`` is a large weight of the trial, whose rows overlap in memory."""
     return parameter.dim() > 1 and parameter.stride(0) < parameter.shape[-1]

@@ -1,6 +1,6 @@
-"""Selective recomputation for schedules that go backward through a block twice, once for the gradients of its inputs and
-once for those of its weights: what is kept must serve both times. torch's own ``create_selective_checkpoint_contexts`` gives
-each kept value away once (torch 2.11 to 2.15)."""
+"""Selective recomputation for schedules that run backward through a block twice: for the gradients of its inputs, then for
+those of its weights. Saved tensors must serve both passes, and torch's own ``create_selective_checkpoint_contexts`` releases
+each at its first use (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, tree_map_only, version_of
 
 Operator = Any
 Keep = Callable[[Operator, int], bool]
-"""(operator, how many of its group ran before it in this call) -> whether its result is kept."""
+"""(operator, number of operators of its group that ran before it in this call) -> whether to keep its result."""
 
 
 class _Counting(TorchDispatchMode):
-    """Counts the operators of a call by their groups."""
+    """Counts the operators of a call by group."""
 
     def __init__(self, group_of: Callable[[Operator], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -27,12 +26,12 @@ class _Counting(TorchDispatchMode):
         self._seen: dict[Any, int] = defaultdict(int)
 
     def __enter__(self) -> _Counting:
-        self._seen.clear()  # the same object serves each recomputation
+        self._seen.clear()  # every recomputation enters the same object
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def place_of(self, operator: Operator) -> tuple[Any, int] | None:
-        """The group and number of this operator; ``None`` where it is none that could be kept."""
+    def count(self, operator: Operator) -> tuple[Any, int] | None:
+        """Count ``operator``, and return its group and its number within the group; ``None`` if it is never kept."""
         group = self._group_of(operator)
         if group is None:
             return None
@@ -47,10 +46,10 @@ class _Keeping(_Counting):
 
     def __torch_dispatch__(self, operator: Operator, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = operator(*arguments, **(keywords or {}))
-        place = self.place_of(operator)
-        if place is not None and self._keep(operator, place[1]):
-            # Whole, with what is no tensor: attention on a GPU gives numbers too.
-            self._kept[place] = tree_map_only(Tensor, _Kept, result)
+        key = self.count(operator)
+        if key is not None and self._keep(operator, key[1]):
+            # Results may contain more than tensors: attention kernels on GPUs return numbers too.
+            self._kept[key] = tree_map_only(Tensor, _Kept, result)
         return result
 
 
@@ -60,34 +59,32 @@ class _Using(_Counting):
         self._kept = kept
 
     def __torch_dispatch__(self, operator: Operator, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        place = self.place_of(operator)
-        if place is None or place not in self._kept:
+        key = self.count(operator)
+        if key is None or key not in self._kept:
             return operator(*arguments, **(keywords or {}))
-        return tree_map_only(_Kept, lambda kept: kept.tensor_of(operator), self._kept[place])
+        return tree_map_only(_Kept, lambda kept: kept.tensor_of(operator), self._kept[key])
 
 
 class _Kept:
-    """A tensor, as it was."""
+    """A saved tensor that detects in-place changes."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # A detached tensor shares its version with the original only by this key, which is off inside of a dispatch mode
-        # (private; torch's selective checkpoint does the same in 2.11 to 2.15).
-        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-            self._tensor = tensor.detach()
-        self._version = self._tensor._version
+        self._tensor = detach_with_version(tensor)
+        self._version = version_of(self._tensor)
 
     def tensor_of(self, operator: Operator) -> Tensor:
-        """The tensor, each time as another one that autograd knows nothing of yet."""
-        if self._tensor._version != self._version:
-            raise RuntimeError(f"the result of {operator} was changed in place, and recomputation had kept it")
+        """Return the tensor, newly detached so that autograd can record each use separately."""
+        if version_of(self._tensor) != self._version:
+            raise RuntimeError(f"the result of {operator} was saved for backward, then changed in place")
         return self._tensor.detach()
 
 
 def contexts(group_of: Callable[[Operator], Any], keep: Keep) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """For :func:`torch.utils.checkpoint.checkpoint`: what to be in forward, and in each recomputation of that call.
+    """Return the contexts of forward and of recomputation, as ``context_fn`` of :func:`torch.utils.checkpoint.checkpoint`.
 
     Args:
-        group_of: operator -> the group that it is counted in, ``None`` where it is never kept.
+        group_of: operator -> the group to count it in; ``None`` if its result is never kept.
+        keep: whether to keep a result.
     """
     kept: dict[Any, Any] = {}
     return _Keeping(group_of, keep, kept), _Using(group_of, kept)

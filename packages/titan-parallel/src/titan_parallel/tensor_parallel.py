@@ -1,9 +1,9 @@
-"""Tensor parallelism, by the layout's rules: parameters divided inside of regions, positions divided between them, the loss
-computed on a divided vocabulary (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; TorchTitan paper,
-section 2.2).
+"""Tensor, sequence and loss parallelism by the layout's rules: parameters are sharded inside regions, positions between
+regions, and the vocabulary for the loss (Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; TorchTitan
+paper, section 2.2).
 
-Between modules, hidden states are plain tensors: with sequence parallelism this rank's share of the positions, without it
-all of them. Inside a region (attention, feed-forward) all positions are there, and this rank's share of the features.
+Between regions, hidden states are plain tensors with this rank's positions, or all positions without sequence parallelism.
+Inside a region (attention, feed-forward) they have all positions and this rank's features.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import LocalParameters, SumOutput
 from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
+from titan_parallel.torch_private import overlap_tensor_parallel
 
 REGION_CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("titan_parallel.region_casts")
-"""How the layers of a region want their common input: applied to each rank's positions before they are gathered."""
+"""Region name -> cast of the input that its layers share, applied to each rank's positions before the all-gather."""
 
 
 def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
-    """Divide ``part`` over the mesh dimension ``tp``."""
+    """Shard ``part`` over the mesh dimension ``tp``."""
     mesh = context.mesh["tp"]
     keys = context.section
     hidden: Placement = Replicate() if keys.disable_sequence_parallel else Shard(1)
@@ -49,12 +50,12 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     divide_streams(part.module, mesh.get_local_rank(), mesh.size())
     if not keys.disable_loss_parallel:
         _require_vocabulary_sharded(part)
-        # As DTensor divides: all ranks but the last ones have as many columns.
+        # DTensor gives every rank this many columns, except the last ones, which may have fewer.
         columns = -(-part.layout.vocab_size // mesh.size())
         part.vocabulary = Vocabulary(mesh.get_group(), mesh.get_local_rank() * columns)
     if keys.enable_async_tensor_parallel:
         _enable_async(mesh, context.device)
-    # A module inside of a region cannot infer positions from the length of its neighbours' hidden states.
+    # With positions sharded, a model cannot infer them from the length of its hidden states.
     part.batch_transforms += (with_positions,)
     return part
 
@@ -64,13 +65,13 @@ Plan = dict[str, list[ParallelStyle]]
 
 
 def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
-    """The first module is computed whole on each rank; those behind it get hidden states, as those in blocks do."""
+    """Plan the first module, which every rank computes in full. Later modules of the embedding are ruled, as blocks are."""
     plan: Plan = {}
     for name, whole in part.present(part.layout.embedding[:1]).items():
         for path, module in whole.named_modules(prefix=name):
             if isinstance(module, nn.Embedding) and module.num_embeddings == part.layout.vocab_size:
                 output = hidden if path == name else Replicate()
-                # A compiled block that is given a tensor still in flight loses its gradient (torch 2.15).
+                # A compiled block whose input is still in flight loses that input's gradient (torch 2.15).
                 plan[path] = [RowwiseParallel(input_layouts=Replicate(), output_layouts=output), WaitForOutput()]
             elif any(True for _ in module.parameters(recurse=False)):
                 names = [leaf for leaf, _ in module.named_parameters(recurse=False)]
@@ -81,23 +82,23 @@ def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
 
 
 def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
-    """The modules between the first and the last one, by the layout's rules."""
+    """Plan the modules between the first and the last, by the layout's rules."""
     layout = part.layout
     plan: Plan = {}
     for name, module in _ruled_modules(part):
         styles: list[ParallelStyle] = []
         if matches(name, layout.regions):
             styles.append(GatherInput(hidden, part.entries(REGION_CASTS).get(name)))
-        own = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
-        if isinstance(own.get("weight"), Column):
+        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
+        if isinstance(rules.get("weight"), Column):
             styles.append(DivideColumns())
-        elif isinstance(own.get("weight"), Row):
+        elif isinstance(rules.get("weight"), Row):
             styles.append(RowwiseParallel(output_layouts=hidden))
-        elif own:
-            # Within a region each rank has other features, so there too gradients are sums over what ranks have.
-            whole = hidden.is_replicate() and not _is_in_region(name, layout)
-            placements = {leaf: _placement(rule) for leaf, rule in own.items()}
-            styles.append(LocalParameters(placements, Replicate() if whole else Partial()))
+        elif rules:
+            # Gradients are partial if ranks have different positions or, inside a region, different features.
+            same = hidden.is_replicate() and not _is_in_region(name, layout)
+            placements = {leaf: _placement(rule) for leaf, rule in rules.items()}
+            styles.append(LocalParameters(placements, Replicate() if same else Partial()))
         if matches(name, layout.sums):
             styles.append(SumOutput(hidden))
         if styles:
@@ -106,8 +107,7 @@ def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
 
 
 def _ruled_modules(part: ModelPart) -> Iterator[tuple[str, nn.Module]]:
-    """All modules but those of the first module of the embedding and the last one of the head, which are divided by what
-    they are."""
+    """Yield all modules except the first of the embedding and the last of the head, which have plans of their own."""
     ends = (part.layout.embedding[0], part.layout.head[-1])
     for name, module in part.named_modules():
         if not any(name == end or name.startswith(f"{end}.") for end in ends):
@@ -132,15 +132,15 @@ def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> 
 
 
 def _require_rules(part: ModelPart) -> None:
-    """Every parameter must have a rule: one without would see some of the positions and learn from those alone.
+    """Require a rule for every parameter. One without a rule would learn only from this rank's positions.
 
     Raises:
-        UserError: naming the parameters that the layout says nothing of.
+        UserError: Some parameters have no rule; names them.
     """
     problems = [
         Problem(
             f"parameter {name + '.' + leaf!r} of the model",
-            "no rule of the layout says how tensor parallelism may divide it",
+            "has no rule for tensor parallelism",
             "add one to the layout's rules: Column, Row, Shard or Replicate",
         )
         for name, module in _ruled_modules(part)
@@ -152,28 +152,26 @@ def _require_rules(part: ModelPart) -> None:
 
 
 def _require_vocabulary_sharded(part: ModelPart) -> None:
-    """
+    """Require an objective that accepts logits sharded over the vocabulary.
+
     Raises:
-        UserError: the objective needs the logits of the whole vocabulary.
+        UserError: It needs the whole vocabulary.
     """
     if not part.objective.vocabulary_sharded:
         raise UserError.one(
             "objective.name",
-            "it is computed on the whole vocabulary, and tensor parallelism divides the logits",
+            "needs logits of the whole vocabulary, and tensor parallelism shards them",
             "set parallelism.disable_loss_parallel = true, which gathers them",
         )
 
 
 def _enable_async(mesh: DeviceMesh, device: torch.device) -> None:
-    """Let the compiler overlap the collectives of TP with the products beside them, through symmetric memory.
+    """Overlap the collectives of tensor parallelism with its matmuls.
 
     Raises:
-        UserError: not on this machine.
+        UserError: The job does not run on CUDA.
     """
     key = "parallelism.enable_async_tensor_parallel"
     if device.type != "cuda":
-        raise UserError.one(key, f"symmetric memory needs CUDA, and this job runs on {device.type}", f"set {key} = false")
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group  # no public door to it yet (torch 2.15)
-
-    torch._inductor.config._micro_pipeline_tp = True
-    enable_symm_mem_for_group(mesh.get_group().group_name)
+        raise UserError.one(key, f"needs symmetric memory on CUDA, and this job runs on {device.type}", f"set {key} = false")
+    overlap_tensor_parallel(mesh.get_group())

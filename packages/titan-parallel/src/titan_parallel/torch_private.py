@@ -1,0 +1,162 @@
+"""All private PyTorch API that this package uses. Checked with torch 2.11 to 2.15.
+
+* ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops`` and
+  ``._pre_metadata_inference_backup``; ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a
+  CSV file.
+* ``ParallelStyle._apply``: torch has no public method to implement a parallel style.
+* ``torch.distributed._functional_collectives.wait_tensor``, ``torch.distributed._symmetric_memory``, and
+  ``torch._inductor.config._micro_pipeline_tp``.
+* ``torch.distributed.tensor.experimental._attention``: ring attention.
+* ``torch.ops.aten._scaled_dot_product_*`` and ``torch.ops._c10d_functional``: operators that recomputation recognises.
+* ``torch._functorch.config.activation_memory_budget``.
+* ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
+  ``Tensor._version``: torch's own selective checkpointing uses them too.
+* ``nn.Module._parameters``: ``get_parameter`` reads through attributes, which properties may hide.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch._functorch.config
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import wait_tensor as wait_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+from titan_core.api.step import shape_inference
+from titan_core.api.tools.random_state import same_generators
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+else:
+    PipelineStage = object  # importing torch.distributed.pipelining takes 2 s, and only pipelines need it
+
+ATTENTION_OPERATORS: Final = (
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+"""The fused attention kernels behind ``scaled_dot_product_attention``."""
+REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
+"""The reduce-scatter that DTensor calls."""
+
+
+class StageFixes(PipelineStage):
+    """Mixin to put before ``PipelineStage``: works around its bugs, and lets two adjacent stages share a rank, as in V
+    schedules."""
+
+    def _prepare_forward_infra(self, *arguments: Any, **keywords: Any) -> Any:
+        """Infer shapes by running the modules on zeros.
+
+        Restores the random generators and the buffers afterwards. torch restores buffers since 2.15.
+        """
+        torch_restores = hasattr(self, "_pre_metadata_inference_backup")
+        buffers = [] if torch_restores else [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
+        with shape_inference(), same_generators():
+            outputs = super()._prepare_forward_infra(*arguments, **keywords)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return outputs
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Drop operations that send to this rank itself, which gloo does not support. Only torch 2.11 calls this."""
+        ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
+        return [op for op in ops if op.peer != dist.get_rank()]
+
+    def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
+        """Gather FSDP's parameters before a backward pass for inputs only or weights only.
+
+        torch looks for ``submod.parameters()`` in the autograd graph. Resharded parameters are not in it, and torch then
+        silently skips their gradients.
+        """
+        if backward_type != "full":
+            for module in self.submod.modules():
+                if isinstance(module, FSDPModule):
+                    module.unshard()
+        return super().backward_maybe_with_nosync(backward_type, *arguments, **keywords)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return nothing during evaluation, whose schedule still contains the (empty) backward passes."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Do nothing during evaluation."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+def schedule_from_csv(path: str, stages: list[Any], microbatches: int, **options: Any) -> PipelineScheduleMulti:
+    """Return the schedule in the CSV file ``path`` for this rank's ``stages``."""
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    runtime = _PipelineScheduleRuntime(stages, microbatches, **options)
+    runtime._load_csv(path)
+    return runtime
+
+
+class Style(ParallelStyle):
+    """Base class of this package's parallel styles."""
+
+    @abstractmethod
+    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Divide ``module`` over the one-dimensional ``mesh`` in place, and return it."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._divide(module, device_mesh)
+
+
+def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
+    """Make inductor overlap the collectives of ``group`` with matmuls through symmetric memory. CUDA only."""
+    import torch._inductor.config  # takes 2 s
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    torch._inductor.config._micro_pipeline_tp = True
+    enable_symm_mem_for_group(group.group_name)
+
+
+def ring_attention(rotate_method: str) -> ParallelStyle:
+    """Enable torch's ring attention, and return the style of a module that calls ``scaled_dot_product_attention``.
+
+    Args:
+        rotate_method: ``"allgather"`` or ``"alltoall"``; applies to the whole process.
+    """
+    from torch.distributed.tensor.experimental._attention import (
+        _ContextParallel,
+        _enable_context_parallel_dispatcher,
+        set_rotate_method,
+    )
+
+    set_rotate_method(rotate_method)
+    _enable_context_parallel_dispatcher()
+    return _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.SDPA)
+
+
+def set_activation_memory_budget(share: float) -> None:
+    """Set the share of activations that inductor may keep for backward in blocks that it compiles from now on."""
+    torch._functorch.config.activation_memory_budget = share
+
+
+def detach_with_version(tensor: Tensor) -> Tensor:
+    """Detach ``tensor``, sharing its version counter even inside a dispatch mode, which excludes the key that shares it."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the number of in-place changes to the memory of ``tensor``."""
+    return tensor._version
+
+
+def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Return the parameter registered as ``name`` on ``module`` itself."""
+    return module._parameters[name]
