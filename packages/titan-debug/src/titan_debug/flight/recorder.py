@@ -184,7 +184,8 @@ class FlightRecorder:
             found = analyse(read_dumps(self._folder))
             late = found.kind in ("behind", "elsewhere")
             problem = ("late" if late else found.kind, *found.culprits)
-            if problem in self._reported:
+            # Later dumps of a slow run often explain nothing, because they were taken while ranks moved.
+            if problem in self._reported or (not first and found.kind == "nothing"):
                 return  # for example, a loader that is slow in every step
             self._reported.add(problem)
             verdict = found.verdict
