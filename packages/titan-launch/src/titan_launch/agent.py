@@ -17,12 +17,12 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from titan_core.api.errors import EXIT_PREEMPTED, UserError
 from titan_core.api.launcher import Outcome, announce_interrupt, release_terminal, report_lines
 from titan_core.api.tools.rank_names import ranks
+from titan_launch.torch_private import ExtensibleAgent
 
 GRACE_SECONDS = 10.0
 """How long the other ranks have to end by themselves, and to write down why, once one has failed."""
@@ -46,7 +46,7 @@ class JobInterrupted(Exception):
     """A person has interrupted the ranks, which have ended."""
 
 
-class RankAgent(LocalElasticAgent):
+class RankAgent(ExtensibleAgent):
     """Forwards interrupts to the ranks and waits for them, prints why an attempt failed and that another one begins."""
 
     def __init__(
@@ -84,7 +84,7 @@ class RankAgent(LocalElasticAgent):
         """Where ranks leave them."""
         return self._outcomes
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start this machine's ranks.
 
         Raises:
@@ -102,12 +102,12 @@ class RankAgent(LocalElasticAgent):
         shutil.rmtree(self._outcomes, ignore_errors=True)
         self._outcomes.mkdir(parents=True)
         self._began = time.time()
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        started = super().start_workers(worker_group)
         self._living = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         signal.signal(signal.SIGINT, self._on_interrupt)  # torch's own would end the ranks
         return started
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """How the ranks do. Once one has failed, the others have a while before they are ended.
 
         Raises:
@@ -123,7 +123,7 @@ class RankAgent(LocalElasticAgent):
                 return RunResult(state=WorkerState.HEALTHY)
             for rank in self._living.keys() - ended.keys():
                 _send(self._living[rank], signal.SIGKILL)
-        result = super()._monitor_workers(worker_group)
+        result = super().monitor_workers(worker_group)
         if not result.is_failed():
             if result.state == WorkerState.SUCCEEDED:
                 self._living = {}  # an interrupt ends the wait for other machines

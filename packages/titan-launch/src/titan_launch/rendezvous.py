@@ -155,7 +155,7 @@ def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
 
 
 def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
-    from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but does not export it to type checkers
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
