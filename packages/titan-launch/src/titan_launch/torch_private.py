@@ -1,7 +1,7 @@
 """The private API of torch that this package uses, checked for torch 2.11 to 2.15.
 
-``LocalElasticAgent._start_workers`` and ``LocalElasticAgent._monitor_workers``, which ``SimpleElasticAgent.run`` calls: torch
-has no public way to act when an agent starts its workers or polls them.
+``LocalElasticAgent._start_workers`` and ``LocalElasticAgent._monitor_workers``, which ``SimpleElasticAgent.run`` calls:
+torch has no public hook for the start or the polling of an agent's workers.
 """
 
 from __future__ import annotations
