@@ -1,6 +1,6 @@
-"""Mistakes in the trainer, the optimizer, assembly and the making of models."""
+"""Mistakes in the trainer, the optimizer, job assembly and model building."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 

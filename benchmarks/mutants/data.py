@@ -1,6 +1,6 @@
-"""Mistakes in what is read."""
+"""Mistakes in reading data."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 

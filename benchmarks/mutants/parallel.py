@@ -1,6 +1,6 @@
-"""Mistakes in the division of models over ranks."""
+"""Mistakes in the parallelisms."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 

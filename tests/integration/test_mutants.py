@@ -53,7 +53,7 @@ def test_waits():
     [
         ("a > b", "a < b", "FAILED tests/test_larger.py::test_larger"),
         ("a > b", "a >= b", ""),
-        ("else b", "else b - (a == b)", "no end within 2 s"),
+        ("else b", "else b - (a == b)", "timeout after 2 s"),
         ("else b", "else ) b", "ERROR tests/test_larger.py"),
     ],
     ids=["noticed", "equivalent", "hangs", "no Python"],
@@ -78,7 +78,7 @@ def test_tests_that_are_not_there_kill_nothing(tmp_path: Path) -> None:
 
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path) -> None:
     mutant = Mutant("m", "core/train/larger.py", "a", "b", ())
-    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py is not there"
+    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py does not exist"
     (tmp_path / mutant.path).parent.mkdir(parents=True)
     (tmp_path / mutant.path).write_text(SOURCE)
     assert "occurs" in mutant.flaw(tmp_path)
