@@ -238,7 +238,7 @@ def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> 
     except UserError as error:
         str(error).encode(errors="backslashreplace")
         return ""
-    except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception:  # noqa: BLE001 - any other exception is a failure
         return traceback.format_exc(limit=-6).replace("\n", "\n    ")
     if time.monotonic() - began > LONGEST_SECONDS:
         return f"took {time.monotonic() - began:.0f} s"

@@ -1,4 +1,4 @@
-"""Runs of two ranks with a fault, and what their dumps say."""
+"""Runs of two ranks with a fault, and the analysis of their dumps."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ RUN: dict[str, object] = {
 }
 
 AT = 3
-"""The step that goes wrong."""
+"""The step with the fault."""
 
 FLIGHT = Path("run/debug/flight")
 
 SEEN = Path("run/debug/flight-of-the-fault")
-"""The dumps of the fault: a later step, slow on a busy machine, is dumped over them."""
+"""A copy of the dumps of the fault. A later step that is slow on a busy machine would overwrite them."""
 
 PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
-"""For faults that wait for the watchdogs: only they make a step late, not a busy machine."""
+"""Settings for faults that wait for the watchdogs: only the fault makes a step late, not a busy machine."""
 
 
 class Fault:
-    """Does something at a step, on each rank."""
+    """An observer that calls a function at step :data:`AT`, on each rank."""
 
     def __init__(self, act: Callable[[int, int], object]) -> None:
         self._act = act
@@ -61,7 +61,7 @@ def dumped(step: int) -> bool:
 
 
 def sleeps(rank: int, step: int) -> None:
-    """Until the watchdogs have seen it, however busy the machine is."""
+    """Sleep on rank 1 until the watchdogs have dumped the step, however busy the machine is."""
     if rank == 0:
         return
     deadline = time.monotonic() + 60
@@ -71,12 +71,12 @@ def sleeps(rank: int, step: int) -> None:
 
 
 def sleeps_again(rank: int, step: int) -> None:
-    """In two steps, one after another."""
+    """Sleep in two consecutive steps."""
     sleeps(rank, step)
 
 
 def asks(rank: int, step: int) -> None:
-    """As `titan flight dump` does; nothing is wrong."""
+    """Request a dump of a healthy run, as `titan flight dump` does."""
     if rank == 0:
         ask(FLIGHT, "a person asks")
     deadline = time.monotonic() + 60
@@ -85,7 +85,7 @@ def asks(rank: int, step: int) -> None:
 
 
 def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[str, object]) -> str:
-    """What the run ends with on this rank."""
+    """Train with a fault; return how the run ended on this rank."""
     os.chdir(folder)
     try:
         return run_recipe("tiny", {**RUN, **overrides}, observers=[Fault(fault)]).reason
@@ -96,7 +96,7 @@ def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[s
 def analysed(
     gloo: GlooPool, folder: Path, fault: Callable[[int, int], object], more: dict[str, object] | None = None
 ) -> tuple[list[str], Analysis]:
-    """What each rank ends with, and the verdict over the dumps of the fault."""
+    """Train with a fault; return how the run ended on each rank, and the analysis of the dumps of the fault."""
     ends = gloo.run(2, run_with, str(folder), fault, more or {})
     dumps = folder / SEEN
     return ends, analyse(read_dumps(dumps if dumps.exists() else folder / FLIGHT))

@@ -1,4 +1,4 @@
-"""Dumps of ranks, made by hand: what `titan flight analyse` would find."""
+"""Hand-written dumps of ranks, as `titan flight analyse` reads them."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def of_mesh(rank: int, entries: list[Entry], **more: Any) -> Dump:
 
 BESIDE: dict[str, Sequence[int]] = {BACKGROUND: (0, 1)}
 ITEM = [Frame("/home/me/train.py", 80, "step", "loss.item()")]
-"""A GPU is waited for outside torch.distributed."""
+"""A stack that waits for a GPU outside torch.distributed."""
