@@ -107,7 +107,7 @@ class Recorder:
 def whole(tensor: Tensor) -> Tensor:
     """Return a detached copy of the full tensor."""
     tensor = tensor.detach()
-    # Clone in any case: the full tensor of a DTensor with one shard is the shard itself.
+    # Always clone: the full tensor of a DTensor with one shard is the shard itself.
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 

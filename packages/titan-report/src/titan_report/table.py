@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table of plain texts; whoever renders it escapes them."""
+    """A table of plain texts; the code that renders it escapes them."""
 
     title: str
     headers: tuple[str, ...]
