@@ -64,7 +64,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
     for path, text in ((file, SOURCE), (tmp_path / "tests/test_larger.py", TEST)):
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    patience = 2.0 if killed_by.startswith("no end") else 300.0
+    patience = 2.0 if killed_by.startswith("timeout") else 300.0
     verdict = in_fresh_process(try_out, tmp_path, mutant, patience, False)
     assert verdict.killed_by == killed_by
     assert file.read_text() == SOURCE
