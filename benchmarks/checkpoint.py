@@ -1,9 +1,9 @@
-"""What saving costs: against plainly writing the same bytes, and against saving beside training.
+"""Measures the cost of saving a checkpoint, synchronously and in the background, compared with writing the same bytes.
 
-In one process, in turns: (1) as many bytes, written to one file and made durable; (2) a checkpoint; (3) a checkpoint beside
-training, of which only the time that it keeps training waiting counts (the copy is made during forward and backward of the
-next step). The peak of memory is what the process holds most while it saves, less what it held before, in a round of its own
-without forward and backward.
+One process takes turns to (1) write the same number of bytes to one file with fsync; (2) save a checkpoint; (3) save a
+checkpoint in the background. For (3), only the time that blocks training counts: the copy is made during forward and
+backward of the next step. Peak memory is the growth of the process while it saves, measured in a separate round without
+forward and backward.
 
     uv run python benchmarks/checkpoint.py
 """
@@ -45,7 +45,7 @@ MIB = 2**20
 
 
 class Peak:
-    """The most memory that the process held, less what it held at first; looked at every few milliseconds."""
+    """The peak growth of the process's memory, sampled every 2 ms."""
 
     bytes = 0
 
@@ -59,7 +59,7 @@ class Peak:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this is entered."""
+        """Sample while the context is active."""
         self._thread.start()
         try:
             yield
@@ -69,13 +69,13 @@ class Peak:
 
 
 def held() -> int:
-    """Bytes of memory that the process holds."""
+    """Return the resident memory of the process, in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def write_plainly(path: str, data: memoryview, num_bytes: int) -> float:
-    """Seconds to write ``num_bytes`` to a file, made durable."""
+    """Return the seconds to write ``num_bytes`` to a file with fsync."""
     started = time.perf_counter()
     with open(path, "wb", buffering=0) as file:
         written = 0
@@ -91,13 +91,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=1024, help="width of the model's hidden states")
-    parser.add_argument("--folder", help="where to write (default: a temporary folder here)")
+    parser.add_argument("--folder", help="where to write (default: a temporary folder in the current one)")
     arguments = parser.parse_args()
     root = tempfile.mkdtemp(dir=arguments.folder or ".")
     size = f"{{dim = {arguments.width}, n_layers = 6, ffn_dim = {3 * arguments.width}}}"
     settings = {"model.args": size, "checkpoint.enable": "true", "checkpoint.async_mode": "async",
                 "checkpoint.keep_latest_k": "1", "job.dump_folder": root}  # fmt: skip
-    config, registry = load_config("llama3_debug", [Override(*one) for one in settings.items()], Registry.from_installed())
+    overrides = [Override(key, value) for key, value in settings.items()]
+    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     job = assemble(config, registry, 1)
     plain, saved, blocked, whole = [], [], [], []
     with join_world(job) as world:
@@ -106,7 +107,7 @@ def main() -> None:
         initialise_state(state.optimizer)
         kept = state_of(parameter_names(state.parts), state.optimizer, group_values(state.optimizer))
         tensors = {**model_tensors(state.parts), **kept.tensors}
-        num_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         context = CheckpointContext(
             section=config.section(CheckpointSection), facts=job.facts, job=job, world=world, state=state,
             lifecycle=trainer.lifecycle, hold=lambda folder, where: None,
@@ -114,17 +115,17 @@ def main() -> None:
         saving = Saving(context, Folder(root))
         batches = [Batch(torch.zeros(4, 256, dtype=torch.int64), torch.zeros(4, 256, dtype=torch.int64))]
         data = memoryview(torch.zeros(64 * MIB, dtype=torch.uint8).random_(256).numpy())
-        peaks = {"saving": Peak(), "saving beside training": Peak()}
+        peaks = {"synchronous": Peak(), "background": Peak()}
         for number in range(arguments.rounds + 1):
             state.step += 1
             plain.append(write_plainly(f"{root}/plain", data, num_bytes))
             started = time.perf_counter()
-            with peaks["saving"].watching() if number == 0 else nullcontext():
+            with peaks["synchronous"].watching() if number == 0 else nullcontext():
                 saving.save(last=True)
             saved.append(time.perf_counter() - started)
             state.step += 1
             started = time.perf_counter()
-            with peaks["saving beside training"].watching() if number == 0 else nullcontext():
+            with peaks["background"].watching() if number == 0 else nullcontext():
                 saving.save(last=False)
                 waited = time.perf_counter() - started
                 if number > 0:
@@ -137,15 +138,16 @@ def main() -> None:
         saving.close()
         trainer.close()
     shutil.rmtree(root)
-    times = {name: statistics.median(one[1:]) for name, one in
+    times = {name: statistics.median(seconds[1:]) for name, seconds in
              {"plain": plain, "saved": saved, "blocked": blocked, "whole": whole}.items()}  # fmt: skip
     print(f"\ntorch {torch.__version__}, CPU; {num_bytes / MIB:,.0f} MiB of weights and optimizer state\n")
-    print(f"written plainly, with fsync   {num_bytes / MIB / times['plain']:8,.0f} MiB/s")
-    print(f"saved                         {num_bytes / MIB / times['saved']:8,.0f} MiB/s, "
-          f"{times['plain'] / times['saved']:.2f} of that; extra memory {peaks['saving'].bytes / MIB:,.0f} MiB")  # fmt: skip
-    print(f"saved beside training         keeps it waiting {times['blocked'] * 1000:,.0f} ms, "
-          f"{times['blocked'] / times['saved']:.3f} of saving; done after {times['whole'] * 1000:,.0f} ms; "
-          f"extra memory {peaks['saving beside training'].bytes / MIB:,.0f} MiB")  # fmt: skip
+    print(f"plain write with fsync        {num_bytes / MIB / times['plain']:8,.0f} MiB/s")
+    print(f"synchronous save              {num_bytes / MIB / times['saved']:8,.0f} MiB/s, "
+          f"{times['plain'] / times['saved']:.2f} of a plain write; "
+          f"extra memory {peaks['synchronous'].bytes / MIB:,.0f} MiB")  # fmt: skip
+    print(f"background save               blocks training for {times['blocked'] * 1000:,.0f} ms, "
+          f"{times['blocked'] / times['saved']:.3f} of a synchronous save; done after {times['whole'] * 1000:,.0f} ms; "
+          f"extra memory {peaks['background'].bytes / MIB:,.0f} MiB")  # fmt: skip
 
 
 if __name__ == "__main__":

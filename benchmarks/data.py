@@ -1,7 +1,8 @@
-"""How fast data is read: tokenising on the fly against the tokenizer alone, a tokenised dataset, and resuming in it.
+"""Measures the speed of reading data: tokenising on the fly compared with the tokenizer alone, a tokenised dataset, and
+resuming in it.
 
-Everything on one core: one thread reads, and nothing trains. A tokenizer of Llama's kind is made from the corpus itself (its
-pattern, and a few thousand merges), since the real one cannot be downloaded everywhere.
+Everything runs on one core: one thread reads, and nothing trains. The tokenizer is made from the corpus with Llama's pattern
+and a few thousand merges, because the real one cannot be downloaded everywhere.
 
     OMP_NUM_THREADS=1 taskset -c 0 uv run python benchmarks/data.py
 """
@@ -37,7 +38,7 @@ from titan_models_llama.tokenizer import build
 
 
 def make_tokenizer(path: Path, texts: list[str]) -> None:
-    """A rank file whose tokens are the corpus's most frequent words and their beginnings."""
+    """Write a rank file whose tokens are the most frequent words of the corpus and their prefixes."""
     words = Counter(word for text in texts for word in text.split())
     ranks = {bytes([byte]): byte for byte in range(256)}
     for word, _ in words.most_common(6000):
@@ -63,7 +64,7 @@ def job_of(folder: Path, tokenizer: Path, **settings: str) -> Job:
 
 
 def tokens_per_second(job: Job, steps: int, batches: bool) -> float:
-    """Of the rows of some steps, or of the batches that are made of them."""
+    """Return the speed of reading rows for ``steps`` steps, or of making batches from them."""
     data, plan = OpenedData.of(job), job.data.plan
     if batches:
         loader = data_loader(job, data.training, 0)
@@ -96,14 +97,14 @@ def tiktoken_alone(encoding: tiktoken.Encoding, texts: list[str]) -> tuple[int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=4, help="how often the corpus is in the tokenised dataset")
+    parser.add_argument("--copies", type=int, default=4, help="copies of the corpus in the tokenised dataset")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir="."))
     source = open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None))
     texts = [str(text) for text in source.shard(0, 1, 0)]
     tokenizer = folder / "tokenizer.model"
     make_tokenizer(tokenizer, texts)
-    # One of its own: a regular expression is quickest in the thread that used it first.
+    # A separate instance: a regular expression is fastest in the thread that used it first.
     encoding = build(TokenizerContext(str(tokenizer), section=None))._encoding
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     write_records(folder / "texts.jsonl", texts)
@@ -112,10 +113,10 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for kind, file in (("text", "texts.txt"), ("json", "texts.jsonl")):
             fly = job_of(folder, tokenizer, **{"training.dataset": kind, "training.dataset_path": str(folder / file)})
-            documents = [str(one) for one in OpenedData.of(fly).training[0].shard(0, 1, 0)]
+            documents = [str(document) for document in OpenedData.of(fly).training[0].shard(0, 1, 0)]
             tokens, speed = tiktoken_alone(encoding, documents)
             alone[kind].append(speed)
-            # An epoch, so that both see the same texts.
+            # One epoch, so that both read the same texts.
             on_the_fly[kind].append(tokens_per_second(fly, tokens // fly.data.plan.tokens_per_step - 6, batches=True))
 
     pieces = [text[start : start + 2048] for text in texts for start in range(0, len(text), 2048)] * arguments.copies
@@ -145,7 +146,7 @@ def main() -> None:
         resumed.append(time.perf_counter() - started)
         assert got is not None and expected is not None
         assert all(
-            one.tokens.equal(other.tokens) for one, other in zip(got.microbatches, expected.microbatches, strict=True)
+            read.tokens.equal(first.tokens) for read, first in zip(got.microbatches, expected.microbatches, strict=True)
         )
         second.close()
 
@@ -155,7 +156,7 @@ def main() -> None:
     )
     for kind in alone:
         raw, ours = statistics.median(alone[kind]), statistics.median(on_the_fly[kind])
-        figures = f"{raw / 1e6:.2f} M tokens/s; on the fly, batches: {ours / 1e6:.2f}, {ours / raw:.2f} of it"
+        figures = f"{raw / 1e6:.2f} M tokens/s; batches tokenised on the fly: {ours / 1e6:.2f}, {ours / raw:.2f} of that"
         print(f"tiktoken alone, {kind}: {figures}")
     print(f"tokenised dataset ({done.tokens / 1e6:.0f} M tokens in {len(pieces):,} documents)")
     print(f"  rows                            {statistics.median(rows) / 1e6:8.1f} M tokens/s")

@@ -1,6 +1,6 @@
-"""What :class:`titan_core.api.dropout.Dropout` costs, forward and backward, over ``torch.nn.Dropout``.
+"""Measures forward and backward of :class:`titan_core.api.dropout.Dropout`, compared with ``torch.nn.Dropout``.
 
-Both run in turns in one process, so that what else the machine does hits both; the ratio is of the medians.
+Both run in turns in one process, so that other load on the machine affects both. The ratio is that of the medians.
 
     uv run python benchmarks/dropout.py [--shape 4 512 1024] [--dtype float32] [--device cpu] [--rounds 30]
 """
@@ -20,7 +20,7 @@ from titan_core.api.microbatch import Microbatch, entered
 
 
 def seconds(module: nn.Module, hidden: Tensor, gradient: Tensor) -> float:
-    """Of forward and backward, once."""
+    """Return the time of one forward and backward."""
     hidden.grad = None
     synchronize(hidden.device)
     started = time.perf_counter()
@@ -55,7 +55,7 @@ def main() -> None:
         for number in range(arguments.rounds + 3):
             for module in (theirs, ours) if number % 2 else (ours, theirs):
                 took = seconds(module, hidden, gradient)
-                if number >= 3:  # the first ones compile, and fill caches
+                if number >= 3:  # the first rounds compile and fill caches
                     taken[module].append(took)
     medians = [statistics.median(taken[module]) for module in (theirs, ours)]
     print(f"{list(arguments.shape)} {arguments.dtype} on {device}, {torch.get_num_threads()} threads, p = {arguments.p}")

@@ -1,8 +1,8 @@
-"""What watching costs: the trainer's tokens/s with all default metrics, loggers and debug plugins, over those without any;
-and what the lifecycle hooks of a step cost where no debug plugin listens.
+"""Measures the cost of observing a run: the trainer's tokens/s with the default metrics, loggers and debug plugins, compared
+with a trainer without them; and the time of a step's lifecycle hooks if no debug plugin implements them.
 
-Both trainers take their steps in one process, in blocks that alternate, so that what else the machine does hits both.
-Metrics are logged every step, ten times as often as by default.
+Both trainers run in one process in alternating blocks of steps, so that other load on the machine affects both. Metrics are
+logged every step, ten times as often as by default.
 
     uv run python benchmarks/metrics.py
 """
@@ -35,20 +35,21 @@ from titan_core.train.world import join_world
 
 
 def make_job(plugins: str) -> Job:
-    """The debug recipe, with metrics every step; ``plugins`` are switched off."""
+    """Assemble the debug recipe with metrics every step and with ``plugins`` disabled."""
     settings = {
         "job.dump_folder": tempfile.mkdtemp(),
         "training.steps": "100000",
         "metrics.log_freq": "1",
         "plugins.disable": plugins,
     }
-    config, registry = load_config("llama3_debug", [Override(*one) for one in settings.items()], Registry.from_installed())
+    overrides = [Override(key, value) for key, value in settings.items()]
+    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     return assemble(config, registry, 1)
 
 
 def make_trainer(job: Job, world: World) -> Trainer:
-    """With the observers that the job has."""
-    lifecycle = Lifecycle([*(one.build.load()(one.context(job.facts)) for one in job.debuggers)])
+    """Build a trainer with the observers of the job."""
+    lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
     trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
     if not job.loggers:
         lifecycle.unregister(trainer.metrics)
@@ -59,7 +60,7 @@ def make_trainer(job: Job, world: World) -> Trainer:
 
 
 def seconds_per_step(trainers: dict[str, Trainer], rounds: int, block: int) -> dict[str, list[float]]:
-    """Of each trainer, a figure a round."""
+    """Return the seconds per step of each trainer, one value per round."""
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for trainer in trainers.values():
         for _ in range(3):
@@ -75,7 +76,7 @@ def seconds_per_step(trainers: dict[str, Trainer], rounds: int, block: int) -> d
 
 
 def hooks(lifecycle: Lifecycle, repeats: int = 20_000) -> float:
-    """Seconds that the hooks of a step take."""
+    """Return the seconds that the hooks of a step take."""
     zero = torch.zeros(1)
     pending = PendingUpdate(1, zero, zero, zero, [], lambda *_: zero)  # type: ignore[arg-type]
     report = StepReport(1, zero, zero, zero, 0.0, 1, 0, 0.0)
@@ -90,7 +91,7 @@ def hooks(lifecycle: Lifecycle, repeats: int = 20_000) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--block", type=int, default=3, help="steps in a block")
+    parser.add_argument("--block", type=int, default=3, help="steps per block")
     arguments = parser.parse_args()
     watched = make_job("[]")
     bare = replace(make_job("['debug']"), loggers=(), debuggers=())
@@ -112,9 +113,9 @@ def main() -> None:
     print(f"ratio of medians    {medians['bare'] / medians['watched']:.4f}")
     print(f"median of ratios    {statistics.median(ratios):.4f}")
     print(f"hooks of a step     {nobody * 1e6:.2f} microseconds with no debug plugin selected")
-    print(f"                    {debugged * 1e6:.2f} microseconds with those that are on by default")
-    observers = ", ".join(one.name for one in (*watched.loggers, *watched.debuggers))
-    print(f"watched by          {observers}")
+    print(f"                    {debugged * 1e6:.2f} microseconds with the default debug plugins")
+    observers = ", ".join(component.name for component in (*watched.loggers, *watched.debuggers))
+    print(f"observers           {observers}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What the trainer costs: its steady-state tokens/s over those of a hand-written loop.
+"""Measures the overhead of the trainer: its steady-state tokens/s, compared with a hand-written loop.
 
-Both train the same model on batches of the same shape with the same optimizer, in blocks that alternate in one process, so
-that what else the machine does hits both. The loop has its batches ready; the trainer reads and tokenises its data, calls
-its hooks and logs its metrics.
+Both train the same model on batches of the same shape with the same optimizer, in one process in alternating blocks, so that
+other load on the machine affects both. The loop has its batches ready; the trainer reads and tokenises its data, calls its
+hooks and logs its metrics.
 
     uv run python benchmarks/overhead.py
 """
@@ -33,7 +33,7 @@ from titan_core.train.world import join_world
 
 
 def hand_written(trainer: Trainer) -> Callable[[], None]:
-    """A step of a loop as one would write it for this model alone."""
+    """Return one step of a loop as a user would write it for this model."""
     definition = trainer.job.facts.model
     model = definition.build()
     model.load_state_dict(trainer.state.parts[0].module.state_dict())
@@ -58,7 +58,7 @@ def hand_written(trainer: Trainer) -> Callable[[], None]:
 
 
 def measure(trainer: Trainer, world: World, rounds: int, block: int) -> tuple[float, float]:
-    """Median seconds a step of the loop and of the trainer."""
+    """Return the median seconds per step of the loop and of the trainer."""
     trainer.lifecycle.train_start(trainer.run_start())
     loop = hand_written(trainer)
     contenders: dict[str, Callable[[], object]] = {"loop": loop, "trainer": trainer.step}
@@ -79,7 +79,7 @@ def measure(trainer: Trainer, world: World, rounds: int, block: int) -> tuple[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--block", type=int, default=3, help="steps in a block")
+    parser.add_argument("--block", type=int, default=3, help="steps per block")
     arguments = parser.parse_args()
     overrides = [Override("job.dump_folder", tempfile.mkdtemp()), Override("training.steps", "100000")]
     config, registry = load_config("llama3_debug", overrides, Registry.from_installed())

@@ -1,10 +1,10 @@
-"""What lower precision gives: tokens/s, memory and the loss, of the same model on the same data in each precision.
+"""Compares precisions: tokens/s, MFU and loss of the same model on the same data.
 
-All variants are built in one process and take their steps in turns, so that what else the machine does hits all of them;
-each trains, so that the loss curves can be compared. They share the device's memory: take as many layers as fit (a layer of
-the 8B model and what its optimizer keeps are some 3.5 GiB a variant).
+All variants run in one process and take their steps in turns, so that other load on the machine affects all of them. Each
+trains, so that the loss curves can be compared. They share the memory of the device: choose as many layers as fit (a layer
+of the 8B model with its optimizer state takes about 3.5 GiB per variant).
 
-    uv run python benchmarks/precision.py                            # a toy, emulated, on any machine
+    uv run python benchmarks/precision.py                            # a small model, emulated, on any machine
     uv run python benchmarks/precision.py --recipe llama3_8b --steps 40 --csv curves.csv \\
         --model.args.n_layers 3 --model.args.vocab_size 288 --model.tokenizer byte --model.tokenizer_path none \\
         --training.dataset stdlib --training.local_batch_size 1 --activation_checkpoint.mode selective    # on a GPU
@@ -53,7 +53,7 @@ TOY = ["--model.args.n_layers", "2", "--training.seq_len", "128", "--training.gl
 
 
 class Variant:
-    """A trainer in one precision, and what it has measured."""
+    """A trainer in one precision, with its measurements."""
 
     def __init__(self, recipe: str, overrides: list[Override], settings: dict[str, str], folder: str) -> None:
         own = [Override(key, text) for key, text in {**settings, "job.dump_folder": folder}.items()]
@@ -63,7 +63,7 @@ class Variant:
         self.losses: list[float] = []
 
     def build(self, world: World) -> None:
-        """Weights, optimizer and data, and two steps that compile."""
+        """Build weights, optimizer and data, and run two steps that compile."""
         self.job.require_hardware()
         lifecycle = Lifecycle([self])
         self.trainer = Trainer(
@@ -76,11 +76,11 @@ class Variant:
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """Keep the loss."""
+        """Record the loss."""
         self.losses.append(report.loss.item())
 
     def step(self) -> None:
-        """One step of training."""
+        """Run one training step."""
         synchronize(self.trainer.world.device)
         started = time.perf_counter()
         self.trainer.step()
@@ -88,7 +88,7 @@ class Variant:
         self.seconds.append(time.perf_counter() - started)
 
     def mfu(self) -> float:
-        """Each product by the peak of the type that it is made in."""
+        """Return the MFU, with each matmul relative to the peak of its own type."""
         job, world = self.job, self.trainer.world
         batch = job.facts.batch
         dtype = getattr(torch, job.config.value("training.mixed_precision_param"))
@@ -98,22 +98,22 @@ class Variant:
 
 
 def table(variants: dict[str, Variant]) -> list[str]:
-    """As Markdown."""
+    """Return the results as a Markdown table."""
     baseline = statistics.median(variants["eager bf16"].seconds)
     lines = [
         "| variant | tokens/s | times eager bf16 | MFU | loss, mean of the last ten steps |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, one in variants.items():
-        median, last = statistics.median(one.seconds), statistics.mean(one.losses[-10:])
-        speed = one.job.facts.batch.tokens_per_step / median
-        lines.append(f"| {name} | {speed:,.0f} | {baseline / median:.2f} | {one.mfu():.1%} | {last:.4f} |")
+    for name, variant in variants.items():
+        median, last = statistics.median(variant.seconds), statistics.mean(variant.losses[-10:])
+        speed = variant.job.facts.batch.tokens_per_step / median
+        lines.append(f"| {name} | {speed:,.0f} | {baseline / median:.2f} | {variant.mfu():.1%} | {last:.4f} |")
     return lines
 
 
 def write_curves(path: Path, variants: dict[str, Variant]) -> None:
-    """A row a step, a column a variant."""
-    curves = zip(*(one.losses for one in variants.values()), strict=True)
+    """Write a CSV file with a row per step and a column per variant."""
+    curves = zip(*(variant.losses for variant in variants.values()), strict=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *variants])
@@ -122,10 +122,10 @@ def write_curves(path: Path, variants: dict[str, Variant]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", help="default: a toy, emulated")
+    parser.add_argument("--recipe", help="recipe to train (default: a small model, emulated)")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", nargs="*", choices=list(VARIANTS), help="besides eager bf16")
-    parser.add_argument("--emulate", action="store_true", help="without the hardware")
+    parser.add_argument("--only", nargs="*", choices=list(VARIANTS), help="variants to compare with eager bf16")
+    parser.add_argument("--emulate", action="store_true", help="emulate float8 and MXFP8 on any hardware")
     parser.add_argument("--csv", help="where to write the loss curves")
     arguments, rest = parser.parse_known_args()
     if arguments.recipe is None:
@@ -143,21 +143,22 @@ def main() -> None:
         name: Variant(arguments.recipe, overrides, VARIANTS[name], f"{root}/{name}") for name in dict.fromkeys(chosen)
     }
     with join_world(variants["eager bf16"].job) as world:
-        for one in variants.values():
-            one.build(world)
+        for variant in variants.values():
+            variant.build(world)
         for number in range(arguments.steps):
             order = list(variants.values())
-            for one in order if number % 2 else reversed(order):
-                one.step()
+            for variant in order if number % 2 else reversed(order):
+                variant.step()
         lines = table(variants)
-        for one in variants.values():
-            one.trainer.close()
-    what = torch.cuda.get_device_name() if world.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+        for variant in variants.values():
+            variant.trainer.close()
+    device = torch.cuda.get_device_name() if world.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     import torchao
 
     emulated = "; float8 and MXFP8 emulated" if arguments.emulate else ""
     print(
-        f"\ntorch {torch.__version__}, torchao {torchao.__version__}, {what}{emulated}; medians of {arguments.steps} steps\n"
+        f"\ntorch {torch.__version__}, torchao {torchao.__version__}, {device}{emulated}; "
+        f"medians of {arguments.steps} steps\n"
     )
     print("\n".join(lines))
     if arguments.csv:

@@ -1,7 +1,7 @@
-"""How much of a pipeline's time is bubble, by schedule.
+"""Measures the bubble of each pipeline schedule.
 
-Blocks sleep instead of computing: a while forward, as long again backward for the gradient of their input and once more for
-that of their weights. So the figures do not depend on how many cores there are, and a schedule's order alone decides them.
+Blocks sleep instead of computing, for the same time in forward, in backward for the input gradient, and in backward for the
+weight gradients. So the results depend only on the order of the schedule, not on the number of cores.
 
     uv run torchrun --nproc-per-node 4 benchmarks/schedules.py
 """
@@ -34,7 +34,7 @@ BLOCKS = 8
 
 
 class SleepForward(torch.autograd.Function):
-    """Sleeps forward, and backward on the way to the input."""
+    """Sleeps in forward, and in backward when the input gradient is computed."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, seconds: float) -> Tensor:
@@ -49,7 +49,7 @@ class SleepForward(torch.autograd.Function):
 
 
 class SleepBackward(torch.autograd.Function):
-    """Sleeps backward alone, on the way to a weight."""
+    """Sleeps only in backward, when a weight gradient is computed."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
@@ -63,7 +63,7 @@ class SleepBackward(torch.autograd.Function):
 
 
 def let_sleep(block: nn.Module, seconds: float) -> None:
-    """Replace the block's work by sleep."""
+    """Make the block sleep instead of computing."""
     weight = next(parameter for parameter in block.parameters() if parameter.dim() == 1)
 
     def forward(hidden: Tensor, *arguments: Any) -> Tensor:
@@ -73,7 +73,7 @@ def let_sleep(block: nn.Module, seconds: float) -> None:
 
 
 def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> float:
-    """Median seconds a step."""
+    """Return the median seconds per step."""
     overrides = {
         "parallelism.pipeline_parallel_degree": os.environ["WORLD_SIZE"],
         "parallelism.pipeline_parallel_schedule": schedule,
@@ -97,7 +97,7 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
         tokens = torch.zeros(microbatches, 8, dtype=torch.int64)
         times = []
         for _ in range(rounds + 1):
-            world.sum(torch.zeros(1))  # all begin together
+            world.sum(torch.zeros(1))  # a barrier
             started = time.perf_counter()
             step(StepInput([Batch(tokens, tokens)], 1, 0, tokens.numel()))
             world.sum(torch.zeros(1))
@@ -108,7 +108,7 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--milliseconds", type=float, default=10.0, help="sleep of a block")
+    parser.add_argument("--milliseconds", type=float, default=10.0, help="time that a block sleeps")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def main() -> None:
     ranks, seconds = int(os.environ["WORLD_SIZE"]), arguments.milliseconds / 1000
     busy = 3 * seconds * arguments.microbatches * BLOCKS / ranks
     rows = []
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each job meets at a place of its own
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each job has its own store
     for schedule in SCHEDULES:
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         took = measure(schedule, arguments.microbatches, seconds, arguments.rounds)
@@ -125,8 +125,8 @@ def main() -> None:
         print(
             f"\ntorch {torch.__version__}; {ranks} ranks, {BLOCKS} blocks of {arguments.milliseconds:g} ms forward and twice"
         )
-        print(f"that backward, {arguments.microbatches} microbatches; without bubble {busy * 1000:,.0f} ms\n")
-        print("\n".join(["| schedule | ms a step | bubble |", "| --- | --- | --- |", *rows]))
+        print(f"that backward, {arguments.microbatches} microbatches; {busy * 1000:,.0f} ms per step without bubble\n")
+        print("\n".join(["| schedule | ms per step | bubble |", "| --- | --- | --- |", *rows]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What compilation and each way of recomputation cost and save: time of a step, and memory kept for backward.
+"""Compares compilation and recomputation modes: time of a step, and memory saved for backward.
 
-All variants are built in one process and take their steps in turns, so that what else the machine does hits all of them.
-Memory is what the process (on a GPU: the device) holds more after a forward pass than before it, of one microbatch.
+All variants run in one process and take their steps in turns, so that other load on the machine affects all of them. Memory
+is the growth of the process (on a GPU: of allocated device memory) over the forward pass of one microbatch.
 
     uv run python benchmarks/techniques.py
     uv run python benchmarks/techniques.py --only "compiled, budget 0.5"
@@ -33,7 +33,7 @@ from titan_core.plugins.registry import Registry
 from titan_core.train.world import join_world
 
 M_MMAP_THRESHOLD = -3
-"""glibc's name for the size from which memory goes back to the system as soon as it is freed."""
+"""glibc's parameter for the size from which freed memory returns to the system at once."""
 
 DEFAULTS = [
     "--model.args.dim",
@@ -57,8 +57,8 @@ VARIANTS: dict[str, dict[str, str]] = {
     "compiled, full": {COMPILE: "true", MODE: "full"},
 }
 ALONE: dict[str, dict[str, str]] = {"compiled, budget 0.5": {COMPILE: "true", MODE: "memory_budget"}}
-"""What needs a process of its own (``--only``): the compiler serves equal blocks with the graph of the first, and with its
-choice of what to keep."""
+"""Variants that need a separate process (``--only``): the compiler reuses the graph of the first of several equal blocks,
+including its choice of saved tensors."""
 
 
 class Variant:
@@ -88,7 +88,7 @@ class Variant:
         self.seconds.clear()
 
     def step(self) -> None:
-        """One forward, backward and update."""
+        """Run one forward, backward and update."""
         self.synchronize()
         started = time.perf_counter()
         (self.part.forward_loss(self.batch) / self.tokens).backward()
@@ -103,7 +103,7 @@ class Variant:
             torch.cuda.synchronize()
 
     def held(self) -> int:
-        """Bytes in use."""
+        """Return the memory in use, in bytes."""
         self.synchronize()
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated()
@@ -112,17 +112,18 @@ class Variant:
 
 
 def table(variants: dict[str, Variant]) -> list[str]:
-    """As Markdown."""
+    """Return the results as a Markdown table."""
     baseline = statistics.median(variants["eager"].seconds)
-    lines = ["| variant | tokens/s | times eager | kept for backward, MiB |", "| --- | --- | --- | --- |"]
-    for name, one in variants.items():
-        median = statistics.median(one.seconds)
-        lines.append(f"| {name} | {one.tokens / median:,.0f} | {baseline / median:.2f} | {one.kept / 2**20:,.1f} |")
+    lines = ["| variant | tokens/s | times eager | saved for backward, MiB |", "| --- | --- | --- | --- |"]
+    for name, variant in variants.items():
+        median = statistics.median(variant.seconds)
+        speed, saved = variant.tokens / median, variant.kept / 2**20
+        lines.append(f"| {name} | {speed:,.0f} | {baseline / median:.2f} | {saved:,.1f} |")
     return lines
 
 
 def in_turns(steps: list[Callable[[], None]], rounds: int) -> None:
-    """Each step once a round, the order turned round every time."""
+    """Run each step once per round, in alternating order."""
     for number in range(rounds):
         for step in steps if number % 2 else reversed(steps):
             step()
@@ -132,20 +133,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="llama3_debug")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="*", choices=[*VARIANTS, *ALONE], help="besides eager")
+    parser.add_argument("--only", nargs="*", choices=[*VARIANTS, *ALONE], help="variants to compare with eager")
     arguments, rest = parser.parse_known_args()
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
     overrides = parse_overrides(rest if rest or arguments.recipe != "llama3_debug" else DEFAULTS)
-    # What the recipe itself sets is the variants' to decide.
+    # The variants override the recipe's own choice of these.
     plain = [Override(MODE, "none"), Override(COMPILE, "false")]
     chosen = (
         VARIANTS if arguments.only is None else {"eager": {}} | {name: (VARIANTS | ALONE)[name] for name in arguments.only}
     )
     variants = {name: Variant(arguments.recipe, [*overrides, *plain], settings) for name, settings in chosen.items()}
-    in_turns([one.step for one in variants.values()], arguments.rounds)
-    device = variants["eager"].device
-    what = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"\ntorch {torch.__version__}, {what}; medians of {arguments.rounds} steps in turns\n")
+    in_turns([variant.step for variant in variants.values()], arguments.rounds)
+    cuda = variants["eager"].device.type == "cuda"
+    device = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
+    print(f"\ntorch {torch.__version__}, {device}; medians of {arguments.rounds} steps in turns\n")
     print("\n".join(table(variants)))
 
 

@@ -1,4 +1,4 @@
-"""Runs a package's test suite against its wheel, in a fresh environment with what the package declares and nothing else::
+"""Runs a package's test suite against its wheel, in a fresh environment with only the declared dependencies::
 
 uv run python -m ci titan-float8
 uv run python -m ci titan-core --torch lowest --python 3.13
@@ -17,20 +17,22 @@ from ci.workspace import packages
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m ci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("package", nargs="?", choices=list(packages()), metavar="PACKAGE")
-    parser.add_argument("--list", action="store_true", help="print the packages' names as JSON and exit")
+    parser.add_argument("--list", action="store_true", help="print the names of the packages as JSON and exit")
     parser.add_argument(
         "--torch", choices=("locked", "lowest"), default="locked",
-        help="the versions in uv.lock (default), or the oldest torch that the packages allow",
+        help="use the versions in uv.lock (default), or the oldest torch that the packages allow",
     )  # fmt: skip
     parser.add_argument(
-        "--python", default=sys.executable, help="interpreter or version of the environment (default: this one)"
+        "--python",
+        default=sys.executable,
+        help="Python interpreter or version of the environment (default: the current one)",
     )
-    # What follows `--` is pytest's: argparse would mix it with the options before it.
+    # Arguments after `--` are for pytest. argparse would mix them with the options before it.
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])
     if options.list:

@@ -1,5 +1,5 @@
-"""Writes the index of what each package provides. titan-core's wheel carries it as metadata, so that errors can name the
-package to install::
+"""Writes the index of the components that each package provides. titan-core's wheel contains it as metadata, so that errors
+can name the package to install::
 
     uv run python -m ci.provides
 """
@@ -18,13 +18,13 @@ from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import Plugin, discover
 
 CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
-"""Kinds of components that a config or a command line names; all others are chosen by keys."""
+"""Kinds of components that a config or a command line selects by name. Keys select all others."""
 FILE = ROOT / "packages/titan-core/provides.json"
 
 
 def provided() -> dict[str, dict[str, str]]:
-    """By kind and name, the package: sections, keys that packages add to the core's sections or make real, components,
-    options of launchers."""
+    """Return the providing package by kind and name: sections, keys that packages add to core sections or implement,
+    components, and launcher options."""
     index: dict[str, dict[str, str]] = {}
     for plugin in discover().plugins:
         if plugin.distribution in packages() and plugin.distribution != CORE:
@@ -34,7 +34,7 @@ def provided() -> dict[str, dict[str, str]]:
 
 
 def provided_by(plugin: Plugin) -> set[tuple[str, str]]:
-    """(kind, name) of everything that a config or a command line may name."""
+    """Return the (kind, name) pairs of a plugin that a config or a command line may use."""
     core = {cls.section for cls in CORE_SECTIONS}
     found: set[tuple[str, str]] = set()
     for component in plugin.components:
@@ -59,7 +59,7 @@ def _options_of(launcher: Launcher) -> list[str]:
 
 
 def render() -> str:
-    """The file's text."""
+    """Return the contents of the file."""
     return json.dumps(provided(), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The packages of this repository, as their own ``pyproject.toml`` describe them."""
+"""The packages of this repository, read from their ``pyproject.toml`` files."""
 
 from __future__ import annotations
 
@@ -34,39 +34,40 @@ class Package:
 
     @property
     def suite(self) -> Path:
-        """The folder of its tests: those of ``titan-models-llama`` are in ``tests/models_llama``."""
+        """The folder of its tests, for example ``tests/models_llama`` for ``titan-models-llama``."""
         return ROOT / "tests" / self.module.removeprefix("titan_")
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """The names of its plugins: what ``TITAN_DISABLE_PLUGINS`` takes."""
+        """The names of its plugins, as ``TITAN_DISABLE_PLUGINS`` accepts them."""
         return tuple(self.project.get("entry-points", {}).get("titan.plugins", {}))
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Its optional dependencies' names."""
+        """The names of its optional dependencies."""
         return tuple(self.project.get("optional-dependencies", {}))
 
     def requires(self, name: str) -> str | None:
-        """How it declares its dependency ``name`` (``"torch>=2.11"``), or ``None``."""
-        return next((one for one in self.project["dependencies"] if requirement_name(one) == name), None)
+        """Return its declared requirement of package ``name`` (``"torch>=2.11"``); ``None`` if there is none."""
+        declared = self.project["dependencies"]
+        return next((requirement for requirement in declared if requirement_name(requirement) == name), None)
 
 
 def requirement_name(requirement: str) -> str:
-    """``"torch"`` for ``"torch>=2.11"``."""
+    """Return the package name in a requirement: ``"torch"`` for ``"torch>=2.11"``."""
     found = _NAME.match(requirement)
     assert found is not None, f"not a requirement: {requirement}"
     return found.group().lower().replace("_", "-")
 
 
 def packages() -> dict[str, Package]:
-    """All packages by name."""
+    """Return all packages by name."""
     folders = [file.parent for file in sorted((ROOT / "packages").glob("*/pyproject.toml"))]
     return {package.project["name"]: package for package in (Package(folder.name, folder) for folder in folders)}
 
 
 def with_dependencies(name: str) -> list[Package]:
-    """The package ``name`` and those of the workspace that it declares, and that these declare."""
+    """Return the package ``name`` and its dependencies in the workspace, direct and indirect."""
     everything = packages()
     chosen: dict[str, Package] = {}
     waiting = [name]
@@ -74,5 +75,6 @@ def with_dependencies(name: str) -> list[Package]:
         package = everything[waiting.pop()]
         if package.name not in chosen:
             chosen[package.name] = package
-            waiting += [one for one in map(requirement_name, package.project["dependencies"]) if one in everything]
+            names = map(requirement_name, package.project["dependencies"])
+            waiting += [dependency for dependency in names if dependency in everything]
     return list(chosen.values())

@@ -1,9 +1,9 @@
-"""Damaged checkpoints: each must be refused in a line, or load what was saved.
+"""Damaged checkpoints: each must be refused in one line, or restore what was saved.
 
-A small checkpoint is made once. Each case damages a copy: bytes without a care for checksums; or its manifest, with the
-checksum made again, which only the manifest's own contradictions give away. It is then verified, and a run restored from it,
-in this process and by the code that a user's command runs. A number that was changed into another of its kind under a new
-checksum is no damage that could be seen, and is left out.
+A small checkpoint is made once. Each case damages a copy: either bytes, without regard to checksums, or the manifest, with a
+new checksum, so that only contradictions within the manifest reveal the damage. The copy is then verified and restored in
+this process, by the code that a user's command runs. Changing a number into another valid one under a new checksum is
+undetectable, and is not tried.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TINY = {
 
 
 def run(count: int, seed: int, folder: Path) -> list[str]:
-    """Damage ``count`` checkpoints in ``folder``; what went wrong with which."""
+    """Try ``count`` damaged checkpoints in ``folder``; return the failures."""
     folder.mkdir(parents=True, exist_ok=True)
     original = folder / "original"
     with redirect_stdout(StringIO()):
@@ -81,7 +81,7 @@ def _job(changes: dict[str, str]) -> Any:
 
 
 def _divide(folder: Path) -> None:
-    """Let every tensor have several chunks, as those of several ranks have."""
+    """Divide every tensor into several chunks, as if several ranks had saved it."""
     contents = _read(folder)
     data = (folder / "data-00000.bin").read_bytes()
     for name, tensor in contents["tensors"].items():
@@ -112,7 +112,7 @@ def _write(folder: Path, contents: Any) -> None:
 
 
 class _Fuzz:
-    """The cases, run where a run's own checkpoints would be restored."""
+    """Runs the cases at the point where a run would restore its own checkpoint."""
 
     running: _Fuzz
 
@@ -121,7 +121,7 @@ class _Fuzz:
         self.failures: list[str] = []
 
     def run(self, context: CheckpointContext[CheckpointSection]) -> None:
-        """All of them."""
+        """Run all cases."""
         levels = {name: logging.getLogger(name).level for name in ("titan_ckpt", "titan_core")}
         for name in levels:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -139,9 +139,9 @@ class _Fuzz:
                 with redirect_stderr(StringIO()):
                     status = main(["checkpoint", "verify", str(place)])
                 if self._restored(context, place) and (different := _differences(self._state(context), original)):
-                    said = "whole" if status == 0 else f"broken ({status})"
-                    self.failures.append(f"{case}: loaded with another {different}; verify says {said}")
-            except Exception as error:  # noqa: BLE001 - any is what is looked for
+                    verdict = "intact" if status == 0 else f"damaged ({status})"
+                    self.failures.append(f"{case}: restored with other {different}; verify says {verdict}")
+            except Exception as error:  # noqa: BLE001 - any exception is a failure
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 self.failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
             if time.monotonic() - began > SECONDS:
@@ -150,7 +150,7 @@ class _Fuzz:
             logging.getLogger(name).setLevel(level)
 
     def _restored(self, context: CheckpointContext[CheckpointSection], place: Path) -> bool:
-        """Whether a run is restored from the checkpoint, and not refused."""
+        """Restore a run from the checkpoint; return whether it was accepted."""
         state = context.state
         state.optimizer.state.clear()
         with torch.no_grad():
@@ -163,13 +163,13 @@ class _Fuzz:
             return False
 
     def _state(self, context: CheckpointContext[CheckpointSection]) -> dict[str, Any]:
-        """Everything that a run has, in a form that can be compared."""
+        """Return the whole state of a run, in a form that can be compared."""
         state = context.state
         optimizer = state_of(parameter_names(state.parts), state.optimizer, self.built)
         tensors = {**model_tensors(state.parts), **optimizer.tensors}
         rates = [group["lr"] for group in state.optimizer.param_groups]
         values = {name: json.dumps(value) for name, value in plain.collect(context, optimizer).items()}
-        return {"rates": rates, **values, **{name: bytes(bytes_of(one)) for name, one in tensors.items()}}
+        return {"rates": rates, **values, **{name: bytes(bytes_of(tensor)) for name, tensor in tensors.items()}}
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> str:
@@ -177,7 +177,7 @@ def _differences(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 class _Store:
-    """Takes the place of a run's checkpoints."""
+    """A checkpoint store that runs the fuzzer instead of restoring."""
 
     def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
         self._context = context
@@ -196,12 +196,12 @@ class _Store:
 
 
 def store(context: CheckpointContext[CheckpointSection]) -> _Store:
-    """A :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+    """Build a :class:`~titan_core.api.checkpoint.CheckpointStore`."""
     return _Store(context)
 
 
 def _damage(chance: random.Random, folder: Path) -> str:
-    """Damage the checkpoint in ``folder``; what was done."""
+    """Damage the checkpoint in ``folder``; return what was done."""
     if chance.random() < 0.3:
         return damage_bytes(chance, folder / chance.choice([NAME, "data-00000.bin"]))
     if chance.random() < 0.05:
@@ -214,23 +214,23 @@ def _damage(chance: random.Random, folder: Path) -> str:
 
 
 def _mistype(chance: random.Random, contents: Any) -> str:
-    """Give a value another type, or leave out a key that each manifest has."""
+    """Give a value another type, or delete a key that every manifest has."""
     found = [(path, place) for path, place in places(contents) if _is_seen(path)]
     path, (container, key) = chance.choice(found)
     if chance.random() < 0.3 and path.count(".") < 2:
         del container[key]
-        return f"{path} left out"
+        return f"{path} deleted"
     wrong = wrong_type(chance, container[key])
     free = ("state.optimizer.groups", "state.lr_scheduler", "state.observers.", "state.generators.")
     if path.startswith(free) and path.count(".") > 1 and wrong is None:
-        wrong = "x"  # what is kept may become None
+        wrong = "x"  # None is valid there
     container[key] = wrong
     return f"{path} = {wrong!r}"
 
 
 def _is_seen(path: str) -> bool:
-    """Whether a value has a type to be held against: one of an observer's own has none. Of a generator's hundreds of words
-    some are enough."""
+    """Whether restoring checks the type of a value. It cannot check values inside an observer's state. Of the hundreds of
+    words of a generator, only some are tried."""
     if path.startswith("state.observers."):
         return path.count(".") < 2
     return not re.search(r"python\.1\.\d{2}", path)
@@ -257,7 +257,7 @@ def _emptied(chance: random.Random, contents: Any) -> str:
 def _doubled(chance: random.Random, contents: Any) -> str:
     name, chunks, number = _chunk(chance, contents)
     chunks.append(list(chunks[number]))
-    return f"a chunk of {name} twice"
+    return f"a chunk of {name} duplicated"
 
 
 def _changed_chunk(chance: random.Random, contents: Any) -> str:
@@ -271,7 +271,7 @@ def _changed_chunk(chance: random.Random, contents: Any) -> str:
                 chunk[what] = [1]
             else:
                 dim = chance.randrange(len(chunk[what]))
-                chunk[what] = [one + by if at == dim else one for at, one in enumerate(chunk[what])]
+                chunk[what] = [size + by if at == dim else size for at, size in enumerate(chunk[what])]
         case 2:
             chunk[2] = chance.choice(["../data-00000.bin", "/etc/passwd", "data-00001.bin", "", "data-00000.bin/", NAME])
         case 3 | 4:
@@ -286,7 +286,7 @@ def _swapped_offsets(chance: random.Random, contents: Any) -> str:
     offsets = [chunk[0] for chunk in chunks]
     for chunk, offset in zip(chunks, reversed(offsets), strict=True):
         chunk[0] = offset
-    return f"the chunks of {name} in another order"
+    return f"the chunks of {name} reordered"
 
 
 def _swapped_tensors(chance: random.Random, contents: Any) -> str:
@@ -315,7 +315,7 @@ def _changed_tensor(chance: random.Random, contents: Any) -> str:
         )
     else:
         tensor["shape"] = chance.choice(
-            [[*tensor["shape"][::-1], 1], [0], [], [one + 1 for one in tensor["shape"]], [1 << 62] * 3]
+            [[*tensor["shape"][::-1], 1], [0], [], [size + 1 for size in tensor["shape"]], [1 << 62] * 3]
         )
     return f"{name}: {tensor['dtype']} {tensor['shape']}"
 

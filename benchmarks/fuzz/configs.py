@@ -1,4 +1,4 @@
-"""Configs that nobody would write: each is read, checked and assembled, as ``titan config check`` and ``job show`` do."""
+"""Random configs: each is read, checked and assembled, as ``titan config check`` and ``job show`` do."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from titan_core.plugins.registry import Registry
 
 LONGEST_SECONDS = 10
 MEMORY = 4 * 2**30
-"""Bytes of address space that a case may take beyond what the process had."""
+"""Address space that a case may use beyond that of the process before, in bytes."""
 LARGEST = 1e13
-"""No key but the seed means anything beyond this."""
+"""No key but the seed has a meaningful value beyond this."""
 TRAINED_EVERY = 250
-"""One of so many cases is trained for two steps, where it is valid and tiny."""
+"""One in this many cases is trained for two steps, if it is valid and tiny."""
 TINY: dict[str, dict[str, Any]] = {
     "model": {
         "name": "llama3",
@@ -48,7 +48,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 class TookTooLong(BaseException):
-    """Not an ``Exception``, which code under test may catch."""
+    """A case exceeded its time limit. Not an ``Exception``, because the code under test might catch it."""
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,32 @@ class Case:
     """One config."""
 
     text: bytes | None
-    """A recipe's contents; ``None`` takes ``recipe`` as it is."""
+    """Contents of the recipe file; ``None`` uses the recipe named ``recipe``."""
     recipe: str
     overrides: list[str] = field(default_factory=list)
     world_size: int | None = None
 
     def __str__(self) -> str:
         text = f" from {self.text[:300]!r}" if self.text is not None else f" of {self.recipe[:80]!r}"
-        overrides = [one[:120] for one in self.overrides]
+        overrides = [override[:120] for override in self.overrides]
         return f"world size {self.world_size}, overrides {overrides}{text}"
 
 
 def run(count: int, seed: int, folder: Path) -> list[str]:
-    """``count`` cases of ``seed``; returns the failures, each with its number, from which :func:`case` makes it again."""
+    """Run ``count`` cases of ``seed``; return the failures. The number of a case and the seed are enough to repeat it."""
     registry = Registry.from_installed()
     keys = keys_of(registry)
     with contextlib.chdir(folder):
-        # Before time and memory are limited: importing torch takes more than a case may.
+        # Runs before time and memory are limited: importing torch needs more than a case may use.
         plain = check(Case(tomli_w.dumps(TINY).encode(), "fuzz.toml", [], 1), registry, folder, train=True)
     cases = [_numbered(number, seed, registry, keys) for number in range(count)]
     found = run_limited(cases, registry, folder)
-    failures = [f"case {number} of seed {seed}: {one}" for number, one in enumerate(found) if one]
-    return [f"the recipe without mistakes: {plain}", *failures] if plain else failures
+    failures = [f"case {number} of seed {seed}: {failure}" for number, failure in enumerate(found) if failure]
+    return [f"the valid recipe: {plain}", *failures] if plain else failures
 
 
 def run_limited(cases: list[Case], registry: Registry, folder: Path) -> list[str]:
-    """The failure of each case, empty where there is none, within limits of time and memory."""
+    """Run each case within limits of time and memory; return its failure, empty if there is none."""
     failures: list[str] = []
     with contextlib.chdir(folder), _limits() as limited:
         for number, made in enumerate(cases):
@@ -95,7 +95,7 @@ def run_limited(cases: list[Case], registry: Registry, folder: Path) -> list[str
 
 
 def _numbered(number: int, seed: int, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
-    """Case ``number`` of ``seed``; one that is trained is a variant of the tiny recipe."""
+    """Return case ``number`` of ``seed``. A case to be trained is a variant of the tiny recipe."""
     rng = random.Random(f"{seed}/{number}")
     if number % TRAINED_EVERY == 0:
         return Case(_structured(rng, keys), "fuzz.toml", [], 1)
@@ -103,7 +103,7 @@ def _numbered(number: int, seed: int, registry: Registry, keys: dict[tuple[str, 
 
 
 def keys_of(registry: Registry) -> dict[tuple[str, str], Any]:
-    """(section, key) -> type; with the arguments of every model family under section ``model.args``."""
+    """Return the type of each (section, key). The arguments of every model family are in section ``model.args``."""
     keys = {
         (name, key): info.annotation
         for name, owners in registry.sections().items()
@@ -117,7 +117,7 @@ def keys_of(registry: Registry) -> dict[tuple[str, str], Any]:
 
 
 def case(rng: random.Random, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
-    """A random case."""
+    """Return a random case."""
     world_size = rng.choice((None, None, 1, 1, 1, 2, 4, 7, 8, 512, 2**20))
     kind = rng.random()
     if kind < 0.5:
@@ -152,7 +152,7 @@ def _structured(rng: random.Random, keys: dict[tuple[str, str], Any]) -> bytes:
         tables[rng.choice(("training", "nonsense", "", "a.b"))] = rng.choice(ABSURD)
     try:
         return tomli_w.dumps(tables).encode(errors="surrogatepass")
-    except (TypeError, ValueError, RecursionError):  # what TOML cannot say comes by the command line instead
+    except (TypeError, ValueError, RecursionError):  # TOML cannot express the value; overrides cover such values
         return b"[training]\nsteps = 1\n"
 
 
@@ -221,7 +221,7 @@ def _toml(value: Any) -> str:
 
 
 def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> str:
-    """What is wrong with how ``made`` is taken; empty where nothing is."""
+    """Run a case; return its failure, empty if there is none."""
     file = folder / "fuzz.toml"
     if made.text is not None:
         file.write_bytes(made.text)
@@ -234,11 +234,11 @@ def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> 
         to_toml(config).encode()
         json.dumps(describe(job), allow_nan=False).encode()
     except PluginFailure as error:
-        return f"a plugin of ours failed: {error}"
+        return f"a Titan plugin failed: {error}"
     except UserError as error:
         str(error).encode(errors="backslashreplace")
         return ""
-    except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception:  # noqa: BLE001 - any other exception is a failure
         return traceback.format_exc(limit=-6).replace("\n", "\n    ")
     if time.monotonic() - began > LONGEST_SECONDS:
         return f"took {time.monotonic() - began:.0f} s"
@@ -250,11 +250,11 @@ def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _numbers(one, f"{key}.{name}" if key else name)
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
-        for one in value:
-            yield from _numbers(one, key)
+        for inner in value:
+            yield from _numbers(inner, key)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value
 
@@ -273,24 +273,24 @@ def _is_tiny(job: Job) -> bool:
 
 
 def _train(job: Job) -> str:
-    """Train its few steps, unseen."""
+    """Train the few steps of a job without output; return the failure, empty if there is none."""
     from titan_core.train.trainer import train
 
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             train(job)
     except PluginFailure as error:
-        return f"a plugin of ours failed in training: {error}"
+        return f"a Titan plugin failed in training: {error}"
     except (UserError, RunStopped):
         return ""
-    except Exception:  # noqa: BLE001 - likewise
+    except Exception:  # noqa: BLE001 - any other exception is a failure
         return "training: " + traceback.format_exc(limit=-6).replace("\n", "\n    ")
     return ""
 
 
 @contextlib.contextmanager
 def _limits() -> Iterator[Callable[[Callable[[], str]], str]]:
-    """Calls a function with limits of time and of memory."""
+    """Yield a function that calls another one within limits of time and memory."""
 
     def ring(signum: int, frame: object) -> None:
         raise TookTooLong

@@ -1,4 +1,4 @@
-"""Seeded damage to bytes and to JSON."""
+"""Damages bytes and JSON at random."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Place = tuple[Any, Any]
 """A container and the key or index of a value in it."""
 
 WRONG: tuple[Any, ...] = ([], {}, None, "x", True, "\0", [[]], {"a": 1})
-"""Values of types that a manifest or a config has elsewhere."""
+"""Values of several types, at least one of which is wrong anywhere in a manifest or a config."""
 
 
 def damage_bytes(chance: random.Random, file: Path) -> str:
-    """Flip, cut, append, empty, replace or remove; what was done."""
+    """Damage ``file`` in a random way; return what was done."""
     data = bytearray(file.read_bytes())
     kind = chance.choice(["flipped", "cut", "longer", "empty", "garbage", "missing", "renamed"])
     at = chance.randrange(max(1, len(data)))
@@ -40,7 +40,7 @@ def damage_bytes(chance: random.Random, file: Path) -> str:
 
 
 def places(value: Any) -> Iterator[tuple[str, Place]]:
-    """Every value inside of ``value``, by its dotted path."""
+    """Yield every value inside ``value`` with its dotted path."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield str(key), (value, key)
@@ -49,5 +49,5 @@ def places(value: Any) -> Iterator[tuple[str, Place]]:
 
 
 def wrong_type(chance: random.Random, value: Any) -> Any:
-    """Something of another type."""
-    return chance.choice([one for one in WRONG if type(one) is not type(value)])
+    """Return a value of another type."""
+    return chance.choice([wrong for wrong in WRONG if type(wrong) is not type(value)])

@@ -1,8 +1,8 @@
-"""Damaged folders of Hugging Face's files: each must be refused in a line, or give the very weights and model that it had.
+"""Damaged Hugging Face folders: each must be refused in one line, or convert to exactly the original model and weights.
 
-A small model's folder is made once. Each case damages a copy: the index and the config in their JSON, the headers of the
-safetensors files, which tensors there are and of which types, and the tokenizer's files; then it is converted by the command
-that a user runs, and its tokenizer is opened. A weight changed into another weight cannot be seen, and is left out.
+A small model's folder is made once. Each case damages a copy: the JSON of the index or the config, the headers of the
+safetensors files, the set of tensors and their types, or the files of the tokenizer. The copy is then converted by the
+command that a user runs, and its tokenizer is opened. Changing the value of a weight is undetectable, and is not tried.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SIZE = {
 
 
 def run(count: int, seed: int, folder: Path) -> list[str]:
-    """Damage ``count`` folders in ``folder``; what went wrong with which."""
+    """Try ``count`` damaged folders in ``folder``; return the failures."""
     original = folder / "original"
     make_folder(original)
     failures = []
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         known = _converted(original, folder)
-        assert known is not None, "the folder cannot be converted as it is"
+        assert known is not None, "the undamaged folder cannot be converted"
         for number in range(count):
             chance = random.Random(f"{seed} {number}")
             place = folder / "case"
@@ -61,9 +61,9 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
             try:
                 found = _converted(place, folder)
                 if found is not None and not _same(found, known):
-                    failures.append(f"{case}: converted to something else")
+                    failures.append(f"{case}: converted to another model")
                 _open_tokenizer(place)
-            except Exception as error:  # noqa: BLE001 - any is what is looked for
+            except Exception as error:  # noqa: BLE001 - any exception is a failure
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
             if time.monotonic() - began > SECONDS:
@@ -72,7 +72,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """A model of ``LlamaForCausalLM`` in two files, with an index and a tokenizer."""
+    """Write a ``LlamaForCausalLM`` model in two files, with an index and a tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     folder.mkdir(parents=True)
@@ -100,8 +100,8 @@ def make_folder(folder: Path) -> None:
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     file_of = {name: FILES[number % 2] for number, name in enumerate(tensors)}
     for file in FILES:
-        save_file({name: one for name, one in tensors.items() if file_of[name] == file}, folder / file)
-    total = sum(one.nbytes for one in tensors.values())
+        save_file({name: tensor for name, tensor in tensors.items() if file_of[name] == file}, folder / file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": file_of}))
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = {
@@ -114,7 +114,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _converted(source: Path, folder: Path) -> tuple[dict[str, Tensor], Any] | None:
-    """The weights and the model's arguments that ``source`` gives; ``None`` where it is refused."""
+    """Convert ``source``; return the weights and the model's arguments, or ``None`` if it is refused."""
     target = folder / "converted"
     shutil.rmtree(target, ignore_errors=True)
     if main(["checkpoint", "convert", str(source), str(target)]) != 0:
@@ -138,13 +138,13 @@ def _open_tokenizer(folder: Path) -> None:
 
 
 def _json(chance: random.Random, file: Path) -> str:
-    """Give a value of a JSON file another type, or leave it out."""
+    """Give a value of a JSON file another type, or delete it."""
     contents = json.loads(file.read_text())
     path, (container, key) = chance.choice(list(places(contents)))
-    # What is left out of a config has a value by default, which is no other model by mistake.
+    # A missing RoPE key takes its default value, which makes a valid config of another model.
     if chance.random() < 0.3 and not path.startswith("rope"):
         del container[key]
-        done = f"{path} left out"
+        done = f"{path} deleted"
     else:
         container[key] = wrong_type(chance, container[key])
         done = f"{path} = {container[key]!r}"
@@ -156,7 +156,7 @@ def _json(chance: random.Random, file: Path) -> str:
 
 
 def _any_bytes(chance: random.Random, folder: Path) -> str:
-    """Damage to the bytes of a file that has no weights."""
+    """Damage the bytes of a file without weights."""
     return damage_bytes(
         chance, folder / chance.choice([INDEX, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"])
     )
@@ -193,7 +193,7 @@ def _deep(chance: random.Random, folder: Path) -> str:
 
 
 def _header(chance: random.Random, folder: Path) -> str:
-    """A bit of a safetensors header, or a file cut short or made longer."""
+    """Flip a bit of a safetensors header; or truncate, extend or remove the file."""
     file = folder / chance.choice(FILES)
     data = bytearray(file.read_bytes())
     length = 8 + struct.unpack("<Q", data[:8])[0]
@@ -213,7 +213,7 @@ def _header(chance: random.Random, folder: Path) -> str:
 
 
 def _tensors(chance: random.Random, folder: Path) -> str:
-    """Tensors that are added, renamed, removed, doubled, of another shape or of a type that no weight has."""
+    """Add, rename, remove or duplicate a tensor, or give it another shape or a type that no weight has."""
     file, other = chance.sample(FILES, 2)
     tensors = load_file(folder / file)
     name = chance.choice(sorted(tensors))
@@ -240,7 +240,7 @@ def _tensors(chance: random.Random, folder: Path) -> str:
             tensors[name + "_scale_inv"] = torch.ones(1)
     save_file(tensors, folder / file)
     index = json.loads((folder / INDEX).read_text())
-    if chance.random() < 0.5 and kind != "doubled":  # an index that knows
+    if chance.random() < 0.5 and kind != "doubled":  # the index agrees with the change
         index["weight_map"] = {key: value for key, value in index["weight_map"].items() if value != file}
         index["weight_map"] |= dict.fromkeys(tensors, file)
         (folder / INDEX).write_text(json.dumps(index))

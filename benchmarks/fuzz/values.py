@@ -1,4 +1,4 @@
-"""Random values for a config's keys: those that a key's type allows, and those that nothing should."""
+"""Random values for config keys: some that the type of the key allows, and some that nothing should accept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABSURD: tuple[Any, ...] = (
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return lists nested ``depth`` deep."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -28,7 +28,7 @@ def nested(depth: int) -> Any:
 
 
 def random_value(annotation: Any, rng: random.Random) -> Any:
-    """A value for a key of type ``annotation``: in one case of two one that fits, more or less."""
+    """Return a value for a key of type ``annotation``; about half of the values have that type."""
     if rng.random() < 0.5:
         return rng.choice(ABSURD) if rng.random() < 0.97 else nested(rng.choice((5, 50, 900)))
     return _fitting(annotation, rng)
@@ -39,7 +39,7 @@ def _fitting(annotation: Any, rng: random.Random) -> Any:
     if origin is typing.Annotated:
         return _fitting(get_args(annotation)[0], rng)
     if origin in (typing.Union, types.UnionType):
-        return _fitting(rng.choice([one for one in get_args(annotation) if one is not type(None)]), rng)
+        return _fitting(rng.choice([member for member in get_args(annotation) if member is not type(None)]), rng)
     if origin is Literal:
         return rng.choice(get_args(annotation))
     if origin is list:

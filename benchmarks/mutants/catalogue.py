@@ -1,4 +1,4 @@
-"""All mutants, by what they are mistakes in."""
+"""All mutants, in groups by area."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Mistakes in checkpoints."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = "tests/ckpt/test_checkpoint_parts.py"
 MUTANTS = (
     Mutant("async-copies-torn", "ckpt/saving.py", "            self._copied.wait()\n", "            pass\n", (SAVING,)),
     Mutant("async-copies-not-awaited", "ckpt/saving.py", "            self._copied.set()\n", "            pass\n", (SAVING,),
-           equivalent="training then hangs, which no test waits for"),
+           equivalent="training hangs, and no test waits for that"),
     Mutant("copied-before-the-copy", "ckpt/saving.py", "        self._copied.clear()\n", "        self._copied.set()\n", (SAVING,)),
     Mutant("live-tensors-written", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "        copy = local\n", (SAVING,)),
     Mutant("staging-not-copied", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "", (SAVING,)),

@@ -1,6 +1,6 @@
-"""Mistakes in the trainer, the optimizer, assembly and the making of models."""
+"""Mistakes in the trainer, the optimizer, job assembly and model building."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("norm-forgets-copies", NORM, "// world.plan.diverging_replicas // stages", "// stages", (GRAD_NORM + "::test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy",)),
     Mutant("partial-gradients-stay-partial", NORM, "if any(placement.is_partial() for", "if all(placement.is_partial() for", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     Mutant("strided-shards-count-as-whole", NORM, "if not placement.is_replicate())", "if placement.is_shard())", (MESH + "[DDP x TP]",),
-           equivalent="torch 2.15 has no mesh here whose strided shards are not counted by is_shard alike; see the comment there"),
+           equivalent="is_shard treats strided shards the same on every mesh used here (torch 2.15); see the comment there"),
     Mutant("redistributed-gradient-dropped", NORM, "                parameter.grad = gradient\n", "                pass\n", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
     Mutant("skipped-update-done-anyway", TRAIN, "            if not skipped:\n", "            if True:\n", (SKIPPED,)),

@@ -1,6 +1,6 @@
-"""Mistakes in what is read."""
+"""Mistakes in reading data."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant("peeking-consumes", LOADER, "        self._peeked.clear()\n        data, self._positions = step", "        data, self._positions = step", (DATA,)),
     Mutant("positions-of-what-was-read-ahead", LOADER, "        step = self._peeked[0]\n        return step[0] if", "        step = self._peeked[0]\n        self._positions = step[1] if step else None\n        return step[0] if", (DATA,)),
     Mutant("the-last-token-read-twice", TOKENS, "self._used += len(piece)", "self._used += len(piece) - (not missing)", (ORACLE,),
-           equivalent="what is missing is never 0 there"),
+           equivalent="`missing` is never 0 there"),
     Mutant("windows-overlap-by-one", SHARDS, "plan.global_size // plan.logical_shards, plan.seq_len + 1\n        self._readers", "plan.global_size // plan.logical_shards, plan.seq_len\n        self._readers", (ORACLE,)),
     Mutant("epochs-in-one-order", SHUFFLED, "key=[self._seed, epoch]", "key=[self._seed, 0]", (ORACLE,)),
     Mutant("orders-of-one-seed", SHUFFLED, "key=[self._seed, epoch]", "key=[0, epoch]", (SHUFFLING,)),

@@ -1,4 +1,4 @@
-"""A mutant: a mistake that somebody could make in one line, and the tests that should notice it."""
+"""A mutant: a one-line mistake that a developer could make, and the tests that should catch it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDER = {
     ),
     "parallel": ("tests/parallel", "tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
 }  # fmt: skip
-"""What is tried where a mutant's own tests have let it live."""
+"""The tests to run if a mutant survives its own tests, by package."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Mutant:
     """One change to one line."""
 
     name: str
-    """What goes wrong, in kebab case; unique."""
+    """Unique description of the mistake, in kebab case."""
     place: str
-    """The file: ``"core/api/step.py"``, with the package's short name in the place of its path."""
+    """The file, with the short name of the package in place of its path: ``"core/api/step.py"``."""
     old: str
     """A text that occurs exactly once in the file."""
     new: str
-    """What stands in its place."""
+    """The text that replaces it."""
     tests: tuple[str, ...]
-    """Those most likely to notice, as pytest's arguments."""
+    """The tests most likely to catch it, as arguments of pytest."""
     equivalent: str = ""
-    """Why no test can notice, where that is so: the program still does the same."""
+    """Why no test can catch it, if the program still behaves the same."""
 
     @property
     def package(self) -> str:
@@ -49,25 +49,25 @@ class Mutant:
 
     @property
     def path(self) -> str:
-        """The file, from the repository's root."""
+        """The file, relative to the root of the repository."""
         package, _, rest = self.place.partition("/")
         return f"{SOURCES[package]}/{rest}"
 
     def flaw(self, root: Path) -> str:
-        """Why the mutant cannot be made of the sources in ``root``; empty where it can."""
+        """Return why the mutant cannot be applied to the sources in ``root``; empty if it can."""
         file = root / self.path
         if not file.is_file():
-            return f"{self.path} is not there"
+            return f"{self.path} does not exist"
         count = file.read_text(encoding="utf-8").count(self.old)
         if count != 1:
             return f"{self.old!r} occurs {count} times in {self.path}, and must occur once"
         return "the mutant changes nothing" if self.old == self.new else ""
 
     def mutated(self, root: Path) -> str:
-        """The file's text with the change.
+        """Return the contents of the file with the change.
 
         Raises:
-            ValueError: it cannot be made.
+            ValueError: the change cannot be applied.
         """
         if flaw := self.flaw(root):
             raise ValueError(f"mutant {self.name}: {flaw}")

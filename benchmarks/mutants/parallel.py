@@ -1,6 +1,6 @@
-"""Mistakes in the division of models over ranks."""
+"""Mistakes in the parallelisms."""
 
-# ruff: noqa: E501 (a table: one mistake a line)
+# ruff: noqa: E501 (a table: one mistake per line)
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MUTANTS = (
            ("tests/integration/test_dropout_and_buffers.py::test_recomputation_draws_the_same_again",)),
     Mutant("every-stage-of-one-rank-more", "parallel/pipeline_plan.py", "laps = -(-stages // ranks)", "laps = stages // ranks", (PLAN,)),
     Mutant("v-schedules-loop", "parallel/pipeline_plan.py", 'if order == "v" and lap % 2 else', 'if order == "v" and lap % 3 else', (PLAN,),
-           equivalent="V schedules have two stages a rank, so there are laps 0 and 1 alone"),
+           equivalent="V schedules have two stages per rank, so only laps 0 and 1 exist"),
     Mutant("microbatches-of-the-local-batch", "parallel/pipeline_plan.py", "batch.microbatches * batch.local_size //", "batch.local_size //", (PLAN,)),
     Mutant("head-weighs-nothing", "parallel/pipeline_plan.py", "    weights[-1] += last\n", "", (PLAN,)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Trying a mutant: tests run against a copy of the tree in which one line is changed."""
+"""Tries a mutant: runs tests against a copy of the tree in which one line is changed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.mutants.mutant import ROOT, SOURCES, WIDER, Mutant
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant."""
+    """The result of trying a mutant."""
 
     killed_by: str
-    """The test that failed, or what else ended the run; empty where the mutant survived."""
+    """The test that failed, or how else the run ended; empty if the mutant survived."""
     seconds: float
 
 
 @contextmanager
 def copied_tree() -> Iterator[Path]:
-    """A copy of what git tracks or would track, gone again at the end."""
+    """Yield a temporary copy of the files that git tracks or would track."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -45,10 +45,10 @@ def copied_tree() -> Iterator[Path]:
 
 
 def try_out(tree: Path, mutant: Mutant, timeout: float, wide: bool) -> Verdict:
-    """Run the mutant's own tests, and where all pass and ``wide`` is true, those of :data:`WIDER`.
+    """Run the mutant's own tests. If all pass and ``wide`` is true, run those of :data:`WIDER` too.
 
     Raises:
-        ValueError: the mutant cannot be made of these sources.
+        ValueError: the mutant cannot be applied to these sources.
     """
     file = tree / mutant.path
     original, changed = file.read_text(encoding="utf-8"), mutant.mutated(tree)
@@ -64,13 +64,13 @@ def try_out(tree: Path, mutant: Mutant, timeout: float, wide: bool) -> Verdict:
 
 
 def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
-    """The first of ``tests`` that fails in ``tree``; empty where all pass. They run in a process forked from this one, which
-    has imported torch: that costs more than most tests."""
+    """Return the first of ``tests`` that fails in ``tree``; empty if all pass. They run in a process forked from this one,
+    which has already imported torch: the import takes longer than most tests."""
     log = tree / "pytest.log"
     pid = os.fork()
     if pid == 0:
         _child(tree, tests, log)
-    with suppress(PermissionError, ProcessLookupError):  # it is past this itself, or gone
+    with suppress(PermissionError, ProcessLookupError):  # the child has done this itself, or has ended
         os.setpgid(pid, pid)
     deadline = time.monotonic() + timeout
     while True:
@@ -80,7 +80,7 @@ def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"no end within {timeout:.0f} s"
+            return f"timeout after {timeout:.0f} s"
         time.sleep(0.05)
     _end_group(pid)
     code = os.waitstatus_to_exitcode(status)
@@ -94,7 +94,7 @@ def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
 
 
 def preload() -> None:
-    """Import what most tests need and no mutant changes."""
+    """Import the modules that most tests need and no mutant changes."""
     import pydantic
     import pytest
     import rich.console
@@ -108,11 +108,11 @@ def preload() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # imports the compiler's front end
     assert pydantic and pytest and rich
     ours = [name for name in sys.modules if name.partition(".")[0].startswith("titan_")]
-    assert not ours, f"would be tested unchanged: {ours}"
+    assert not ours, f"these modules would be tested without the mutant: {ours}"
 
 
 def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
-    """Become pytest."""
+    """Run pytest in the forked process, and exit with its status."""
     os.setpgid(0, 0)
     status = 3
     try:
@@ -123,11 +123,11 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
         sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (until the process ends)
         os.chdir(tree)
         paths = [str(tree / source.rpartition("/")[0]) for source in SOURCES.values()]
-        paths += [str(one) for one in tree.glob("packages/*/src") if str(one) not in paths]
+        paths += [str(source) for source in tree.glob("packages/*/src") if str(source) not in paths]
         sys.path[:] = [*paths, *(path for path in sys.path if not _is_checkout(path))]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         os.environ["OMP_NUM_THREADS"] = "1"
-        # Processes that multiprocessing starts import the main module again: it is none of theirs.
+        # Processes started by multiprocessing import the main module again, which must not be this command.
         sys.modules["__main__"] = types.ModuleType("__main__")
         for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
             del sys.modules[name]
@@ -147,13 +147,13 @@ def _is_checkout(path: str) -> bool:
 
 
 def _end_group(pid: int) -> None:
-    """Nothing that a trial has started is left behind."""
+    """Kill all processes that a trial has left behind."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a source, and forget what was compiled of it: times and sizes may be those of before."""
+    """Write a source file, and delete its bytecode: the new file may have the old one's time and size."""
     file.write_text(text, encoding="utf-8")
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
         compiled.unlink()

@@ -1,4 +1,4 @@
-"""Compressed data is read whole, and damage to it is refused, whatever the format."""
+"""Compressed data of every format is read completely, and a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 CONTENT = b"".join(b"%x\n" % random.Random(0).getrandbits(64) for _ in range(40))
 LARGE = random.Random(1).randbytes(200_000) + bytes(3_000_000)
-"""More than a chunk, and more than a chunk from a chunk."""
+"""More than one compressed chunk; one chunk decompresses to more than a chunk."""
 
 
 def unpacked(folder: Path, ending: str, packed: bytes) -> bytes:
@@ -45,20 +45,20 @@ def test_the_whole_content_is_read(tmp_path: Path, ending: str, content: bytes) 
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_streams_one_after_another_are_one_file(tmp_path: Path, ending: str) -> None:
-    """As ``cat a.zst b.zst`` and parallel compressors make them."""
+def test_concatenated_streams_are_read_as_one_file(tmp_path: Path, ending: str) -> None:
+    """``cat a.zst b.zst`` and parallel compressors write such files."""
     packed = PACK[ending](CONTENT) + PACK[ending](b"") + PACK[ending](LARGE) + PACK[ending](CONTENT)
     assert unpacked(tmp_path, ending, packed) == CONTENT + LARGE + CONTENT
 
 
 def test_zstd_without_a_size_and_with_a_checksum(tmp_path: Path) -> None:
-    """As a pipe makes it; and frames that hold no data are skipped."""
+    """Compressing a pipe writes no size. Skippable frames contain no data."""
     pipe = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compressobj()
     skippable = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
     packed = skippable + pipe.compress(CONTENT) + pipe.flush()
     assert unpacked(tmp_path, ".zst", packed) == CONTENT
     for cut in range(len(packed) - 1, len(packed) - 10, -1):
-        with pytest.raises(Damaged, match="ends in the middle"):
+        with pytest.raises(Damaged, match="the last zstd stream is incomplete"):
             unpacked(tmp_path, ".zst", packed[:cut])
 
 
@@ -68,20 +68,20 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
     packed = first + PACK[ending](CONTENT[::-1])
     for cut in range(len(packed)):
         if cut == len(first):
-            continue  # a whole file
-        with pytest.raises(Damaged, match="ends in the middle of its"):
+            continue  # a complete file
+        with pytest.raises(Damaged, match=r"the last \w+ stream is incomplete"):
             unpacked(tmp_path, ending, packed[:cut])
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"\n", b"garbage", b"garbage " * 10_000, b"\0\0\0\0garbage"], ids=len)
 @pytest.mark.parametrize("ending", PACK)
-def test_what_follows_the_end_is_refused(tmp_path: Path, ending: str, garbage: bytes) -> None:
-    with pytest.raises(Damaged, match=r"what follows the end of its data is no|something follows it"):
+def test_extra_data_at_the_end_is_refused(tmp_path: Path, ending: str, garbage: bytes) -> None:
+    with pytest.raises(Damaged, match=r"the data after the last stream is not|has extra data at its end"):
         unpacked(tmp_path, ending, PACK[ending](CONTENT) + garbage)
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_zeros_may_follow_where_the_format_allows_them(tmp_path: Path, ending: str) -> None:
+def test_trailing_zeros_are_accepted_if_the_format_allows_them(tmp_path: Path, ending: str) -> None:
     for zeros in (4, 100_000):
         packed = PACK[ending](CONTENT) + bytes(zeros)
         if ending in (".gz", ".xz"):
@@ -92,8 +92,8 @@ def test_zeros_may_follow_where_the_format_allows_them(tmp_path: Path, ending: s
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_flipped_bits_are_never_other_text(tmp_path: Path, ending: str) -> None:
-    """Of formats with a checksum. (zstd's is optional; a bit of a header that says nothing about the data may flip.)"""
+def test_flipped_bits_never_change_the_text(tmp_path: Path, ending: str) -> None:
+    """Holds for formats with a checksum (optional in zstd). A flipped bit in a header may leave the data unchanged."""
     pack = zstandard.ZstdCompressor(write_checksum=True).compress if ending == ".zst" else PACK[ending]
     packed = bytearray(pack(CONTENT))
     for place in range(0, len(packed), 3):
@@ -119,24 +119,24 @@ def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch
     open_it = open_local if kind == "json" else open_text
     texts = list(open_it(request(kind, tmp_path)).shard(0, 1, 0))
     assert sorted(texts) == ([f"line {number}" for number in range(5)] if kind == "json" else ["\n".join(lines)])
-    for bad in (b"this is no archive at all, whatever its name says", packed[:-1], packed + b"x"):
+    for bad in (b"not an archive, despite its name", packed[:-1], packed + b"x"):
         path.write_bytes(bad)
-        with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*; fetch it again"):
+        with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*; download it again"):
             open_it(request(kind, tmp_path))
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_compressed_files_first_record_is_looked_at_early(tmp_path: Path, ending: str) -> None:
+def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"data.jsonl{ending}"
     for content, why in {
-        b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text'; there is body",
+        b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text'; the fields are body",
         b" \n\n": "the dataset is empty",
         b"\n{" + LARGE[:100]: r":2: not a JSON record",
     }.items():
         path.write_bytes(PACK[ending](content))
         (problem,) = check_files(request("json", path))
         assert why in str(problem)
-    path.write_bytes(b"no archive")
+    path.write_bytes(b"not an archive")
     (problem,) = check_files(request("json", path))
     assert "cannot be decompressed as" in str(problem)

@@ -18,7 +18,7 @@ GOOD = [{"text": f"document {number}"} for number in range(20)]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "good.jsonl").write_text("".join(json.dumps(one) + "\n" for one in GOOD))
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "blank.jsonl").write_text("\n  \n")
     (tmp_path / "bad.txt").write_bytes(b"good\n" * 9000 + b"\xff\n")
@@ -40,15 +40,15 @@ MISTAKES = {
     ),
     "no field": (
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
-        "good.jsonl:1: no field 'body'; there is text; set data.text_field, or data.format",
+        "good.jsonl:1: no field 'body'; the fields are text; set data.text_field, or data.format",
     ),
     "no path": (
         {"training.dataset": "tokenized"},
-        "training.dataset_path: dataset 'tokenized' needs its folder; set training.dataset_path",
+        "training.dataset_path: dataset 'tokenized' needs the path to its folder; set training.dataset_path",
     ),
     "not tokenised": (
         {"training.dataset": "tokenized", "training.dataset_path": "."},
-        "no tokenised dataset: tokenized.json: No such file or directory; make it with `titan data tokenize`",
+        "not a complete tokenised dataset: tokenized.json: No such file or directory; run `titan data tokenize`",
     ),
     "all zero": (
         {"data.mixture": "[{dataset = 'stdlib', weight = 0.0}]"},
@@ -82,14 +82,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_it_is_found_before_anything_is_built(folder: Path, mistake: str) -> None:
-    settings, told = MISTAKES[mistake]
+def test_mistakes_are_reported_before_anything_is_built(folder: Path, mistake: str) -> None:
+    settings, message = MISTAKES[mistake]
     with pytest.raises(UserError) as caught:
         make_job("tiny", dict(settings))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_several_are_reported_at_once(folder: Path) -> None:
+def test_several_mistakes_are_reported_at_once(folder: Path) -> None:
     mixture = (
         "[{dataset = 'json', dataset_path = 'none.jsonl'}, {dataset = 'json', dataset_path = 'empty.jsonl', name = 'b'}]"
     )
@@ -123,18 +123,19 @@ def test_undecodable_bytes_end_the_command_with_one_line(folder: Path, capfd: py
     assert "Traceback" not in err
 
 
-def test_inspecting_shows_documents_and_shares(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_data_inspect_shows_documents_and_shares(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mixture = "[{dataset = 'json', dataset_path = 'good.jsonl', weight = 3.0}, {dataset = 'stdlib', name = 'code'}]"
     arguments = ["data", "inspect", "tiny", "--sequences", "16", "--data.mixture", mixture, "--data.document_mask", "true"]
     assert main([*arguments, "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown["shares"]["json"] == pytest.approx(0.75, abs=1 / 16)  # of 16 sequences
-    assert len({one["dataset"] for one in shown["sequences"]}) == 2
-    first = next(one for one in shown["sequences"] if one["dataset"] == "json")
-    assert bytes(first["pieces"][0][1:-1]).decode().startswith("document ")
-    assert {len(piece) for one in shown["sequences"] if one["dataset"] == "json" for piece in one["pieces"][:-1]} <= {12, 13}
+    assert len({sequence["dataset"] for sequence in shown["sequences"]}) == 2
+    from_json = [sequence for sequence in shown["sequences"] if sequence["dataset"] == "json"]
+    assert bytes(from_json[0]["pieces"][0][1:-1]).decode().startswith("document ")
+    assert {len(piece) for sequence in from_json for piece in sequence["pieces"][:-1]} <= {12, 13}
     assert main(arguments) == 0
     out = capfd.readouterr().out
-    assert "257 tokens of 'json', pieces of 21 documents, attention inside of each" in out or "pieces of 20 documents" in out
+    line = "257 tokens of 'json', pieces of 21 documents, attention within each document"
+    assert line in out or "pieces of 20 documents" in out
     assert "<|begin_of_text|>document " in out
     assert "json     0.7500" in out

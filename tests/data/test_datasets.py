@@ -1,4 +1,4 @@
-"""Sources of documents: found, read, divided, and what is wrong with them reported."""
+"""Datasets are found, read and divided into shards, and mistakes in them are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_standard_library_is_a_corpus() -> None:
     assert sum("import" in text for text in texts) >= 3
 
 
-def test_text_files_are_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_text_files_are_cut_at_line_ends_without_loss(tmp_path: Path) -> None:
     lines = "".join(f"line {number} ü\n" for number in range(20_000))
     (tmp_path / "a.txt").write_text(lines)
     (tmp_path / "b.md").write_text("no newline at the end")
@@ -39,7 +39,7 @@ def test_text_files_are_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> 
     assert all(piece.endswith("\n") for piece in pieces if "line" in piece and piece != "no newline at the end")
 
 
-def test_bytes_that_are_no_text_are_an_error_with_their_place(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_reported_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\n\xff\xfe")
     with pytest.raises(CorruptRecord) as caught:
         list(open_text(request("text", tmp_path)).shard(0, 1, 0))
@@ -65,11 +65,11 @@ def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
         with pyarrow.ipc.new_stream(str(path), pyarrow.schema([("body", pyarrow.string())])) as writer:
             writer.write_table(pyarrow.table({"body": texts}))
     assert check_files(request(kind, path, "body")) == []
-    if kind != "arrow":  # whose columns are looked at when it is opened
+    if kind != "arrow":  # the columns of Arrow files are checked when they are opened
         (problem,) = check_files(request(kind, path))
-        assert "no field 'text'; there is body" in str(problem)
-    if kind != "json":  # whose records may have fields of their own each
-        with pytest.raises(UserError, match="no field 'text'; there is body"):
+        assert "no field 'text'; the fields are body" in str(problem)
+    if kind != "json":  # each JSON record may have different fields
+        with pytest.raises(UserError, match="no field 'text'; the fields are body"):
             open_local(request(kind, path))
     documents = open_local(request(kind, path, "body"))
     assert documents.num_documents == 10
@@ -89,18 +89,18 @@ def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, file
     parts = [list(documents.shard(index, shards, 0)) for index in range(shards)]
     assert sorted(itertools.chain(*parts)) == sorted(f"{file}-{i}" for file in range(files) for i in range(12))
     assert max(map(len, parts)) - min(map(len, parts)) <= 12
-    for index in range(shards):  # resumed in the middle
+    for index in range(shards):  # resume in the middle
         shard = documents.shard(index, shards, 0)
         done = list(itertools.islice(shard, 2))
         other = documents.shard(index, shards, 0)
         other.load_state_dict(json.loads(json.dumps(shard.state_dict())))
         third = documents.shard(index, shards, 0)
-        third.load_state_dict(json.loads(json.dumps(other.state_dict())))  # saved again before anything was read
+        third.load_state_dict(json.loads(json.dumps(other.state_dict())))  # saved again before any document was read
         assert [*done, *other] == parts[index]
         assert [*done, *third] == parts[index]
 
 
-def test_no_network_is_one_clear_line() -> None:
+def test_a_missing_network_is_reported_in_one_line() -> None:
     from titan_data.huggingface import open_hub
 
     with pytest.raises(UserError, match="cannot be opened on the hub"):
@@ -109,15 +109,15 @@ def test_no_network_is_one_clear_line() -> None:
 
 BAD_LINES = {
     b'{"text": "a"}\n\n  \n{"text": "b"}\nnot json\n': (":5", "not a JSON record: Expecting value"),
-    b'{"text": "a"}\n[1, 2]\n': (":2", "a record is a JSON object, not list"),
-    b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text'; there is body"),
-    b'{"text": "a"}\n{"text": null}': (":2", "field 'text' holds NoneType, not text"),
+    b'{"text": "a"}\n[1, 2]\n': (":2", "a record must be a JSON object, not list"),
+    b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text'; the fields are body"),
+    b'{"text": "a"}\n{"text": null}': (":2", "field 'text' contains NoneType, not text"),
     b'{"text": "a"}\n{"text": "\xff"}': (":2", "not UTF-8 text: invalid start byte at byte 10 of the line"),
 }
 
 
 @pytest.mark.parametrize("content", BAD_LINES)
-def test_corrupt_lines_are_reported_with_their_place_and_others_read(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_lines_are_reported_with_their_place_and_the_others_are_read(tmp_path: Path, content: bytes) -> None:
     place, why = BAD_LINES[content]
     (tmp_path / "data.jsonl").write_bytes(content)
     shard = open_local(request("json", tmp_path)).shard(0, 1, 0)
@@ -133,12 +133,12 @@ def test_corrupt_lines_are_reported_with_their_place_and_others_read(tmp_path: P
     assert error.why.startswith(why)
 
 
-def test_a_function_of_the_users_makes_the_text(tmp_path: Path) -> None:
+def test_a_formatting_function_returns_the_text(tmp_path: Path) -> None:
     records = [{"question": "who", "answer": "me"}, {"question": "where"}, {"question": "what", "answer": "this"}]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    asked = replace(request("json", tmp_path), format="harness.formats:joined")
-    assert check_files(asked) == []
-    shard = open_local(asked).shard(0, 1, 0)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    formatted = replace(request("json", tmp_path), format="harness.formats:joined")
+    assert check_files(formatted) == []
+    shard = open_local(formatted).shard(0, 1, 0)
     found: list[Any] = []
     while len(found) < 3:
         try:
@@ -152,11 +152,11 @@ def test_a_function_of_the_users_makes_the_text(tmp_path: Path) -> None:
         "harness.nothing:joined": "No module named",
         "harness.formats:NUMBER": "not a function",
     }.items():
-        (problem,) = check_files(replace(asked, format=function))
+        (problem,) = check_files(replace(formatted, format=function))
         assert why in str(problem)
 
 
-def test_a_row_that_is_no_text_is_reported_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_is_not_text_is_reported_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -173,7 +173,7 @@ def test_a_row_that_is_no_text_is_reported_with_its_place(tmp_path: Path, monkey
     assert sorted(found) == ["good", "row 1: not UTF-8 text: invalid start byte at byte 0"]
 
 
-def test_nesting_without_end_is_a_corrupt_record(tmp_path: Path) -> None:
+def test_extremely_deep_nesting_is_a_corrupt_record(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000 + "\n")
     shard = open_local(request("json", tmp_path)).shard(0, 1, 0)
     with pytest.raises(CorruptRecord, match="not a JSON record"):

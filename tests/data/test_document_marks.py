@@ -1,4 +1,4 @@
-"""What marks a document is what a tokenizer's files say, in a defined order, and it is reported."""
+"""The files of a tokenizer define the tokens that mark documents, in a fixed order of precedence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def made(
 
 CONFIG = {"bos_token": "<begin>", "eos_token": "<end>"}
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
-    # files -> begin, end, and what the report says
+    # files -> begin, end, and a part of the description
     "config": ({"config": CONFIG}, ["<begin>"], ["<end>"], "'<begin>' (5): tokenizer_config.json"),
     "tokens written out": (
         {"config": {"bos_token": {"__type": "AddedToken", "content": "<begin>"}, "eos_token": {"content": "<end>"}}},
@@ -83,14 +83,14 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
     ),
     "config before template": (
         {"post": "both", "config": {"bos_token": "<s>", "eos_token": "</s>"}},
-        ["<s>"], ["</s>"], "tokenizer_config.json (but the post-processor of tokenizer.json puts token 5 there)",
+        ["<s>"], ["</s>"], "tokenizer_config.json (but the post-processor of tokenizer.json adds token 5)",
     ),
     "Llama 3: an end is named": ({"post": "begin", "config": CONFIG}, ["<begin>"], ["<end>"], "tokenizer_config.json"),
     "Qwen: no begin": (
         {"post": "bytes", "config": {"bos_token": None, "eos_token": "<|endoftext|>", "add_bos_token": False}},
         [], ["<|endoftext|>"], "no token: add_bos_token in tokenizer_config.json",
     ),
-    "none, in words": ({"config": {"bos_token": None, "eos_token": None}}, [], [], "no token: tokenizer_config.json"),
+    "explicitly none": ({"config": {"bos_token": None, "eos_token": None}}, [], [], "no token: tokenizer_config.json"),
     "null, and a map": ({"config": {"bos_token": None}, "special": CONFIG}, ["<begin>"], ["<end>"], "special_tokens_map"),
     "GPT-2: one token for both": (
         {"post": "bytes", "config": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}},
@@ -102,18 +102,18 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
     ),
     "not added": (
         {"post": "begin", "config": CONFIG | {"add_bos_token": False}},
-        [], ["<end>"], "add_bos_token in tokenizer_config.json (but the post-processor of tokenizer.json puts token 5",
+        [], ["<end>"], "add_bos_token in tokenizer_config.json (but the post-processor of tokenizer.json adds token 5",
     ),
     "ends of prompts": ({"config": CONFIG | {"add_eos_token": False}}, ["<begin>"], ["<end>"], "tokenizer_config.json"),
-    "names": ({}, ["<s>"], ["<|endoftext|>"], "its name alone, as no file says"),
-    "a config that says nothing": ({"config": {"model_max_length": 5}}, ["<s>"], ["<|endoftext|>"], "its name alone"),
-    "nothing at all": ({"without": ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>")}, [], [], "no token: no file"),
+    "names": ({}, ["<s>"], ["<|endoftext|>"], "chosen by name, because no file defines it"),
+    "a config without tokens": ({"config": {"model_max_length": 5}}, ["<s>"], ["<|endoftext|>"], "chosen by name"),
+    "no token": ({"without": ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>")}, [], [], "no token: no file defines one"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_marks_are_those_that_the_files_say(tmp_path: Path, case: str) -> None:
-    files, begin, end, told = CASES[case]
+def test_the_files_define_the_marks(tmp_path: Path, case: str) -> None:
+    files, begin, end, description = CASES[case]
     tokenizer = made(tmp_path, **files)
     assert tokenizer.begin_ids == [ID[name] for name in begin]
     assert tokenizer.end_ids == [ID[name] for name in end]
@@ -121,10 +121,10 @@ def test_the_marks_are_those_that_the_files_say(tmp_path: Path, case: str) -> No
     assert tokenizer.encode_document("") == [*tokenizer.begin_ids, *tokenizer.end_ids]
     lines = tokenizer.describe_marks()
     assert [line.split()[:2] for line in lines] == [["documents", "begin"], ["documents", "end"]]
-    assert told in "\n".join(lines)
+    assert description in "\n".join(lines)
 
 
-def test_a_named_file_has_a_folders_config_and_another_file_has_not(tmp_path: Path) -> None:
+def test_only_a_file_named_tokenizer_json_uses_the_config_of_its_folder(tmp_path: Path) -> None:
     made(tmp_path, config=CONFIG)
     assert build_hf(tokenizer_at(tmp_path / "tokenizer.json")).begin_ids == [ID["<begin>"]]
     (tmp_path / "tokenizer.json").rename(tmp_path / "other.json")
@@ -141,13 +141,13 @@ BROKEN: dict[str, tuple[object, str]] = {
     "flag": ({"eos_token": True}, "eos_token is true, not a token"),
     "tokens": ({"eos_token": ["</s>"]}, r'eos_token is \["</s>"\], not a token'),
     "no content": ({"eos_token": {"lstrip": False}}, r'eos_token is \{"lstrip": false\}, not a token'),
-    "not there": ({"eos_token": "<eos>"}, "eos_token is '<eos>', which tokenizer.json does not have"),
+    "unknown token": ({"eos_token": "<eos>"}, "eos_token is '<eos>', which tokenizer.json does not contain"),
 }
 BROKEN_CONFIG: dict[str, tuple[object, str]] = {
     "no flag": ({"add_bos_token": "no"}, 'add_bos_token is "no", not true or false'),
     "another id": (
         CONFIG | {"added_tokens_decoder": {"7": {"content": "<begin>"}}},
-        "added_tokens_decoder gives '<begin>' the id 7, and tokenizer.json gives it 5",
+        "'<begin>' has the id 7 in added_tokens_decoder, but 5 in tokenizer.json",
     ),
     "no decoder": (CONFIG | {"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\], not an object"),
 }
@@ -164,15 +164,15 @@ def test_a_damaged_config_is_one_clear_error(tmp_path: Path, case: str) -> None:
             made(tmp_path, special=contents)
 
 
-def test_config_bytes_that_are_no_text_are_one_clear_error(tmp_path: Path) -> None:
+def test_a_config_that_is_not_text_is_one_clear_error(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b'{"bos_token": "\xff"}')
     with pytest.raises(UserError, match=r"tokenizer_config\.json: is not JSON"):
         build_hf(tokenizer_at(tmp_path))
 
 
-def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) -> None:
-    """A tokenizer that was saved with them would drop the rest of each document."""
+def test_saved_truncation_and_padding_do_not_apply_to_documents(tmp_path: Path) -> None:
+    """Truncation would drop the rest of each document."""
 
     def limit(tokenizer: Tokenizer) -> None:
         tokenizer.enable_truncation(4)
@@ -183,12 +183,12 @@ def test_limits_of_a_models_inputs_do_not_cut_or_fill_documents(tmp_path: Path) 
     assert tokenizer.encode_document("b") == [ID["<begin>"], 21, ID["<end>"]]
 
 
-def test_byte_tokens_have_marks_of_their_own() -> None:
+def test_the_byte_tokenizer_has_its_own_marks() -> None:
     byte = ByteTokenizer()
     assert (byte.begin_ids, byte.end_ids) == ([256], [257])
 
 
-def test_a_vocabulary_that_does_not_cover_every_text_is_no_error(tmp_path: Path) -> None:
+def test_a_vocabulary_that_does_not_cover_every_text_is_accepted(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "0": 1}))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=[("<s>", 0)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))

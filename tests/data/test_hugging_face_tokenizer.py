@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face's files."""
+"""Tokenizers from Hugging Face files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from titan_core.api.errors import UserError
 from titan_data.tokenizers.hugging_face import build as build_hf
 
 
-def test_hugging_face(tmp_path: Path) -> None:
+def test_a_tokenizer_file_is_read_and_marks_documents(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,4 +1,4 @@
-"""A split that was not requested never mixes with one that was."""
+"""A job reads only the requested split of a dataset."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def request(
     return DatasetContext(name, str(path), "text", 0, "here", split=split, default_split=default, section=None)
 
 
-def found(asked: DatasetContext[None]) -> list[str]:
-    root = Path(asked.path or "")
+def found(context: DatasetContext[None]) -> list[str]:
+    root = Path(context.path or "")
     root = root if root.is_dir() else root.parent
-    return [str(file.relative_to(root)) for file in find_files(asked, ENDINGS[asked.name])]
+    return [str(file.relative_to(root)) for file in find_files(context, ENDINGS[context.name])]
 
 
 def laid_out(folder: Path, names: Sequence[str]) -> Path:
@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, list[str]]] = {
         "train": ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"],
         "test": ["data/test-00000-of-00001.jsonl"],
     },
-    "hub, names of one's own": {
+    "hub, custom names": {
         "train_sft": ["data/train_sft-00000-of-00001.jsonl"],
         "test_sft": ["data/test_sft-00000-of-00001.jsonl"],
     },
@@ -60,7 +60,7 @@ LAYOUTS: dict[str, dict[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_split_is_found_as_the_hub_lays_it_out(tmp_path: Path, layout: str) -> None:
+def test_splits_are_found_in_the_layouts_of_the_hub(tmp_path: Path, layout: str) -> None:
     splits = LAYOUTS[layout]
     laid_out(tmp_path, [name for names in splits.values() for name in names])
     for split, names in splits.items():
@@ -69,17 +69,18 @@ def test_each_split_is_found_as_the_hub_lays_it_out(tmp_path: Path, layout: str)
     if "train" in splits:
         assert found(request("json", tmp_path)) == sorted(splits["train"])
     else:
-        listed = (
-            f"splits {', '.join(sorted(splits))}, and it is not clear which to read; set training.dataset_split to one of"
+        message = (
+            f"it is ambiguous which split to read: the splits are {', '.join(sorted(splits))}; "
+            "set training.dataset_split to one of"
         )
-        with pytest.raises(UserError, match=listed):
+        with pytest.raises(UserError, match=message):
             found(request("json", tmp_path))
-    with pytest.raises(UserError, match=r"training.dataset_split is 'nothing', and there are splits"):
+    with pytest.raises(UserError, match=r"training.dataset_split is 'nothing', but the splits are"):
         found(request("json", tmp_path, "nothing"))
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "deep"])
-def test_datasets_finds_the_same_splits(tmp_path: Path, layout: str) -> None:
+def test_the_datasets_library_finds_the_same_splits(tmp_path: Path, layout: str) -> None:
     from datasets.data_files import DataFilesPatternsDict, get_data_patterns
 
     laid_out(tmp_path, [name for names in LAYOUTS[layout].values() for name in names])
@@ -92,7 +93,7 @@ def test_datasets_finds_the_same_splits(tmp_path: Path, layout: str) -> None:
     assert {str(split): files for split, files in theirs.items()} == ours
 
 
-def test_what_a_split_is_called_does_not_matter(tmp_path: Path) -> None:
+def test_synonyms_of_a_split_name_are_equivalent(tmp_path: Path) -> None:
     laid_out(tmp_path, ["train.jsonl", "val.jsonl"])
     for name in ("val", "valid", "validation", "dev"):
         assert found(request("json", tmp_path, name)) == ["val.jsonl"]
@@ -101,9 +102,9 @@ def test_what_a_split_is_called_does_not_matter(tmp_path: Path) -> None:
 WITHOUT_SPLITS = [
     ["a.jsonl", "b/c.jsonl"],
     ["contest.jsonl", "trainee/latest.jsonl"],  # words within words
-    ["train-test.jsonl", "more.jsonl"],  # of two splits, so of none
+    ["train-test.jsonl", "more.jsonl"],  # two keywords in one name do not count
     ["data/part-00000-of-00002.jsonl", "data/part-00001-of-00002.jsonl"],
-    ["train.jsonl", "extra/more.jsonl"],  # all of it is to be trained on
+    ["train.jsonl", "extra/more.jsonl"],  # all of it is training data
 ]
 
 
@@ -112,21 +113,30 @@ def test_a_folder_without_splits_is_read_whole(tmp_path: Path, names: list[str])
     laid_out(tmp_path, names)
     assert found(request("json", tmp_path)) == sorted(names)
     if "train.jsonl" not in names:
-        with pytest.raises(UserError, match=r"is 'train', and there are no splits that folders or files .*; drop the key"):
+        with pytest.raises(UserError, match=r"is 'train', but no folder or file is named after a split; drop the key"):
             found(request("json", tmp_path, "train"))
 
 
-UNCLEAR = {
-    "only a test split": (["test/a.jsonl"], "there are splits test, and it is not clear"),
-    "no train split": (["test/a.jsonl", "dev/a.jsonl"], "there are splits test, validation, and it is not clear"),
-    "files beside a test split": (["a.jsonl", "test.jsonl"], r"splits test, and files of none \(a.jsonl\), and it is not"),
-    "files beside splits": (["a.jsonl", "train.jsonl", "test.jsonl"], r"splits test, train, and files of none \(a.jsonl\)"),
+AMBIGUOUS = {
+    "only a test split": (["test/a.jsonl"], "ambiguous which split to read: the splits are test; set"),
+    "no train split": (
+        ["test/a.jsonl", "dev/a.jsonl"],
+        "ambiguous which split to read: the splits are test, validation; set",
+    ),
+    "files beside a test split": (
+        ["a.jsonl", "test.jsonl"],
+        r"the splits are test, with files outside all splits \(a.jsonl\)",
+    ),
+    "files beside splits": (
+        ["a.jsonl", "train.jsonl", "test.jsonl"],
+        r"the splits are test, train, with files outside all splits \(a.jsonl\)",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", UNCLEAR)
-def test_what_is_not_clearly_the_train_split_is_refused(tmp_path: Path, case: str) -> None:
-    names, why = UNCLEAR[case]
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_an_ambiguous_train_split_is_refused(tmp_path: Path, case: str) -> None:
+    names, why = AMBIGUOUS[case]
     laid_out(tmp_path, names)
     (problem,) = check_files(request("json", tmp_path))
     assert problem.where == "here"
@@ -136,7 +146,7 @@ def test_what_is_not_clearly_the_train_split_is_refused(tmp_path: Path, case: st
     assert found(request("json", tmp_path, "test")) == [name for name in sorted(names) if "test" in name]
 
 
-def test_validation_reads_a_validation_split_or_the_only_one_that_is_for_it(tmp_path: Path) -> None:
+def test_validation_reads_the_validation_split_or_a_lone_test_split(tmp_path: Path) -> None:
     def validated(folder: str, names: list[str]) -> list[str]:
         return found(request("json", laid_out(tmp_path / folder, names), default="validation"))
 
@@ -144,25 +154,25 @@ def test_validation_reads_a_validation_split_or_the_only_one_that_is_for_it(tmp_
     assert validated("b", ["test/a.jsonl"]) == ["test/a.jsonl"]
     assert validated("c", ["a.jsonl"]) == ["a.jsonl"]
     for folder, names in {"d": ["train.jsonl"], "e": ["train.jsonl", "test.jsonl"]}.items():
-        with pytest.raises(UserError, match="it is not clear which to read"):
+        with pytest.raises(UserError, match="it is ambiguous which split to read"):
             validated(folder, names)
 
 
-def test_globs_are_held_to_the_same_rule_and_single_files_are_meant(tmp_path: Path) -> None:
+def test_globs_follow_the_same_rules_and_a_single_file_is_read_as_it_is(tmp_path: Path) -> None:
     laid_out(tmp_path, ["x/train-0.jsonl", "x/test-0.jsonl"])
     assert found(request("json", f"{tmp_path}/x/*.jsonl")) == ["train-0.jsonl"]
     assert [file.name for file in find_files(request("json", f"{tmp_path}/*/*.jsonl", "test"), (".jsonl",))] == [
         "test-0.jsonl"
     ]
     assert found(request("json", f"{tmp_path}/x/test-0.jsonl")) == ["test-0.jsonl"]
-    with pytest.raises(UserError, match="there are splits test, and it is not clear"):
+    with pytest.raises(UserError, match="ambiguous which split to read: the splits are test;"):
         found(request("json", f"{tmp_path}/x/test*"))
-    with pytest.raises(UserError, match="the path names one file; drop the key"):
+    with pytest.raises(UserError, match="the path names a single file; drop the key"):
         found(request("json", tmp_path / "x/test-0.jsonl", "test"))
 
 
-def test_of_text_files_only_folders_tell_splits(tmp_path: Path) -> None:
-    """A folder of documents may have one about tests."""
+def test_only_folders_define_splits_of_text_files(tmp_path: Path) -> None:
+    """A folder of documents may contain one about tests."""
     for name in ("guide.md", "test.md", "dev-notes.txt"):
         (tmp_path / name).write_text(name)
     assert len(list(open_text(request("text", tmp_path)).shard(0, 1, 0))) == 3
@@ -174,7 +184,7 @@ def test_of_text_files_only_folders_tell_splits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What ``save_to_disk`` makes of a dataset with splits."""
+    """A dataset with splits, written by ``save_to_disk``."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -184,8 +194,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "saved"
 
 
-def texts(asked: DatasetContext[None]) -> list[Any]:
-    return sorted(open_local(asked).shard(0, 1, 0))
+def texts(context: DatasetContext[None]) -> list[Any]:
+    return sorted(open_local(context).shard(0, 1, 0))
 
 
 def test_a_saved_dataset_dict_trains_on_its_train_split(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,12 +208,12 @@ def test_a_saved_dataset_dict_trains_on_its_train_split(saved: Path, caplog: pyt
     assert texts(request("arrow", saved / "test")) == [f"test {i}" for i in range(4)]  # a saved Dataset
     (saved / "train").rename(saved / "mine")
     (saved / "dataset_dict.json").write_text('{"splits": ["mine", "test"]}')
-    with pytest.raises(UserError, match="there are splits mine, test, and it is not clear which to read"):
+    with pytest.raises(UserError, match="ambiguous which split to read: the splits are mine, test;"):
         texts(request("arrow", saved))
     assert texts(request("arrow", saved, "mine")) == [f"train {i}" for i in range(4)]
 
 
-def test_caches_in_a_saved_dataset_are_no_part_of_it(saved: Path) -> None:
+def test_caches_in_a_saved_dataset_are_ignored(saved: Path) -> None:
     shutil.copy(saved / "test/data-00000-of-00001.arrow", saved / "train/cache-0123456789abcdef.arrow")
     assert texts(request("arrow", saved)) == [f"train {i}" for i in range(4)]
 
@@ -220,7 +230,7 @@ def test_a_damaged_list_of_a_saved_dataset_is_one_clear_error(saved: Path, conte
         assert problem.fix == "save the dataset again"
         file.write_text(before)
         if content.startswith('{"_data'):
-            break  # which says nothing of splits
+            break  # dataset_dict.json has no such key
 
 
 def test_a_missing_part_of_a_saved_dataset_is_reported(saved: Path) -> None:
@@ -228,7 +238,7 @@ def test_a_missing_part_of_a_saved_dataset_is_reported(saved: Path) -> None:
     state["_data_files"].append({"filename": "data-00001-of-00002.arrow"})
     (saved / "train/state.json").write_text(json.dumps(state))
     (problem,) = check_files(request("arrow", saved))
-    assert "data-00001-of-00002.arrow: it is missing, and state.json lists it" in str(problem)
+    assert "data-00001-of-00002.arrow: missing, although state.json lists it" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -242,29 +252,29 @@ def test_a_missing_part_of_a_saved_dataset_is_reported(saved: Path) -> None:
         ("c4", None, "validation", "train", ("allenai/c4", "en", "validation")),
     ],
 )
-def test_of_a_hub_dataset_the_split_is_streamed(
+def test_the_requested_split_of_a_hub_dataset_is_streamed(
     monkeypatch: pytest.MonkeyPatch, name: str, path: str | None, split: str | None, default: Any, expected: object
 ) -> None:
-    asked: list[object] = []
+    loaded: list[object] = []
 
     def load_dataset(path: str, configuration: str | None, *, split: str, streaming: bool) -> object:
-        asked.append((path, configuration, split))
+        loaded.append((path, configuration, split))
         if split == "extra":
             raise ValueError("Bad split: extra. Available splits: ['train']")
         return object()
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    one = replace(request(name, "", split, default), path=path)
+    context = replace(request(name, "", split, default), path=path)
     if split == "extra":
         with pytest.raises(
-            UserError, match=r"split 'extra'.*Available splits: \['train'\]; check its name, training.dataset_sp"
+            UserError, match=r"split 'extra'.*Available splits: \['train'\]; check the name, training.dataset_sp"
         ):
-            open_hub(one)
+            open_hub(context)
     else:
-        open_hub(one)
-    assert asked == [expected]
-    (problem,) = check_hub(replace(one, path="user/set", split="all"))
-    assert "a streamed dataset is read by split; name one" in str(problem)
+        open_hub(context)
+    assert loaded == [expected]
+    (problem,) = check_hub(replace(context, path="user/set", split="all"))
+    assert "cannot stream all splits at once; name one split" in str(problem)
 
 
 JOBS: dict[str, tuple[dict[str, object], str]] = {
@@ -275,11 +285,11 @@ JOBS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "mixture": (
         {"data.mixture": "[{dataset = 'json', dataset_path = 'two', dataset_split = 'tst'}]"},
-        "data.mixture[0].dataset_split is 'tst', and there are splits test, train; set data.mixture[0].dataset_split to",
+        "data.mixture[0].dataset_split is 'tst', but the splits are test, train; set data.mixture[0].dataset_split to",
     ),
     "validation": (
         {"validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "two"},
-        "there are splits test, train, and it is not clear which to read; set validation.dataset_split to one of test,",
+        "ambiguous which split to read: the splits are test, train; set validation.dataset_split to one of test,",
     ),
 }
 
@@ -290,13 +300,13 @@ def test_a_jobs_splits_are_checked_before_anything_is_built(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     laid_out(tmp_path / "two", ["train.jsonl", "test.jsonl"])
-    settings, told = JOBS[case]
+    settings, message = JOBS[case]
     with pytest.raises(UserError) as caught:
         make_job("tiny", dict(settings))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_job_passes_its_splits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_passes_its_splits_to_its_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     laid_out(tmp_path / "two", ["train.jsonl", "test.jsonl"])
     second = "{dataset = 'json', dataset_path = 'two', dataset_split = 'test', name = 'b'}"
@@ -306,7 +316,7 @@ def test_a_job_passes_its_splits_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "validation.dataset_split": "test",
     }  # fmt: skip
     job = make_job("tiny", {"data.mixture": mixture, **validation})
-    assert [(one.context.split, one.context.default_split) for one in job.data.datasets] == [
+    assert [(dataset.context.split, dataset.context.default_split) for dataset in job.data.datasets] == [
         (None, "train"),
         ("test", "train"),
     ]

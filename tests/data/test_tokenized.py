@@ -1,4 +1,4 @@
-"""Tokenised datasets: what is made is what would be read, a half-made one is resumed, a damaged one is refused."""
+"""Tokenised datasets equal their source. An unfinished one is resumed, and a damaged one is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def request(folder: Path, tokenizer: str = "", vocab_size: int | None = None) ->
     )
 
 
-def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
+def test_every_document_is_stored_as_the_source_yields_it(tmp_path: Path) -> None:
     done = make(tmp_path / "tokens", workers=2)
     assert done[-1].parts == done[-1].of == 7
     assert done[-1].tokens == sum(LENGTHS) + 2 * len(LENGTHS)
@@ -54,7 +54,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     assert source.num_documents == len(LENGTHS)
     spec = letters(",".join(map(str, LENGTHS)))
     texts = [BYTE.encode_document(text).tolist() for text in spec.build.load()(spec.context).shard(0, 1, 0)]
-    assert sorted(one.tolist() for one in source.shard(0, 1, 0)) == sorted(texts)
+    assert sorted(document.tolist() for document in source.shard(0, 1, 0)) == sorted(texts)
     assert json.loads((tmp_path / "tokens" / INDEX).read_text())["dtype"] == "<u2"
     training = DatasetSpec("tokenized", 1.0, Ref("titan_data.tokenized:open_tokenized"), request(tmp_path / "tokens"))
     loader = DataLoader(stream(training, plan=PLAN), [source], BYTE, 0, workers=1)
@@ -64,7 +64,7 @@ def test_it_holds_every_document_as_it_would_be_read(tmp_path: Path) -> None:
     loader.close()
 
 
-def test_one_that_was_interrupted_resumes(tmp_path: Path) -> None:
+def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:
     make(tmp_path / "whole")
     made = tmp_path / "tokens"
     make(made)
@@ -72,7 +72,7 @@ def test_one_that_was_interrupted_resumes(tmp_path: Path) -> None:
     plan = {"dataset": "letters", "path": ",".join(map(str, LENGTHS)), "text_field": "text", "format": None,
             "tokenizer": fingerprint(BYTE), "documents": len(LENGTHS), "parts": 7}  # fmt: skip
     (made / "plan.json").write_text(json.dumps(plan))
-    # Killed while it wrote part 3: its bytes, without an index.
+    # As if killed while writing part 3: its data exists without an index.
     (made / "part-00003.idx").unlink()
     (made / "part-00003.bin").rename(made / "part-00003.bin.partial")
     untouched = (made / "part-00002.bin").stat().st_mtime_ns
@@ -111,14 +111,14 @@ def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> 
     while any(_runs(child) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    whole = len(list(tmp_path.glob("tokens/*.idx")))
+    complete = len(list(tmp_path.glob("tokens/*.idx")))
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert whole < 40
+    assert complete < 40
     assert check_tokenized(request(tmp_path / "tokens")) == []
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 2
-    assert "holds a whole tokenised dataset already" in again.stderr
+    assert "already contains a complete tokenised dataset" in again.stderr
 
 
 def _runs(process: str) -> bool:
@@ -140,17 +140,20 @@ def swap(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (truncate, r"part-00001\.bin: it has \d+ bytes, and tokenized\.json says \d+: the index does not match"),
+    "truncated": (truncate, r"part-00001\.bin: has \d+ bytes, but tokenized\.json says \d+ bytes: the index does not match"),
     "another index": (
         swap,
-        r"part-00001\.idx: its last document ends at token \d+, and the data has \d+: the index does not",
+        r"part-00001\.idx: the last document ends at token \d+, but the data has \d+ tokens: the index does not",
     ),
-    "missing": (lambda folder: (folder / "part-00000.idx").unlink(), r"part-00000\.idx: it is missing"),
-    "no index": (lambda folder: (folder / INDEX).unlink(), r"no tokenised dataset: tokenized\.json: No such file"),
+    "missing": (lambda folder: (folder / "part-00000.idx").unlink(), r"part-00000\.idx: is missing"),
+    "no index": (
+        lambda folder: (folder / INDEX).unlink(),
+        r"not a complete tokenised dataset: tokenized\.json: No such file",
+    ),
     "no JSON": (lambda folder: (folder / INDEX).write_text("{"), r"tokenized\.json: damaged"),
-    "not ours": (
+    "another format": (
         lambda folder: (folder / INDEX).write_text('{"format": 9}'),
-        r"its format is 9, and this titan-core",
+        r"has format version 9, but this titan-data reads version 1",
     ),
 }
 
@@ -187,7 +190,7 @@ def test_damage_is_one_clear_error(tmp_path: Path, damage: str) -> None:
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "tokens")
     (problem,) = check_tokenized(request(tmp_path / "tokens", "another"))
-    assert "it was tokenised by 'byte', which gives other ids than this job's tokenizer" in str(problem)
+    assert "tokenised by 'byte' with other token ids than this job's tokenizer produces" in str(problem)
 
 
 def test_another_dataset_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_another_dataset_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not empty"):
         make(tmp_path / "tokens")
     (tmp_path / "tokens" / "plan.json").write_text(json.dumps({"dataset": "json", "parts": 7}))
-    with pytest.raises(UserError, match="another tokenisation was begun here, of dataset 'json'"):
+    with pytest.raises(UserError, match="contains an unfinished tokenisation with other settings: dataset 'json'"):
         make(tmp_path / "tokens")
 
 
@@ -204,22 +207,22 @@ def test_ids_beyond_the_vocabulary_are_reported_with_their_file_and_document(tmp
     folder = tmp_path / "tokens"
     make(folder, parts=2)
     ids, ends = numpy.fromfile(folder / "part-00001.bin", "<u2"), numpy.fromfile(folder / "part-00001.idx", "<i8")
-    ids[ends[4] + 3] = 40_000  # of document 5, which is long enough
+    ids[ends[4] + 3] = 40_000  # token 3 of document 5, which is long enough
     assert ends[5] - ends[4] > 3
     ids.tofile(folder / "part-00001.bin")
     source = open_tokenized(request(folder, vocab_size=BYTE.vocab_size))
-    told = r"part-00001\.bin, document 5: token 3 has the id 40000, but the largest id of the vocabulary is 257: damaged"
+    message = r"part-00001\.bin, document 5: token 3 has the id 40000, .*: the file is damaged"
     with pytest.raises(CorruptRecord) as caught:
         list(source.shard(0, 1, 0))
-    assert re.search(told, f"{caught.value.place}: {caught.value.why}")
-    # What data.on_corrupt says of records holds of them too.
+    assert re.search(message, f"{caught.value.place}: {caught.value.why}")
+    # data.on_corrupt applies to these documents too.
     training = DatasetSpec(
         "tokenized", 1.0, Ref("titan_data.tokenized:open_tokenized"), request(folder, vocab_size=BYTE.vocab_size)
     )
     (strict, lenient) = (
         DataLoader(stream(training, plan=PLAN, on_corrupt=what), [source], BYTE, 0) for what in ("stop", "skip")
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         list(iter(strict.next_step, None))
     corrupt = 0
     while not corrupt:
@@ -230,28 +233,28 @@ def test_ids_beyond_the_vocabulary_are_reported_with_their_file_and_document(tmp
     lenient.close()
 
 
-def test_ends_of_documents_that_go_back_are_reported_with_their_file(tmp_path: Path) -> None:
+def test_document_ends_that_are_out_of_order_are_reported_with_their_file(tmp_path: Path) -> None:
     folder = tmp_path / "tokens"
     make(folder, parts=1)
-    whole = numpy.fromfile(folder / "part-00000.idx", "<i8")
-    for place, value in ((7, whole[6] - 1), (7, whole[8] + 1), (0, -1), (7, whole[-1] + 1)):
-        ends = whole.copy()
+    intact = numpy.fromfile(folder / "part-00000.idx", "<i8")
+    for place, value in ((7, intact[6] - 1), (7, intact[8] + 1), (0, -1), (7, intact[-1] + 1)):
+        ends = intact.copy()
         ends[place] = value
         ends.tofile(folder / "part-00000.idx")
-        with pytest.raises(UserError, match=r"part-00000\.idx: .*(the index is damaged|does not match its data)"):
+        with pytest.raises(UserError, match=r"part-00000\.idx: .*(the index is damaged|does not match the data)"):
             list(open_tokenized(request(folder)).shard(0, 1, 0))
 
 
-def test_a_jobs_tokenised_dataset_is_held_against_its_tokenizer(tmp_path: Path) -> None:
+def test_a_job_checks_its_tokenised_dataset_against_its_tokenizer(tmp_path: Path) -> None:
     make(tmp_path / "tokens")
     settings = {"training.dataset": "tokenized", "training.dataset_path": tmp_path / "tokens"}
-    asked = make_job("tiny", settings).data.datasets[0].context
-    assert asked.vocab_size == BYTE.vocab_size
-    assert asked.tokenizer == fingerprint(BYTE)
+    context = make_job("tiny", settings).data.datasets[0].context
+    assert context.vocab_size == BYTE.vocab_size
+    assert context.tokenizer == fingerprint(BYTE)
 
 
 @pytest.mark.parametrize("ids", [[1, 258, 2], [1, -1], [2**40], numpy.array([1.0, 2.0]), numpy.array([[1]])], ids=str)
-def test_ids_of_a_tokenizers_or_datasets_plugin_are_held_against_the_vocabulary(tmp_path: Path, ids: Any) -> None:
+def test_token_ids_from_plugins_are_checked_against_the_vocabulary(tmp_path: Path, ids: Any) -> None:
     class Odd:
         vocab_size = 258
 
@@ -278,8 +281,8 @@ def test_ids_of_a_tokenizers_or_datasets_plugin_are_held_against_the_vocabulary(
         TokenStream(ShuffledDocuments(Source(), 0), BYTE, 0, 1, "repeat", "mine", reader).take(5)
 
 
-def test_ids_are_never_cut_to_the_size_that_they_are_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer whose ids go beyond what it calls its vocabulary."""
+def test_ids_never_overflow_the_stored_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may produce ids beyond the vocabulary size that it reports."""
     spec = stream(letters("3,4"), plan=PLAN)
     monkeypatch.setattr(type(BYTE), "vocab_size", 100)
     with pytest.raises(UserError, match=r"dataset 'letters', part 0, document 0: token 0 has the id 256"):

@@ -1,1 +1,1 @@
-"""What the tests share: living gloo processes, jobs to run in them, and made-up distributions."""
+"""Helpers that the tests share: a pool of gloo processes, jobs to run in them, models, datasets and fake distributions."""

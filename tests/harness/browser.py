@@ -1,4 +1,4 @@
-"""A real browser for pages that the tests make: the system's Chromium, driven by playwright."""
+"""Opens pages that the tests write in a real browser: the system's Chromium, driven by playwright."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _QUIET = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser. Without one the test is skipped, or fails where ``TITAN_REQUIRE_BROWSER`` is set. ``CHROMIUM``
-    names one that is not on the path."""
+    """Yield a headless browser. If there is none, skip the test, or fail it if ``TITAN_REQUIRE_BROWSER`` is set.
+    ``CHROMIUM`` names a browser that is not on the path."""
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         reason = f"no browser is installed (CHROMIUM, or one of {', '.join(_NAMES)})"
@@ -42,15 +42,15 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Visit:
-    """A page that was opened, and what it did on its own."""
+    """An opened page, with its requests and errors."""
 
     page: Page
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-    """Errors of its scripts, and errors and warnings on the console."""
+    """Errors of scripts, and errors and warnings on the console."""
 
     def outside(self) -> list[str]:
-        """Requests that left this machine's files."""
+        """Return the requests for anything but local files."""
         return [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))]
 
 

@@ -1,4 +1,4 @@
-"""Contexts for components that are built outside of a job."""
+"""Build contexts for components that are built outside a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_JOB: Any = None
 
 
 def job_context(section: Any = None) -> JobContext[Any]:
-    """Of a component that asks nothing about its job."""
+    """Return the context of a component that does not use its job."""
     return JobContext(section=section, facts=NO_JOB)
 
 
@@ -34,11 +34,13 @@ def tokenizer_at(path: object) -> TokenizerContext[Any]:
 
 
 def grouped(named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection) -> list[ParamGroup]:
-    """Parameters without a model: each is a vector, or the matrix of a block."""
+    """Return the groups of parameters without a model. Each parameter is a vector or a hidden matrix."""
     return param_groups(
         (
-            TrainedParameter(name, one, ParameterRole.VECTOR if is_vector(name, one) else ParameterRole.HIDDEN_MATRIX)
-            for name, one in named
+            TrainedParameter(
+                name, parameter, ParameterRole.VECTOR if is_vector(name, parameter) else ParameterRole.HIDDEN_MATRIX
+            )
+            for name, parameter in named
         ),
         section,
     )

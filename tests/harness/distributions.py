@@ -1,4 +1,4 @@
-"""Made-up distributions with real metadata on disk: what a third party's package is to discovery."""
+"""Fake distributions with real metadata on disk, which plugin discovery treats like third-party packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from titan_core.plugins.discovery import GROUP
 def write_distribution(
     folder: Path, name: str, source: str, *, plugin: str | None = None, version: str = "1.0", module: str | None = None
 ) -> Path:
-    """Write a distribution ``name`` with one module of ``source`` that its entry point ``plugin`` names."""
+    """Write a distribution ``name`` with one module of contents ``source`` and an entry point ``plugin`` for it."""
     module = module or name.replace("-", "_")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{module}.py").write_text(source)
@@ -24,7 +24,7 @@ def write_distribution(
 
 
 def entry_points_in(folder: Path) -> list[importlib_metadata.EntryPoint]:
-    """The plugin entry points of all distributions in ``folder``."""
+    """Return the plugin entry points of all distributions in ``folder``."""
     return [
         point
         for distribution in importlib_metadata.distributions(path=[str(folder)])

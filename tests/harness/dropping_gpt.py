@@ -1,4 +1,4 @@
-"""A small GPT that drops wherever tensor parallelism divides something in another way."""
+"""A small GPT with dropout at every point where tensor parallelism divides activations differently."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class DroppingAttention(Attention):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         x = self.before(x)  # gathered
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, HEAD_DIM) for one in (self.q, *self.kv))
-        q = self.heads(self.norm(q))  # some of the features
+        q, k, v = (linear(x).view(batch, seq, -1, HEAD_DIM) for linear in (self.q, *self.kv))
+        q = self.heads(self.norm(q))  # sharded over features
         mixed = self.mixer(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), documents)
-        return self.after(self.out(mixed.transpose(1, 2).reshape(batch, seq, -1)))  # some of the positions
+        return self.after(self.out(mixed.transpose(1, 2).reshape(batch, seq, -1)))  # sharded over positions
 
 
 class DroppingMLP(MLP):

@@ -31,19 +31,19 @@ RUN: dict[str, object] = {
 }
 
 AT = 3
-"""The step that goes wrong."""
+"""The step with the fault."""
 
 FLIGHT = Path("run/debug/flight")
 
 SEEN = Path("run/debug/flight-of-the-fault")
-"""A copy of the dumps of the fault: the dumps of a later step that is slow on a busy machine would replace them."""
+"""A copy of the dumps of the fault. A later step that is slow on a busy machine would overwrite them."""
 
 PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
-"""Limits for faults that wait for the watchdogs, so long that a busy machine alone makes no step late."""
+"""Settings for faults that wait for the watchdogs: only the fault makes a step late, not a busy machine."""
 
 
 class Fault:
-    """Calls a function at a step, on each rank."""
+    """An observer that calls a function at step :data:`AT`, on each rank."""
 
     def __init__(self, act: Callable[[int, int], object]) -> None:
         self._act = act
@@ -61,7 +61,7 @@ def dumped(step: int) -> bool:
 
 
 def sleeps(rank: int, step: int) -> None:
-    """Sleep until the watchdogs have detected it, however busy the machine is."""
+    """Sleep on rank 1 until the watchdogs have dumped the step, however busy the machine is."""
     if rank == 0:
         return
     deadline = time.monotonic() + 60
@@ -76,7 +76,7 @@ def sleeps_again(rank: int, step: int) -> None:
 
 
 def asks(rank: int, step: int) -> None:
-    """Request a dump of a healthy job, as `titan flight dump` does."""
+    """Request a dump of a healthy run, as `titan flight dump` does."""
     if rank == 0:
         send_request(FLIGHT, "a person asks")
     deadline = time.monotonic() + 60
@@ -85,7 +85,7 @@ def asks(rank: int, step: int) -> None:
 
 
 def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[str, object]) -> str:
-    """Return how the run ends on this rank."""
+    """Train with a fault; return how the run ended on this rank."""
     os.chdir(folder)
     try:
         return run_recipe("tiny", {**RUN, **overrides}, observers=[Fault(fault)]).reason
@@ -96,7 +96,7 @@ def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[s
 def analysed(
     gloo: GlooPool, folder: Path, fault: Callable[[int, int], object], more: dict[str, object] | None = None
 ) -> tuple[list[str], Analysis]:
-    """Return how the run ends on each rank, and the analysis of the dumps of the fault."""
+    """Train with a fault; return how the run ended on each rank, and the analysis of the dumps of the fault."""
     ends = gloo.run(2, run_with, str(folder), fault, more or {})
     dumps = folder / SEEN
     return ends, analyse(read_dumps(dumps if dumps.exists() else folder / FLIGHT))

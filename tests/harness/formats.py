@@ -1,4 +1,4 @@
-"""Formatting functions of a user's."""
+"""A user's formatting functions."""
 
 from collections.abc import Mapping
 

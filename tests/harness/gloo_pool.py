@@ -1,4 +1,5 @@
-"""Processes that stay alive between tests, forked from one that has imported torch: it costs seconds, and that only once."""
+"""A pool of processes that stay alive between tests. They are forked from one that has imported torch, because the import
+takes seconds."""
 
 from __future__ import annotations
 
@@ -21,49 +22,49 @@ TIMEOUT = 600.0
 
 
 GRACE = 10.0
-"""Seconds that the other ranks have once one has failed."""
+"""Seconds that the other ranks may take once one has failed."""
 
 _context = multiprocessing.get_context("forkserver")
-# Imports alone start no thread, so what is forked from them is whole.
+# These imports start no thread, so forking after them is safe.
 _context.set_forkserver_preload(
     ["titan_core.train.trainer", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.checkpoint"]
 )
 
 
 class ProcessDied(RuntimeError):
-    """A rank's process ended without an answer."""
+    """A rank's process ended without a result."""
 
 
 class GlooPool:
-    """``run(n, function, ...)`` calls a module-level function in ``n`` processes, in torchrun's environment."""
+    """Calls a module-level function in ``n`` processes with torchrun's environment: ``run(n, function, ...)``."""
 
     def __init__(self, once_more: bool = False) -> None:
         """
         Args:
-            once_more: whether a call whose process died, which is nothing that the function raised, is made once more in new
-                processes, with a warning that says so.
+            once_more: whether to retry a call once in new processes, with a warning, if a process died (not if the function
+                raised).
         """
         self._once_more = once_more
         self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-        """The results of all ranks.
+        """Return the results of all ranks.
 
         Raises:
-            RuntimeError: a rank raised; its traceback is the message.
+            RuntimeError: a rank raised; the message is its traceback.
         """
         try:
             return self._run(size, function, *arguments, **keywords)
         except ProcessDied as died:
             if not self._once_more:
                 raise
-            warnings.warn(f"{function.__name__}: {died}; made once more in new processes", stacklevel=2)
+            warnings.warn(f"{function.__name__}: {died}; retrying in new processes", stacklevel=2)
         return self._run(size, function, *arguments, **keywords)
 
     def _run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         while len(self._workers) < size:
             self._workers.append(_start())
-        # The store is here, on a port that the system picks: one that is looked for first may be taken before it is used.
+        # The store listens on a port chosen by the system: a free port found beforehand may be taken before it is used.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank, (_, pipe) in enumerate(self._workers[:size]):
             environment = {
@@ -83,7 +84,7 @@ class GlooPool:
         return [outcomes[rank][1] for rank in range(size)]
 
     def _outcomes(self, size: int) -> dict[int, tuple[bool, Any]]:
-        """What each rank sends. Where one has failed, others that wait for it are not waited for."""
+        """Return the outcome of each rank. Once one has failed, the others have only :data:`GRACE` seconds left."""
         rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:size])}
         outcomes: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + TIMEOUT
@@ -95,13 +96,13 @@ class GlooPool:
                 try:
                     outcomes[rank_of[pipe]] = pipe.recv()
                 except EOFError:
-                    # The next test gets new processes.
+                    # Closing the pool gives the next test new processes.
                     process, rank = self._workers[rank_of[pipe]][0], rank_of[pipe]
                     process.join(10)
-                    how = f"the process of rank {rank} has died (exit code {process.exitcode})"
+                    died = f"the process of rank {rank} has died (exit code {process.exitcode})"
                     self.close()
-                    told = [text for ok, text in outcomes.values() if not ok]
-                    raise ProcessDied("\n".join([how, *told])) from None
+                    failed = [text for ok, text in outcomes.values() if not ok]
+                    raise ProcessDied("\n".join([died, *failed])) from None
             if not ready:
                 missing = sorted(set(range(size)) - set(outcomes))
                 self.close()
@@ -119,13 +120,13 @@ class GlooPool:
         deadline = time.monotonic() + GRACE
         for process, _ in self._workers:
             process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()  # a rank that trains finishes its step first on SIGTERM, and may wait for another one
+            process.kill()  # on SIGTERM, a rank in training first finishes its step, and may wait for another rank
             process.join()
         self._workers.clear()
 
 
 def _start() -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the process that starts now
+    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the new process
     here, there = _context.Pipe()
     process = _context.Process(target=_serve, args=(there,), daemon=True)
     process.start()
@@ -143,5 +144,5 @@ def _serve(pipe: Connection) -> None:
             environment, function, arguments, keywords = pickle.loads(message)
             os.environ.update(environment)
             pipe.send((True, function(*arguments, **keywords)))
-        except BaseException:  # noqa: BLE001 - whatever it is, the test that asked shall see it
+        except BaseException:  # noqa: BLE001 - the calling test must see any exception
             pipe.send((False, traceback.format_exc()))

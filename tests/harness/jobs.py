@@ -1,4 +1,4 @@
-"""Training a recipe in this process and keeping what it did."""
+"""Trains a recipe in this process and records the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from titan_core.plugins.registry import Registry
 
 @dataclass
 class RunRecord:
-    """What a run did, in plain tensors and numbers."""
+    """The results of a run, as plain tensors and numbers."""
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
@@ -29,16 +29,17 @@ class RunRecord:
     rank_losses: list[list[float]] = field(default_factory=list)
     auxiliary: list[dict[str, float]] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
-    """Of each step's global batch."""
+    """Number of targets in the global batch of each step."""
     skipped: list[int] = field(default_factory=list)
-    """Steps whose update was left out."""
+    """Steps whose update was skipped."""
     initial: dict[str, Tensor] = field(default_factory=dict)
-    """Whole parameters before the first step, by name."""
+    """Full parameters before the first step, by name."""
     final: dict[str, Tensor] = field(default_factory=dict)
+    """Full parameters after the last step, by name."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Whole gradients of the first step, before clipping, by the parameter's name."""
+    """Full gradients of the first step before clipping, by name of the parameter."""
     validation: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By step, the loss on the validation data and its number of targets."""
+    """Validation loss and its number of targets, by step."""
     events: list[str] = field(default_factory=list)
     reason: str = ""
 
@@ -92,10 +93,10 @@ class Recorder:
         self.record.final = self._whole()
 
     def keep_gradients(self) -> None:
-        """To be called when a step's gradients are complete."""
+        """Record the gradients. Call this when the gradients of the first step are complete."""
         if self._weights and not self.record.gradients:
             named = [pair for part in self._parts for pair in part.module.named_parameters()]
-            self.record.gradients = {name: whole(one.grad) for name, one in named if one.grad is not None}
+            self.record.gradients = {name: whole(tensor.grad) for name, tensor in named if tensor.grad is not None}
 
     def _whole(self) -> dict[str, Tensor]:
         if not self._weights:
@@ -104,9 +105,9 @@ class Recorder:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor behind a shard, detached."""
+    """Return a detached copy of the full tensor."""
     tensor = tensor.detach()
-    # A copy even of a DTensor, whose full tensor is the shard itself where there is one shard.
+    # Always clone: the full tensor of a DTensor with one shard is the shard itself.
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
@@ -119,7 +120,7 @@ TINY: dict[str, object] = {
     "lr_scheduler.warmup_steps": 2,
     "metrics.log_freq": 2,
 }
-"""Settings of ``tiny`` that take a second."""
+"""Settings of ``tiny`` that train in a second."""
 
 
 def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
@@ -132,12 +133,12 @@ def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size
 def run_recipe(
     recipe: str, overrides: dict[str, object] | None = None, weights: bool = False, observers: Iterable[object] = ()
 ) -> RunRecord:
-    """Train and return what happened."""
+    """Train a recipe; return its record."""
     return run_job(make_job(recipe, overrides), weights, observers)
 
 
 def run_job(job: Job, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
-    """Train ``job`` and report what happened."""
+    """Train ``job``; return its record."""
     from titan_core.train import trainer
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

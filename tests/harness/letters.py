@@ -1,6 +1,6 @@
-"""A dataset for tests of the stream: document ``i`` is so many times a character of its own. Its path says how many times
-each, as in ``"3,0,12"``, or ``"3/0/12"`` where there are many, since a config bounds the names in a path. A ``!`` is a
-corrupt record, and ``stream:`` before the lengths makes it a stream."""
+"""A dataset for tests of the data stream. Each document repeats one character. The path lists the lengths, as in
+``"3,0,12"`` (or ``"3/0/12"`` for a long list, because a config limits the length of names in a path). ``!`` is a corrupt
+record, and the prefix ``stream:`` makes the dataset a stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Letters:
 
 
 class Stream:
-    """The same documents in their own order, as something that does not know how many there are."""
+    """The same documents in their own order, from a source of unknown length."""
 
     num_documents = None
 
@@ -49,8 +49,9 @@ class Stream:
 
 def open_letters(context: DatasetContext[None]) -> DocumentSource:
     kind, _, lengths = (context.path or "").rpartition(":")
-    # Datasets of a mixture have alphabets of their own.
-    letters = Letters([one for one in re.split("[,/]", lengths) if one], 33 if context.name == "letters" else 33 + 90)
+    # Each dataset of a mixture has its own alphabet.
+    first = 33 if context.name == "letters" else 33 + 90
+    letters = Letters([length for length in re.split("[,/]", lengths) if length], first)
     return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, context.seed)
 
 

@@ -1,4 +1,4 @@
-"""Loaders of the letters dataset: of one rank, or of all ranks of a division."""
+"""Loaders of the letters dataset for one rank or for all ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def close(*groups: list[DataLoader]) -> None:
 
 
 def merged(loaders: list[DataLoader]) -> dict[str, Any]:
-    """All ranks' positions in one, as a checkpoint would hold them: plain values, as on disk."""
+    """Return the positions of all ranks merged into one state of plain values, as a checkpoint stores them."""
     states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
     return {**states[0], "shards": {key: value for state in states for key, value in state["shards"].items()}}
 
 
 def global_batch(loaders: list[DataLoader]) -> list[list[int]] | None:
-    """The step's sequences over all ranks."""
+    """Return the sequences of the next step over all ranks; ``None`` if the data has ended."""
     steps = [loader.next_step() for loader in loaders]
     if any(step is None for step in steps):
         return None

@@ -1,4 +1,4 @@
-"""Runs in low precision."""
+"""Settings of runs in low precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handmade dumps and their analysis."""
+"""Hand-written dumps of ranks, as `titan flight analyse` reads them."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def of_mesh(rank: int, entries: list[Entry], **more: Any) -> Dump:
 
 WITH_BACKGROUND: dict[str, Sequence[int]] = {BACKGROUND: (0, 1)}
 ITEM = [Frame("/home/me/train.py", 80, "step", "loss.item()")]
-"""The main thread waits for a GPU outside torch.distributed."""
+"""A stack that waits for a GPU outside torch.distributed."""

@@ -1,4 +1,4 @@
-"""Directories of runs that never were, for what reads them."""
+"""Writes directories of fictitious runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 BEGAN = 1_700_000_000.0
-"""When these runs began, in seconds since the epoch; a step takes one second."""
+"""Start time of these runs, in seconds since the epoch. A step takes one second."""
 
 
 def record(step: int, **more: Any) -> dict[str, Any]:
-    """What a logged step leaves."""
+    """Return the record of a logged step."""
     return {
         "step": step, "loss": 2 + 4 * math.exp(-step / 50), "loss_max": 2 + 4 * math.exp(-step / 50), "grad_norm": 1 / step,
         "lr": 1e-3, "tokens_per_second": 4096.0, "tokens_per_second_per_device": 2048.0, "tflops": 1.5, "mfu": 0.41,
@@ -25,21 +25,21 @@ def record(step: int, **more: Any) -> dict[str, Any]:
 
 
 def validation(step: int, loss: float | None) -> dict[str, Any]:
-    """What a validation leaves."""
+    """Return the record of a validation."""
     return {
         "step": step, "validation_loss": loss, "validation_tokens": 8192, "validation_seconds": 0.5, "time": BEGAN + step
     }  # fmt: skip
 
 
 def start(step: int = 0, at: float = 0.0, steps: int = 100, **more: Any) -> dict[str, Any]:
-    """The event, ``at`` seconds after the run began."""
+    """Return a start event, ``at`` seconds after the run began."""
     processes = [{"host": "elsewhere", "pid": 1}]
     begun = {"event": "start", "time": BEGAN + at, "step": step, "steps": steps, "world_size": 2, "mesh": {"dp_shard": 2}}
     return {**begun, "processes": processes, **more}
 
 
 def end(step: int, at: float, **more: Any) -> dict[str, Any]:
-    """The event."""
+    """Return an end event, ``at`` seconds after the run began."""
     ending = {"event": "end", "time": BEGAN + at, "step": step, "completed": False, "failed": False, "preempted": False}
     return {**ending, "reason": "all steps are done", **more}
 
@@ -53,12 +53,12 @@ def write_run(
     validations: Sequence[Mapping[str, Any]] = (),
     core: str = "0.1.0",
 ) -> Path:
-    """A run in ``folder`` that has logged each step.
+    """Write a run that has logged each step; return its folder.
 
     Args:
-        events: default: it was started and has finished.
-        more: further figures of a step.
-        core: titan-core's version.
+        events: the events (default: it started and finished).
+        more: further metrics of a step.
+        core: version of titan-core.
     """
     folder.mkdir(parents=True)
     lines = [{**record(step), **more(step)} for step in range(1, steps + 1)]
@@ -71,13 +71,13 @@ def write_run(
 
 
 def write_lines(file: Path, lines: Sequence[Mapping[str, Any]], mode: str = "w") -> None:
-    """JSON lines; ``mode`` "a" appends."""
+    """Write JSON lines; ``mode`` "a" appends."""
     with file.open(mode) as opened:
         opened.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 CLOSING = "</script><b>owned"
-"""A text of an event's that must not end the script it stands in."""
+"""Text of an event that must not end the script element that contains it."""
 
 
 def eventful_loss(step: int) -> float | None:
@@ -85,7 +85,7 @@ def eventful_loss(step: int) -> float | None:
 
 
 def write_eventful(folder: Path) -> Path:
-    """Killed, started again, ended; with validations, findings, two datasets and a loss that was once no number."""
+    """Write a run that was killed, restarted and finished, with validations, findings, two datasets and one NaN loss."""
     events = [
         start(),
         {"event": "checkpoint", "time": BEGAN + 40, "step": 40, "path": "checkpoint/step-40"},
@@ -97,7 +97,7 @@ def write_eventful(folder: Path) -> Path:
 
     def more(step: int) -> dict[str, Any]:
         loss = eventful_loss(step)
-        # The second attempt began 20 s after the checkpoint; what the first one logged after that is gone.
+        # The second attempt began 20 s after the checkpoint. The metrics of the first one after the checkpoint are gone.
         moment = BEGAN + (step if step <= 40 else step + 20)
         highest = None if loss is None else loss + 0.2
         return {**{k: v * step for k, v in shares.items()}, "loss": loss, "loss_max": highest, "time": moment}

@@ -1,4 +1,4 @@
-"""Training a model with dropout, and keeping its masks."""
+"""Trains a model with dropout and records its masks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DIVIDED: dict[str, object] = {
     "training.deterministic": "true",
 }
 MASKS = dict[tuple[str, int], Tensor]
-"""(module, step) -> of each element of the global batch, 1 where it was kept, 0 where dropped, -1 where it is another
-rank's."""
+"""The mask of each (module, step) over the global batch: 1 for kept elements, 0 for dropped ones, -1 for those on other
+ranks."""
 
 
 class Masks:
-    """An observer that keeps the masks of all modules."""
+    """An observer that records the masks of all modules."""
 
     def __init__(self) -> None:
         self.masks: MASKS = {}
@@ -64,8 +64,8 @@ class Masks:
             (name, microbatch.step), torch.full((ROWS, SEQ, module._features), -1, dtype=torch.int8)
         )
         there = (microbatch.batch.rows[:, None], columns[None], slice(first, first + local.shape[2]))
-        known = whole[there] >= 0  # by a forward pass that is recomputed
-        assert torch.equal(whole[there][known], local[known]), f"{name} draws something else when it is recomputed"
+        known = whole[there] >= 0  # from the original forward pass, if this one is a recomputation
+        assert torch.equal(whole[there][known], local[known]), f"{name} draws another mask when it is recomputed"
         whole[there] = local
 
 
@@ -73,5 +73,5 @@ def train_masked(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, 
     os.chdir(folder)
     job = job_of(definition(DroppingGPT, DROPPING), {**DIVIDED, **overrides}, int(os.environ["WORLD_SIZE"]))
     masks = Masks()
-    # What compiled code runs has no hooks of ours.
+    # Compiled code does not call our hooks.
     return run_job(job, weights=True, observers=[] if "compile.enable" in overrides else [masks]), masks.masks

@@ -1,4 +1,4 @@
-"""The kinds of meshes that train as one device does, and what holds a run against one device's."""
+"""The meshes that must train like one device, and the comparison of a run with one on one device."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SCHEDULE = "parallelism.pipeline_parallel_schedule"
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table. Ranks that no degree takes are FSDP's."""
+    """A row of the table. FSDP uses the ranks that no degree takes."""
 
     name: str
     ranks: int
     overrides: dict[str, object]
     fast: tuple[str, ...] = ()
-    """With which recomputation it belongs to every test run."""
+    """The recomputation modes with which it is part of every test run."""
     tiny: bool = False
-    """Whether the smaller model has to do in the long run too."""
+    """Whether to use the smaller model even in the long run."""
 
 
 CASES = [
@@ -74,12 +74,13 @@ def run_in(folder: str, overrides: dict[str, object], weights: bool = True, reci
 
 
 def require_equal(records: list[RunRecord], one: RunRecord) -> None:
-    """Losses within 1e-5 and norms within 1e-4 on every rank; initial weights bit for bit; each first gradient to 1e-5."""
+    """Assert that a run on a mesh equals one on one device: losses within 1e-5, gradient norms within 1e-4, initial weights
+    bit for bit, and each gradient of the first step within 1e-5."""
     initial, gradients, final = {}, {}, {}
     for record in records:
         assert record.losses == pytest.approx(one.losses, rel=1e-5)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
-        initial.update(record.initial)  # a rank of a pipeline has only some
+        initial.update(record.initial)  # a pipeline rank has only some of the parameters
         gradients.update(record.gradients)
         final.update(record.final)
     assert set(initial) == set(one.initial) == set(gradients) == set(one.gradients)

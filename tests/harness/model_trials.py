@@ -1,4 +1,4 @@
-"""Checks a model for a mesh as building it would, in one process."""
+"""Checks a model for a mesh in one process, with the checks that building it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESHES: dict[str, dict[str, object]] = {
 
 
 def require(job: Job) -> None:
-    """What building the job's model checks, without the ranks that it needs."""
+    """Run the checks of the job's model without the ranks that it needs."""
     with torch.device("meta"):
         model: Any = job.facts.model.build()
     check_layout(model, job.facts.model.layout, "small")

@@ -1,7 +1,7 @@
-"""A model for tests that draws random numbers while it trains and keeps state in buffers: dropout in its blocks, Python's
-``random`` in its embedding, a count of training's forward passes and a running statistic of what it has seen, both part of
-its state and both part of what it computes. What a run forgets of it shows in the losses. Free of torch, but for
-:mod:`harness.noisy_model`.
+"""A model for tests that draws random numbers in training and keeps state in buffers. It has dropout in its blocks and uses
+Python's ``random`` in its embedding. Two buffers, a count of forward passes in training and a running statistic of the
+hidden states, affect its output. If a run loses any of this state, its losses change. Only :mod:`harness.noisy_model`
+imports torch.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class NoisyArgs(BaseModel):
     n_layers: Layers = Field(default=2, gt=0)
     dropout: Share = 0.2
     momentum: Share = 0.3
-    """Of the running statistic; 0 keeps it as it begins. It is of what a rank sees, so the ranks of FSDP disagree on it."""
+    """Momentum of the running statistic; 0 disables it. Each rank computes it over its own data, so FSDP ranks diverge."""
     flips: bool = True
-    """Whether it draws from Python's ``random`` too."""
+    """Whether to draw from Python's ``random`` too."""
 
 
 def define(args: NoisyArgs) -> ModelDefinition:
-    """The definition of a model of this size."""
+    """Return the definition of a model of this size."""
     layout = ModelLayout(
         num_blocks=args.n_layers,
         dim=DIM,

@@ -13,12 +13,12 @@ from titan_core.api.attention import CausalAttention
 
 
 def buffers() -> dict[str, Tensor]:
-    """First values of the embedding's buffers."""
+    """Return the initial values of the embedding's buffers."""
     return {"passes": torch.zeros((), dtype=torch.int64), "running": torch.full((DIM,), 0.5)}
 
 
 class Embedding(nn.Module):
-    """Tokens to hidden states, by way of all that training's forward passes leave behind."""
+    """Maps tokens to hidden states, which depend on the buffers that forward passes in training update."""
 
     passes: Tensor
     running: Tensor
@@ -53,7 +53,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, DIM // HEADS).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (linear(x).view(batch, seq, -1, DIM // HEADS).transpose(1, 2) for linear in (self.q, self.k, self.v))
         return self.o(self.mixer(q, k, v).transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 class NoisyModel(nn.Module):
-    """Token ids to logits."""
+    """Maps token ids to logits."""
 
     def __init__(self, args: NoisyArgs) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class NoisyModel(nn.Module):
         self.output = nn.Linear(DIM, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """``tokens`` is ``[batch, seq]``; ``positions`` are none of its business. Logits are ``[batch, seq, vocab]``."""
+        """``tokens`` is ``[batch, seq]``; ``positions`` is ignored. Logits are ``[batch, seq, vocab]``."""
         h = self.embed(tokens)
         for block in self.blocks.values():
             h = block(h)

@@ -1,4 +1,4 @@
-"""Objectives as tests need them."""
+"""Objectives for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from titan_core.api.vocabulary import Vocabulary
 
 
 class OfTargets(ObjectiveFunction):
-    """A function of logits and targets, on the whole vocabulary."""
+    """An objective that calls a function of logits and targets, over the whole vocabulary."""
 
     vocabulary_sharded = False
 
@@ -26,5 +26,5 @@ class OfTargets(ObjectiveFunction):
 
 
 def first_step(batch: Batch) -> Microbatch:
-    """``batch`` as a microbatch of the first step."""
+    """Return ``batch`` as a microbatch of the first step."""
     return Microbatch(batch, step=1, seed=0)

@@ -1,4 +1,4 @@
-"""Variants of the small GPT: what a layout may contradict, or a division would train differently."""
+"""Variants of the small GPT that contradict their layout, or that would train differently on a mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from titan_core.api.layout_rules import Replicate, Rule, Shard, causal_attention
 
 
 class PositionsApart(SmallGPT):
-    """Tokens and positions each have an embedding, as GPT-2's do."""
+    """Has separate embeddings of tokens and positions, like GPT-2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ APART = replace(LAYOUT, embedding=("wte", "wpe"))
 
 
 class Between(SmallGPT):
-    """Something happens to the hidden states between the modules that the layout names."""
+    """Changes the hidden states between the modules that the layout names."""
 
     def __init__(self, **stages: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Between(SmallGPT):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         def do(name: str, hidden: Tensor) -> Tensor:
-            return self.stages.get(name, lambda one: one)(hidden)
+            return self.stages.get(name, lambda unchanged: unchanged)(hidden)
 
         h = do("embedded", self.embedding(tokens, positions))
         for block in self.blocks:
@@ -80,7 +80,7 @@ class Twice(SmallGPT):
 
 
 class KeptState(SmallGPT):
-    """What the first block computes is added in the last one."""
+    """Adds the output of the first block in the last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class ReturnsMore(SmallGPT):
 
 
 class Mixed(SmallGPT):
-    """One block passes its input through ``module`` first."""
+    """One block adds the output of ``module`` to its input."""
 
     def __init__(self, module: Callable[[], nn.Module], block: int = 1) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class WithShiftedNorm(SmallGPT):
 
 
 class CalledBy(nn.Module):
-    """A mixer that is called in another way."""
+    """A mixer that calls its inner module with keywords or with another layout of the tensors."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -206,13 +206,13 @@ class CalledBy(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if self.way == "keywords":
             return self.inner(q=q, k=k, v=v)
-        return self.inner(*(one.transpose(1, 2) for one in (q, k, v))).transpose(1, 2)
+        return self.inner(*(tensor.transpose(1, 2) for tensor in (q, k, v))).transpose(1, 2)
 
 
 class Adding(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = 1 if q.shape[1] in (HEAD_DIM, small_gpt.HEADS) else 2
-        k, v = (one.repeat_interleave(q.shape[heads] // k.shape[heads], dim=heads) for one in (k, v))
+        k, v = (tensor.repeat_interleave(q.shape[heads] // k.shape[heads], dim=heads) for tensor in (k, v))
         return q + k + v
 
 
@@ -224,7 +224,7 @@ class CallsMixers(SmallGPT):
 
 
 class OwnParameter(SmallGPT):
-    """Parameters that are in no module of the layout, or a buffer that is saved."""
+    """Has a parameter outside all modules of the layout, or a persistent buffer."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class WithWrappedHead(SmallGPT):
 
 
 class OwnGain(SmallGPT):
-    """Attention has a parameter that is in no layer of it."""
+    """Has a parameter directly on the attention module, in none of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class OwnGain(SmallGPT):
 
 
 class FusedAttention(Attention):
-    """Queries, keys and values come from one layer, side by side."""
+    """Computes queries, keys and values with one fused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class FusedAttention(Attention):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         batch, seq, _ = x.shape
-        q, k, v = (one.reshape(batch, seq, -1, HEAD_DIM).transpose(1, 2) for one in self.q(x).chunk(3, dim=-1))
+        q, k, v = (part.reshape(batch, seq, -1, HEAD_DIM).transpose(1, 2) for part in self.q(x).chunk(3, dim=-1))
         return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -284,7 +284,7 @@ FUSED = replace(
 
 
 class GainedAttention(Attention):
-    """The region itself has a parameter, and queries come from few features that each rank has whole."""
+    """Has a parameter on the region itself, and computes queries from a few replicated features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,13 +294,13 @@ class GainedAttention(Attention):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         batch, seq, _ = x.shape
         x = x * self.gain
-        whole = (self.q(self.few(x)), *(one(x) for one in self.kv))
-        q, k, v = (one.view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for one in whole)
+        full = (self.q(self.few(x)), *(linear(x) for linear in self.kv))
+        q, k, v = (tensor.view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for tensor in full)
         return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 
 class OwnMLP(nn.Module):
-    """Products with parameters of its own, from the region's begin to its end."""
+    """Matmuls with its own parameters, without linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ class OwnMLP(nn.Module):
 
 
 class OwnParameters(SmallGPT):
-    """Parameters of many kinds of modules but linear layers: of blocks, of regions, of what lies within them."""
+    """Has parameters outside linear layers: on blocks, on regions, and on modules within regions."""
 
     def __init__(self) -> None:
         super().__init__()

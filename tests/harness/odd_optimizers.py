@@ -1,4 +1,4 @@
-"""Optimizers and schedules that keep more than tensors of their parameters' shapes."""
+"""Optimizers and schedules whose state is more than tensors with the shapes of the parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from titan_core.train import trainer
 
 
 class Odd(Optimizer):
-    """Gradient descent whose every step depends on all that it keeps: a number and a nested table for each parameter, a
-    tensor that is first there after two steps, a value of each group, one of the whole, and one beside its state."""
+    """Gradient descent whose steps depend on all of its state: a number and a nested table per parameter, a tensor that
+    exists only after two steps, a value per group, a global value, and a value outside ``state``."""
 
     phase = 1.0
 
@@ -57,7 +57,7 @@ def build_odd(context: OptimizerContext[None]) -> Optimizer:
 
 
 class Secretive(torch.optim.SGD):
-    """Keeps what no checkpoint can: an object, or a tensor of partial sums or of another kind."""
+    """Has state that no checkpoint can store: an object, a tensor of partial sums, or another unsupported tensor."""
 
     kept: Any = object()
 
@@ -77,7 +77,7 @@ def build_with_an_object_in_a_group(context: OptimizerContext[None]) -> Optimize
 
 
 def build_exponential(context: LRScheduleContext[None]) -> LRScheduler:
-    """Each rate follows from the one before, and not from the step."""
+    """Build a schedule that computes each rate from the previous one, not from the step."""
     return ExponentialLR(context.optimizer, 0.7)
 
 
@@ -91,7 +91,7 @@ class _Bumpy:
 
 
 def build_bumpy(context: LRScheduleContext[None]) -> LRScheduler:
-    """A function with a state of its own."""
+    """Build a schedule from a function with its own state."""
     return LambdaLR(context.optimizer, _Bumpy())
 
 

@@ -1,4 +1,4 @@
-"""A rank of a mesh that does not exist: collectives without the other ranks."""
+"""One rank of a fictitious mesh, with collectives that need no other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", diverges=True)
 
 
 class OneOfMany(World):
-    """A rank of a mesh that is not there: a sum over ranks is what the others would have added."""
+    """One rank of a fictitious mesh. ``others`` is what the other ranks add to each sum."""
 
     others: Any = 0
 

@@ -1,5 +1,5 @@
-"""A second implementation of pre-training, in plain torch and float64, that shares no line with Titan: what it computes is
-what a run must report. It imports nothing of Titan's."""
+"""An independent implementation of pre-training in plain torch and float64. A Titan run must report the same results. It
+imports nothing from Titan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 BEGIN, END = 256, 257
-"""The byte tokenizer's marks."""
+"""The begin and end tokens of the byte tokenizer."""
 
 DOCUMENTS = [
     "ÁÂÃ: é, ö, ÿ — the first of ten documents, longer than a sequence.",
@@ -32,7 +32,7 @@ DOCUMENTS = [
 
 
 def write_documents(path: Path) -> Path:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     return path
 
@@ -48,11 +48,11 @@ class Sequences:
 
 
 Stream = list[tuple[int, int, int]]
-"""Of each token: its id, its document, its position in the document."""
+"""The id, the document, and the position in the document of each token."""
 
 
 def _stream(shard: int, shards: int, at_least: int, seed: int) -> Stream:
-    """Whole epochs of a stream, as many as give that many tokens."""
+    """Return complete epochs of a stream, with at least ``at_least`` tokens."""
     stream: Stream = []
     epoch = number = 0
     while len(stream) < at_least:
@@ -66,8 +66,8 @@ def _stream(shard: int, shards: int, at_least: int, seed: int) -> Stream:
 
 
 def read(steps: int, *, seq_len: int, sequences: int, shards: int, document_mask: bool, seed: int = 0) -> list[Sequences]:
-    """What a run reads: documents in an order of their own in each epoch, dealt out to ``shards`` streams, each of which is
-    cut into windows of ``seq_len + 1`` tokens and fills the same places of every global batch."""
+    """Return the sequences that a run reads. In each epoch, the documents are shuffled anew and dealt out to ``shards``
+    streams. Each stream is cut into windows of ``seq_len + 1`` tokens, and fills the same places of every global batch."""
     wanted = steps * sequences // shards * (seq_len + 1)
     streams = [_stream(shard, shards, wanted, seed) for shard in range(shards)]
     steps_read: list[Sequences] = []
@@ -78,11 +78,11 @@ def read(steps: int, *, seq_len: int, sequences: int, shards: int, document_mask
             for place in range(each):
                 start = (step * each + place) * (seq_len + 1)
                 rows.append(stream[start : start + seq_len + 1])
-        tokens, documents, positions = (torch.tensor([[one[kind] for one in row] for row in rows]) for kind in range(3))
+        tokens, documents, positions = (torch.tensor([[token[kind] for token in row] for row in rows]) for kind in range(3))
         targets = tokens[:, 1:].clone()
         if document_mask:
             targets[documents[:, 1:] != documents[:, :-1]] = -100
-            for row in range(len(rows)):  # a document that the window begins within begins there for the window
+            for row in range(len(rows)):  # positions in a document that is cut by the window begin at 0 in the window
                 first = documents[row] == documents[row, 0]
                 positions[row, first] -= positions[row, 0].clone()
         else:
@@ -93,7 +93,7 @@ def read(steps: int, *, seq_len: int, sequences: int, shards: int, document_mask
 
 
 def read_once(*, seq_len: int, sequences: int, shards: int, seed: int = 0) -> list[Sequences]:
-    """What validation reads: one epoch of each stream, its last window short, inside of documents."""
+    """Return the sequences that validation reads: one epoch of each stream, with a short last window and document masks."""
     windows: list[list[Stream]] = []
     for shard in range(shards):
         stream = _stream(shard, shards, 1, seed)
@@ -102,8 +102,8 @@ def read_once(*, seq_len: int, sequences: int, shards: int, seed: int = 0) -> li
     batches = []
     for first in range(0, max(map(len, windows)), each):
         rows = [window for of_shard in windows for window in of_shard[first : first + each]]
-        padded = [[*row, *[(0, -1, 0)] * (seq_len + 1 - len(row))] for row in rows]  # a document of its own, never a target
-        tokens, documents, places = (torch.tensor([[one[kind] for one in row] for row in padded]) for kind in range(3))
+        padded = [[*row, *[(0, -1, 0)] * (seq_len + 1 - len(row))] for row in rows]  # a separate document, never a target
+        tokens, documents, places = (torch.tensor([[token[kind] for token in row] for row in padded]) for kind in range(3))
         targets = tokens[:, 1:].clone()
         targets[(documents[:, 1:] != documents[:, :-1]) | (documents[:, 1:] < 0)] = -100
         for row in range(len(rows)):
@@ -114,7 +114,7 @@ def read_once(*, seq_len: int, sequences: int, shards: int, seed: int = 0) -> li
 
 
 def summed_loss(weights: dict[str, Tensor], batches: Sequence[Sequences], heads: int) -> tuple[float, int]:
-    """The loss over all targets of ``batches``, summed, and their number."""
+    """Return the sum of the losses over all targets of ``batches``, and the number of targets."""
     exact = {name: tensor.double() for name, tensor in weights.items()}
     total, targets = 0.0, 0
     for batch in batches:
@@ -126,7 +126,7 @@ def summed_loss(weights: dict[str, Tensor], batches: Sequence[Sequences], heads:
 
 
 def logits(weights: dict[str, Tensor], heads: int, of: Sequences, theta: float = 10_000.0, eps: float = 1e-5) -> Tensor:
-    """Llama, as its paper has it, with rotations as complex numbers."""
+    """Return the logits of Llama as defined in its paper, with rotations as complex numbers."""
     h = weights["tok_embeddings.weight"][of.tokens]
     batch, seq, dim = h.shape
     width = dim // heads
@@ -145,11 +145,11 @@ def logits(weights: dict[str, Tensor], heads: int, of: Sequences, theta: float =
 
     layer = 0
     while f"layers.{layer}.attention.wq.weight" in weights:
-        block = {name.removeprefix(f"layers.{layer}."): one for name, one in weights.items()}
+        block = {name.removeprefix(f"layers.{layer}."): tensor for name, tensor in weights.items()}
         x = norm(h, f"layers.{layer}.attention_norm.weight")
         q, k, v = ((x @ block[f"attention.w{name}.weight"].T).view(batch, seq, -1, width).transpose(1, 2) for name in "qkv")
         q, k = turned(q), turned(k)
-        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], dim=1) for one in (k, v))
+        k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
         scores = (q @ k.transpose(2, 3) / math.sqrt(width)).masked_fill(hidden[:, None], -math.inf)
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, seq, dim)
         h = h + mixed @ block["attention.wo.weight"].T
@@ -163,7 +163,7 @@ def logits(weights: dict[str, Tensor], heads: int, of: Sequences, theta: float =
 
 @dataclass
 class Group:
-    """Parameters that share their settings: those whose names contain one of ``names``."""
+    """The parameters whose names contain one of ``names``, with their common settings."""
 
     names: tuple[str, ...]
     lr: float
@@ -172,16 +172,16 @@ class Group:
 
 @dataclass
 class Outcome:
-    """What training reports and leaves."""
+    """The results of training."""
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     """Before clipping."""
     targets: list[int] = field(default_factory=list)
     rows: list[list[tuple[float, int]]] = field(default_factory=list)
-    """Of each step and each of its sequences, the loss summed over its targets, and their number."""
+    """Sum of the loss over the targets and number of targets, by step and sequence."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    """Of the first step."""
+    """The gradients of the first step."""
     final: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -201,9 +201,9 @@ def train(
     """Train from ``initial``.
 
     Args:
-        groups: the first that matches a name decides; the last one takes the rest.
-        factors: of each step, what the learning rates are multiplied by.
-        skipped: steps, counted from 1, whose update is left out.
+        groups: the first group that matches a name applies; the last one takes all other parameters.
+        factors: factor of the learning rates in each step.
+        skipped: steps, counted from 1, whose update is skipped.
     """
     weights = {name: tensor.double().requires_grad_() for name, tensor in initial.items()}
     members: list[list[Tensor]] = [[] for _ in groups]
@@ -235,7 +235,7 @@ def train(
         opt.zero_grad()
         loss.backward()
         if number == 1:
-            outcome.gradients = {name: one.grad.clone() for name, one in weights.items() if one.grad is not None}
+            outcome.gradients = {name: tensor.grad.clone() for name, tensor in weights.items() if tensor.grad is not None}
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), max_norm if max_norm > 0 else math.inf)
         if number not in skipped:
             opt.step()

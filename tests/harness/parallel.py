@@ -1,5 +1,5 @@
-"""The plugin of parallelisms for suites of packages that bring none: torch's ``fully_shard`` over all ranks. Jobs of other
-meshes are assembled, but not built. Switched off where titan-parallel is on."""
+"""A plugin that provides parallelisms to the suites of packages without titan-parallel: torch's ``fully_shard`` over all
+ranks. Jobs on other meshes can be assembled, but not built. It is disabled where titan-parallel is enabled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIXED = ("training.mixed_precision_param", "training.mixed_precision_reduce")
 
 
 def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    """Shard each block, and what is left of the model, and leave gradients as sums."""
+    """Shard each block and the rest of the model, and reduce gradients as sums."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -49,7 +49,7 @@ def _active(context: JobContext[None]) -> bool:
 
 
 def refuse(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    """Other dimensions are there to be assembled, and for what needs a mesh and no model."""
+    """Refuse to build on other dimensions, which exist only for assembly and for tests that need a mesh but no model."""
     raise AssertionError(f"a test of a package's suite trains on {context.facts.mesh}: it belongs to tests/integration")
 
 

@@ -1,4 +1,4 @@
-"""Numbers that go wrong, planted into a run."""
+"""Plants non-finite numbers and spikes into a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, object] = {
 
 
 class Plant:
-    """From step ``step`` on, changes what ``module`` puts out, or with ``gradient`` what comes back to it."""
+    """Spoils the output of ``module`` from step ``step`` on, or with ``gradient`` the gradient of its output."""
 
     def __init__(self, step: int, module: str, gradient: bool = False, until: int = 10**9) -> None:
         self.steps, self.name, self.gradient = range(step, until), module, gradient
@@ -62,11 +62,11 @@ def planted(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -
 
 
 def findings(folder: Path) -> list[str]:
-    return [one["message"] for one in read_lines(folder / "run/events.jsonl") if one["event"] == "finding"]
+    return [event["message"] for event in read_lines(folder / "run/events.jsonl") if event["event"] == "finding"]
 
 
 class Spike(Plant):
-    """Multiplies logits instead."""
+    """Multiplies the output by 100 instead."""
 
     def spoil(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output * 100 if self.now in self.steps else output

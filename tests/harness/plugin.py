@@ -1,4 +1,4 @@
-"""The plugin of the tests' own models, dataset and recipe, so that a package's suite needs no other package. Its metadata is
+"""A plugin with models, datasets and a recipe for tests, so that a package's suite needs no other package. Its metadata is
 ``titan_harness-1.0.dist-info`` in ``tests/``, which is on the path of every test and of the processes that tests start."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def titan_datasets() -> list[Dataset]:
     prompts: Ref[Any] = Ref("harness.prompts:open_prompts")
     return [
         Dataset(name="letters", summary="documents of given lengths, for tests", build=opens),
-        Dataset(name="prompts", summary="documents that weigh their tokens, for tests", build=prompts, holds_tokens=True),
+        Dataset(name="prompts", summary="documents with token weights, for tests", build=prompts, holds_tokens=True),
     ]
 
 

@@ -1,5 +1,5 @@
-"""A dataset of prompts with answers: of each document, the first third is not trained on, and the rest counts 1 and 0.5 in
-turn. Its path is how many documents it has."""
+"""A dataset of prompts with answers. The first third of each document has weight 0; the weights of the rest alternate
+between 1 and 0.5. The path is the number of documents."""
 
 from __future__ import annotations
 

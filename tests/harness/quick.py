@@ -1,4 +1,4 @@
-"""Tables of cases of which the quick loop runs a few, one of each kind: all others are marked ``full``."""
+"""Tables of cases of which the quick test run includes only a few, one of each kind. All others are marked ``full``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 
 def rows(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """A parameter for each of ``names``; those that are not in ``quick`` are marked ``full``.
+    """Return a parameter for each of ``names``. Those that are not in ``quick`` are marked ``full``.
 
     Raises:
-        ValueError: ``quick`` has a name that is none of ``names``.
+        ValueError: ``quick`` contains a name that is not in ``names``.
     """
     names = list(names)
     if unknown := set(quick) - set(names):

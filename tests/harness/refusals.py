@@ -1,4 +1,4 @@
-"""Commands that end in one clear line and exit status 2, quickly, and never in a traceback."""
+"""Asserts that a command is refused quickly, with one clear line and exit status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SECONDS = 10.0
 def refused(command: list[str], capsys: pytest.CaptureFixture[str], named: str) -> None:
     began = time.monotonic()
     assert main(command) == 2
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert time.monotonic() - began < SECONDS
-    assert told.startswith("titan: error: ") and "Traceback" not in told
-    assert named in told
+    assert printed.startswith("titan: error: ") and "Traceback" not in printed
+    assert named in printed
     assert all(
-        len(line) < 10 * LONGEST_SHOWN + 2 * len(named) or len(command[-1]) > LONGEST_SHOWN for line in told.splitlines()
+        len(line) < 10 * LONGEST_SHOWN + 2 * len(named) or len(command[-1]) > LONGEST_SHOWN for line in printed.splitlines()
     )

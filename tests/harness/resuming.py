@@ -1,4 +1,4 @@
-"""Runs that stop and resume."""
+"""Settings of runs that stop and resume."""
 
 from __future__ import annotations
 

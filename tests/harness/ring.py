@@ -1,4 +1,4 @@
-"""A third party's mesh dimension, for jobs that are assembled and not built."""
+"""A third party's mesh dimension, for jobs that are assembled but not built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Treated = Literal["shard", "replicate", "own"]
 
 
 def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
-    """A job on 2 ranks that a third party's mesh dimension takes."""
+    """Return a job on 2 ranks along a third party's mesh dimension."""
     ring = Transform(
         name="ring",
         summary="",

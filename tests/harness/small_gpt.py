@@ -1,4 +1,4 @@
-"""The smallest model that can be divided in every way, and jobs that train it, or a damaged one, without a plugin."""
+"""The smallest model that supports every parallelism, and jobs that train it, or a variant of it, without a plugin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for one in (self.q, *self.kv))
+        q, k, v = (linear(x).view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for linear in (self.q, *self.kv))
         return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -108,7 +108,7 @@ def definition(build: Callable[[], object] = SmallGPT, layout: ModelLayout = LAY
 
 
 def job_of(model: ModelDefinition, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
-    """A job that trains ``model``, as if a plugin had it."""
+    """Return a job that trains ``model`` as if a plugin provided it."""
     args = f"{{dim = 32, n_layers = {BLOCKS}, n_heads = {HEADS}, n_kv_heads = {KV_HEADS}, ffn_dim = 64}}"
     small = {"model.args": args, "training.seq_len": 16, "training.local_batch_size": 2, "job.device": "cpu"}
     job = make_job("tiny", {**small, **(overrides or {})}, world_size)

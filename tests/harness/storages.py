@@ -1,4 +1,4 @@
-"""How much memory operators allocate, counted by the storages of their results that are alive."""
+"""Measures the memory that operators allocate, by the live storages of their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LargestLive(TorchDispatchMode):
-    """The largest number of bytes, of tensors made within, that were alive at once."""
+    """Records the peak size, in bytes, of live tensors that were created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class LargestLive(TorchDispatchMode):
         self._live: dict[int, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Which plugins each suite may see."""
+"""Determines which plugins each suite may use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PARALLEL = "harness_parallel"
 
 @cache
 def disabled_in(path: Path) -> tuple[str, ...]:
-    """The plugins that are switched off for a test at ``path``: those of all packages but the one whose suite it is
-    in and what that declares. Tests of several packages together (``tests/integration``) see all."""
+    """Return the plugins that are disabled for a test at ``path``: those of all packages except the tested one and its
+    dependencies. Tests of several packages together (``tests/integration``) may use all."""
     everything = packages().values()
-    mine = next((one for one in everything if path.is_relative_to(one.suite)), None)
-    if mine is None:
+    tested = next((package for package in everything if path.is_relative_to(package.suite)), None)
+    if tested is None:
         return (PARALLEL,)
-    installed = {one.name for one in with_dependencies(mine.name)}
-    off = [plugin for one in everything if one.name not in installed for plugin in one.plugins]
-    return (*off, *((PARALLEL,) if mine.name == "titan-parallel" else ()))
+    installed = {package.name for package in with_dependencies(tested.name)}
+    disabled = [plugin for package in everything if package.name not in installed for plugin in package.plugins]
+    return (*disabled, *((PARALLEL,) if tested.name == "titan-parallel" else ()))

@@ -1,4 +1,4 @@
-"""Examples installed as a third party's packages are, and jobs that use them."""
+"""Installs the examples like third-party packages, and runs jobs that use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def install(folder: Path, *examples: str) -> dict[str, str]:
-    """Install examples into ``folder``, as an index would give them; the environment that sees it."""
+    """Install examples into ``folder`` as built packages; return an environment in which they are importable."""
     subprocess.run(
         [
             "uv",
@@ -39,7 +39,8 @@ def install(folder: Path, *examples: str) -> dict[str, str]:
 def train_with(
     site: str, folder: str, recipe: str, overrides: dict[str, object], trace: Sequence[str] = ()
 ) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
-    """Train in this process with what is installed in ``site``; also this rank's shards of ``trace`` after each step."""
+    """Train in this process with the packages in ``site``; return the record, and this rank's shards of the parameters
+    ``trace`` after each step."""
     from titan_core.api.hookspecs import hookimpl
 
     os.chdir(folder)

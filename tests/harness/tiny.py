@@ -1,5 +1,5 @@
-"""The model that most tests train: a decoder as most are today (grouped queries, rotary positions, RMSNorm, SwiGLU), with
-sizes by argument. Free of torch, but for :mod:`harness.tiny_model`."""
+"""The model that most tests train: a decoder with grouped-query attention, rotary positions, RMSNorm and SwiGLU. Only
+:mod:`harness.tiny_model` imports torch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from titan_core.api.numbers import Epsilon, Heads, Layers, Tokens, Vocabulary, W
 
 
 class TinyArgs(BaseModel):
-    """Arguments of a tiny model. 288 rows hold the byte tokenizer's 258 tokens and divide by 2, 4, 8, 16 and 32."""
+    """Arguments of a tiny model. 288 rows cover the byte tokenizer's 258 tokens and are divisible by 2, 4, 8, 16 and 32."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     dim: Width = Field(default=128, gt=0)
     """Width of the hidden states."""
     n_layers: Layers = Field(default=6, gt=0)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     n_heads: Heads = Field(default=8, gt=0)
-    """Query heads."""
+    """Number of query heads."""
     n_kv_heads: Heads = Field(default=4, gt=0)
-    """Key and value heads."""
+    """Number of key and value heads."""
     ffn_dim: Width = Field(default=384, gt=0)
     """Width inside the feed-forward layer."""
     vocab_size: Vocabulary = Field(default=288, gt=0)
-    """Tokens in the vocabulary."""
+    """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=2048, gt=0)
     """Longest context in tokens."""
     norm_eps: Epsilon = 1e-5
@@ -45,14 +45,14 @@ class TinyArgs(BaseModel):
 
     @property
     def num_params(self) -> int:
-        """Number of parameters, a shared embedding counted once."""
+        """Number of parameters; a shared embedding counts once."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
         block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
         return self.n_layers * block + (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim + self.dim
 
 
 def define(args: TinyArgs) -> ModelDefinition:
-    """The definition of a model of this size."""
+    """Return the definition of a model of this size."""
     looked_up = 0 if args.tie_embeddings else args.vocab_size * args.dim
     return ModelDefinition(
         layout=layout(args),
@@ -63,7 +63,7 @@ def define(args: TinyArgs) -> ModelDefinition:
 
 
 def layout(args: TinyArgs) -> ModelLayout:
-    """Where the parts are, how they may be divided, and what values they begin with."""
+    """Return the layout: the modules, how they may be sharded, and the initial values."""
     output = Normal(args.dim**-0.5)
     return ModelLayout(
         num_blocks=args.n_layers,

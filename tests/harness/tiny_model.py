@@ -11,14 +11,14 @@ from titan_core.api.attention import CausalAttention
 
 
 def angles(args: TinyArgs) -> Tensor:
-    """By how much each pair of a head's numbers turns at each position: ``[position, pair]``, in radians."""
+    """Return the rotation of each pair of features of a head at each position: ``[position, pair]``, in radians."""
     pairs = args.head_dim // 2
     speeds = 10_000.0 ** -(torch.arange(pairs) / pairs)
     return torch.arange(args.max_seq_len)[:, None] * speeds
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """``x`` ``[batch, head, seq, head_dim]`` turned by ``turns`` (``[seq, pair]`` or ``[batch, seq, pair]``)."""
+    """Rotate ``x`` (``[batch, head, seq, head_dim]``) by ``turns`` (``[seq, pair]`` or ``[batch, seq, pair]``)."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = turns.cos().unsqueeze(-3), turns.sin().unsqueeze(-3)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
@@ -38,7 +38,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
         batch, seq, _ = x.shape
-        q, k, v = (one(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for one in (self.wq, self.wk, self.wv))
+        linears = (self.wq, self.wk, self.wv)
+        q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in linears)
         mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents)
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
@@ -58,7 +59,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind its norm and beside a residual connection."""
+    """Attention and a feed-forward layer, each with a pre-norm and a residual connection."""
 
     def __init__(self, args: TinyArgs) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Block(nn.Module):
 
 
 class TinyModel(nn.Module):
-    """Token ids to logits."""
+    """Maps token ids to logits."""
 
     angles: Tensor
 

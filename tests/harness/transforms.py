@@ -1,4 +1,4 @@
-"""Transforms as a third party may write them, by names that a Ref can have."""
+"""Transforms that a third party might write, as module-level functions that a Ref can name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("tests.casts")
 
 
 class Smoothed(ObjectiveFunction):
-    """An objective around another."""
+    """An objective that wraps another one."""
 
     def __init__(self, objective: ObjectiveFunction, vocabulary_sharded: bool = True) -> None:
         self._objective, self.vocabulary_sharded = objective, vocabulary_sharded
@@ -91,12 +91,12 @@ def saves_silu(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 
 def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
-    """A part of its own, with the module and the layout alone."""
+    """Return a new part with only the module, the layout and the objective."""
     return [ModelPart(part.module, part.layout, part.objective)]
 
 
 def transform(function: str, phase: Phase = Phase.PRECISION) -> Transform:
-    """The transform that is ``function``."""
+    """Return a transform that applies ``function``."""
     return Transform(
         name=function, summary="", phase=phase, active=lambda context: True, apply=Ref(f"harness.transforms:{function}")
     )

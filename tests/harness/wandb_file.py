@@ -1,4 +1,4 @@
-"""An offline run of W&B, read back: records of W&B's own protocol, in the log format of LevelDB."""
+"""Reads an offline W&B run: records of W&B's protocol in the log format of LevelDB."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def records(file: Path) -> Iterator[Any]:
-    """Every record of a ``.wandb`` file."""
+    """Yield every record of a ``.wandb`` file."""
     data, place, whole = file.read_bytes(), FILE_HEADER, b""
     while place + RECORD_HEADER <= len(data):
-        if BLOCK - place % BLOCK < RECORD_HEADER:  # no header fits: the block's end is padding
+        if BLOCK - place % BLOCK < RECORD_HEADER:  # no header fits: the end of the block is padding
             place += BLOCK - place % BLOCK
             continue
         length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
@@ -31,7 +31,7 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def history(file: Path) -> list[dict[str, Any]]:
-    """The logged figures, in order."""
+    """Return the logged metrics, in order."""
     return [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         for record in records(file)
@@ -40,5 +40,5 @@ def history(file: Path) -> list[dict[str, Any]]:
 
 
 def run_of(file: Path) -> Any:
-    """What the run says of itself."""
+    """Return the record that describes the run."""
     return next(record.run for record in records(file) if record.WhichOneof("record_type") == "run")

@@ -54,7 +54,7 @@ def test_waits():
     [
         ("a > b", "a < b", "FAILED tests/test_larger.py::test_larger"),
         ("a > b", "a >= b", ""),
-        ("else b", "else b - (a == b)", "no end within 2 s"),
+        ("else b", "else b - (a == b)", "timeout after 2 s"),
         ("else b", "else ) b", "ERROR tests/test_larger.py"),
     ],
     ids=["noticed", "equivalent", "hangs", "no Python"],
@@ -65,7 +65,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
     for path, text in ((file, SOURCE), (tmp_path / "tests/test_larger.py", TEST)):
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    patience = 2.0 if killed_by.startswith("no end") else 300.0
+    patience = 2.0 if killed_by.startswith("timeout") else 300.0
     verdict = in_fresh_process(try_out, tmp_path, mutant, patience, False)
     assert verdict.killed_by == killed_by
     assert file.read_text() == SOURCE
@@ -79,7 +79,7 @@ def test_missing_tests_are_an_error(tmp_path: Path) -> None:
 
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path) -> None:
     mutant = Mutant("m", "core/train/larger.py", "a", "b", ())
-    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py is not there"
+    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py does not exist"
     (tmp_path / mutant.path).parent.mkdir(parents=True)
     (tmp_path / mutant.path).write_text(SOURCE)
     assert "occurs" in mutant.flaw(tmp_path)

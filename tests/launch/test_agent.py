@@ -1,4 +1,4 @@
-"""What the launcher makes of ranks that end: with scripts in their place, which need no torch."""
+"""How the launcher reacts to ranks that end. Scripts without torch take the place of the ranks."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def handlers() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
-    for number, one in before.items():
-        signal.signal(number, one)
+    for number, handler_before in before.items():
+        signal.signal(number, handler_before)
 
 
 def last_line(agent: RankAgent) -> str:
@@ -72,15 +72,15 @@ def last_line(agent: RankAgent) -> str:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "reported"),
     [
         ("see `titan flight analyse RUN`", "see `titan flight analyse RUN`"),
-        (None, "the traceback of rank 0, which lost it, is in logs/rank-0.log"),
+        (None, "the traceback of rank 0, which waited for it, is in logs/rank-0.log"),
     ],
-    ids=["with what observers found", "alone"],
+    ids=["with a diagnosis", "without a diagnosis"],
 )
 def test_a_rank_that_does_not_answer_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, reported: str
 ) -> None:
     monkeypatch.setattr(agent_module, "GRACE_SECONDS", 0.0)
     script = f"""
@@ -90,10 +90,12 @@ def test_a_rank_that_does_not_answer_is_named(
     sys.exit(1)
     """
     line = last_line(agent_of(tmp_path, script, found=found))
-    assert line == f"error: rank 1 has not answered for 20 s in step 15; {said}"
+    assert line == f"error: rank 1 has not answered for 20 s in step 15; {reported}"
 
 
-def test_the_first_cause_is_named_even_if_a_victim_ended_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_cause_is_named_even_if_a_waiting_rank_ended_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = f"""
     if rank == 0:
         {LOST}
@@ -112,7 +114,7 @@ def test_the_first_cause_is_named_even_if_a_victim_ended_first(tmp_path: Path, c
     assert printed == [f"titan: {expected}"]
 
 
-def test_an_interrupt_reaches_every_rank_and_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_reaches_every_rank_and_the_agent_waits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = """
     def stop(*given):
         leave(interrupted=True, checkpoint="step-15")
@@ -128,11 +130,11 @@ def test_an_interrupt_reaches_every_rank_and_is_waited_for(tmp_path: Path, capfd
     agent = agent_of(tmp_path, script, restarts=3)
     agent.run("rank")
     assert agent.failure is None and agent.interrupts == 1
-    assert [one.interrupted for one in agent.outcomes.values()] == [True, True]
+    assert [outcome.interrupted for outcome in agent.outcomes.values()] == [True, True]
     assert "Ctrl-C again ends at once" in capfd.readouterr().err
 
 
-def test_a_second_interrupt_ends_at_once_and_starts_nothing_again(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Path) -> None:
     script = """
     def first(*given):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -160,10 +162,10 @@ def test_ranks_that_cannot_close_a_progress_bar_leave_the_cursor_visible(
     agent = agent_of(tmp_path, script, ranks=1)
     with contextlib.suppress(JobInterrupted):
         agent.run("rank")
-    assert capfd.readouterr().err.endswith("\n\x1b[?25h")  # the last that is written
+    assert capfd.readouterr().err.endswith("\n\x1b[?25h")  # nothing follows it
 
 
-def test_the_first_interrupt_shows_the_cursor_as_the_second_ends_at_once(
+def test_the_first_interrupt_shows_the_cursor_because_a_second_one_kills_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -174,7 +176,7 @@ def test_the_first_interrupt_shows_the_cursor_as_the_second_ends_at_once(
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
 
 
-def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(tmp_path: Path) -> None:
+def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_restarted(tmp_path: Path) -> None:
     script = """
     def stop(*given):
         leave(problems=["step-15: cannot be written; make room"])
@@ -189,10 +191,10 @@ def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_started_again(
     assert agent.failure == Failure(2, ("error: step-15: cannot be written; make room",))
 
 
-def test_another_number_of_machines_than_requested_is_refused(tmp_path: Path) -> None:
+def test_fewer_machines_than_requested_are_refused(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, "")
     agent._machines = (2, 3)
-    with pytest.raises(UserError, match=r"--nnodes 2:3: 1 machine\(s\) met at the rendezvous"):
+    with pytest.raises(UserError, match=r"--nnodes 2:3: 1 machine\(s\) joined the rendezvous"):
         agent.run("rank")
 
 
@@ -208,35 +210,35 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
     [
         ({1: -9, 0: 1}, [LOST_ONE], 137, ["error: rank 1 was killed by SIGKILL in step 7 (out of memory?)"]),
         ({1: -11, 2: -11}, [], 139, ["error: ranks 1-2 were killed by SIGSEGV"]),
-        # NCCL's watchdog aborts ranks that lost another.
+        # NCCL's watchdog aborts ranks that have lost another.
         ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7"]),
         ({1: -6}, [outcome(2, "ValueError: no")], 1,
          ["error: rank 1 was killed by SIGABRT in step 7", "error: ValueError: no"]),
-        ({1: 3}, [], 3, ["error: rank 1 ended with status 3; it left no reason but what it printed"]),
+        ({1: 3}, [], 3, ["error: rank 1 exited with status 3 and recorded no reason; see the output"]),
         ({0: 2, 1: 2}, [outcome(0, "the data: bad; fix it"), outcome(1, "the data: bad; fix it")], 2,
          ["error: the data: bad; fix it"]),
         ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),
         ({0: 1, 1: 1}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 1,
          ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),
-        ({0: 75, 1: 75}, [], 75, ["ranks 0-1 stopped by SIGTERM, to be started again"]),
+        ({0: 75, 1: 75}, [], 75, ["ranks 0-1 stopped on SIGTERM; the job can be restarted"]),
         ({0: 1}, [LOST_ONE], 1, ["error: ranks 1-3 have not answered in step 7"]),
     ],
 )  # fmt: skip
 def test_the_first_cause_comes_last(
     statuses: dict[int, int], outcomes: list[Outcome], status: int, lines: list[str]
 ) -> None:
-    found = _failure(statuses, {0, 1, 2, 3}, {one.rank: one for one in outcomes}, lambda: None)
+    found = _failure(statuses, {0, 1, 2, 3}, {outcome.rank: outcome for outcome in outcomes}, lambda: None)
     assert found == Failure(status, tuple(lines))
 
 
 def test_ranks_with_the_same_problem_share_a_line() -> None:
-    those = [outcome(rank, "ValueError: no", log=f"logs/rank-{rank}.log", at=5.0 - rank) for rank in (0, 1, 2, 4)]
-    assert list(report_lines(those)) == [
+    outcomes = [outcome(rank, "ValueError: no", log=f"logs/rank-{rank}.log", at=5.0 - rank) for rank in (0, 1, 2, 4)]
+    assert list(report_lines(outcomes)) == [
         "error: ranks 0-2, 4 in step 7: ValueError: no; the traceback is in logs/rank-4.log"
     ]
 
 
-def test_outcomes_come_back_from_their_files(tmp_path: Path) -> None:
+def test_outcomes_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "rank-3.json").write_text(json.dumps({"rank": 3, "problems": ["a", "b"], "follows": True}))
     assert read_outcomes(tmp_path) == {3: Outcome(3, problems=("a", "b"), follows=True)}
 

@@ -1,4 +1,4 @@
-"""The launcher's options of ``titan train``."""
+"""The launcher's options for ``titan train``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from titan_core.cli.main import main
 
 
-def test_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["train", "--help"])
     assert exit_.value.code == 0
@@ -18,7 +18,7 @@ def test_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "message"),
     [
         (["--nproc-per-node", "two"], "must be a whole number from 1 to 512"),
-        (["--nnodes", "2"], "several machines need a place to meet; give --rdzv-endpoint"),
+        (["--nnodes", "2"], "several machines need an address to meet at; add the same --rdzv-endpoint"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

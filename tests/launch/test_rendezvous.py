@@ -1,4 +1,4 @@
-"""What is wrong where machines meet, in one line each, before torch is imported."""
+"""Mistakes in the rendezvous options, and failures of the rendezvous: each is reported in one line."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ STATIC = ["--rdzv-backend", "static"]
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "--nnodes: several machines need a place to meet; give --rdzv-endpoint HOST:PORT, the same on each"),
-        (["--rdzv-endpoint", "node0:99999"], "--rdzv-endpoint node0:99999: must be HOST:PORT; for example node0:29500"),
-        (["--rdzv-endpoint", ":29500"], "--rdzv-endpoint :29500: must be HOST:PORT; for example node0:29500"),
-        (["--rdzv-endpoint", "node0", *STATIC], "--rdzv-endpoint node0: the port is missing; for example node0:29500"),
+        ([], "--nnodes: several machines need an address to meet at; add the same --rdzv-endpoint HOST:PORT on every"),
+        (["--rdzv-endpoint", "node0:99999"], "--rdzv-endpoint node0:99999: must be HOST:PORT; write it as in node0:29500"),
+        (["--rdzv-endpoint", ":29500"], "--rdzv-endpoint :29500: must be HOST:PORT; write it as in node0:29500"),
+        (["--rdzv-endpoint", "node0", *STATIC], "--rdzv-endpoint node0: the port is missing; add it, as in node0:29500"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "2"],
-         "--node-rank 2: must be a whole number from 0 to 1, since --nnodes is 2; give each machine a number of its own"),
+         "--node-rank 2: must be a whole number from 0 to 1, because --nnodes is 2; give each machine a different rank"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "one"], "--node-rank one: must be a whole number from 0 to 1"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "1000000000000"], "is not a whole number from 1 to 86400"),
         (["--rdzv-endpoint", "node0:" + "9" * 5000], "99: must be HOST:PORT"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "9" * 5000], "99: must be a whole number from 0 to 1"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "0"], "is not a whole number from 1 to 86400"),
-        (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", *STATIC], "the static rendezvous takes no range"),
+        (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", *STATIC], "the static rendezvous does not support a range"),
         (["--nnodes", "3:2", "--rdzv-endpoint", "node0:29500"], "--nnodes 3:2: the range is empty"),
-        (["--rdzv-endpoint", "no-such-host.invalid:29500"], "the name 'no-such-host.invalid' cannot be resolved"),
+        (["--rdzv-endpoint", "no-such-host.invalid:29500"], "cannot resolve the host name 'no-such-host.invalid'"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused_at_once(
@@ -74,39 +74,39 @@ def test_a_machine_that_does_not_answer(free: int) -> None:
 
 
 def test_a_port_in_use(listening: int) -> None:
-    with pytest.raises(UserError, match=r"this machine cannot listen there: Address already in use.*--node-rank 0 too"):
+    with pytest.raises(UserError, match=r"this machine cannot listen on the port: Address already in use.*--node-rank 0"):
         require_meeting_point(options(f"localhost:{listening}", "static"))
 
 
-def test_a_meeting_point_that_will_do(listening: int, free: int) -> None:
+def test_endpoints_that_work_are_accepted(listening: int, free: int) -> None:
     require_meeting_point(options(f"localhost:{listening}", "static", node_rank=1))
     require_meeting_point(options(f"localhost:{free}", "static"))
-    require_meeting_point(options(f"localhost:{free}"))  # this machine will listen there itself
+    require_meeting_point(options(f"localhost:{free}"))  # this machine itself will listen there
 
 
 @pytest.mark.parametrize(("backend", "node_rank"), [("c10d", 0), ("static", 1)])
-def test_something_else_that_listens_at_the_meeting_point(
+def test_another_kind_of_server_at_the_endpoint_is_reported(
     listening: int, monkeypatch: pytest.MonkeyPatch, backend: str, node_rank: int
 ) -> None:
     monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", -1.5)
-    with pytest.raises(UserError, match=rf"localhost:{listening}: what listens there is no rendezvous of torch's"):
+    with pytest.raises(UserError, match=rf"localhost:{listening}: the server that listens there is not a torch rendezvous"):
         rendezvous.handler(options(f"localhost:{listening}", backend, node_rank), "x")
 
 
 @pytest.mark.parametrize(
     ("error", "cause", "why"),
     [
-        (RendezvousTimeoutError(), None, "fewer than 2 machines came within 1 s (--rdzv-timeout); start titan on every"),
-        (RendezvousClosedError(), None, "the rendezvous 'titan' is over: that job has ended"),
+        (RendezvousTimeoutError(), None, "fewer than 2 machines joined within 1 s (--rdzv-timeout); start titan on every"),
+        (RendezvousClosedError(), None, "the rendezvous 'titan' is closed: that job has ended"),
         (RendezvousConnectionError("see inner"), RuntimeError("[x.cpp:1] The server has gone.\nframe #0"),
-         "nothing that machines can meet at answers there (The server has gone.)"),
+         "no rendezvous answers there (The server has gone.)"),
         (RendezvousConnectionError("see inner"), RuntimeError("EADDRINUSE, address already in use"), "the port is in use"),
         (RendezvousConnectionError(""), RuntimeError("Timed out after 6 seconds waiting for clients. 1/2 clients joined."),
-         "not all of 2 machines came within 1 s"),
+         "not all 2 machines joined within 1 s"),
         (RendezvousStateError("the state is corrupt"), None, "the rendezvous failed (the state is corrupt)"),
     ],
 )  # fmt: skip
-def test_what_torch_raises_is_said_in_one_line(error: Exception, cause: Exception | None, why: str) -> None:
+def test_errors_of_torch_are_reported_in_one_line(error: Exception, cause: Exception | None, why: str) -> None:
     error.__cause__ = cause
     with pytest.raises(UserError) as caught, rendezvous_errors(options("node0:29500")):
         raise error
@@ -114,7 +114,7 @@ def test_what_torch_raises_is_said_in_one_line(error: Exception, cause: Exceptio
     assert "frame" not in str(caught.value)
 
 
-def test_there_may_be_more_machines_than_processes_on_one() -> None:
+def test_the_number_of_machines_may_exceed_the_limit_of_processes_per_machine() -> None:
     assert machines("2048") == (2048, 2048) and machines("2:4096") == (2, 4096)
     assert processes_per_node("8") == 8
 
@@ -127,12 +127,12 @@ def test_one_machine_needs_no_options() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("--node-rank", "1", "must be 0, since --nnodes is 1"),
+        ("--node-rank", "1", "must be 0, because --nnodes is 1"),
         ("--rdzv-backend", "static", "needs --rdzv-endpoint"),
-        ("--rdzv-endpoint", "no-such-host.invalid:29500", "the name 'no-such-host.invalid' cannot be resolved"),
+        ("--rdzv-endpoint", "no-such-host.invalid:29500", "cannot resolve the host name 'no-such-host.invalid'"),
     ],
 )
-def test_options_of_one_machine_are_not_ignored(
+def test_rendezvous_options_are_checked_on_one_machine_too(
     option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "tiny", "--nproc-per-node", "2", option, value]) == 2
@@ -142,12 +142,14 @@ def test_options_of_one_machine_are_not_ignored(
 @pytest.mark.parametrize(
     "option", ["--node-rank 0", "--rdzv-endpoint a:1", "--rdzv-id x", "--rdzv-timeout 5", "--max-restarts 3"]
 )
-def test_options_of_a_launcher_are_refused_without_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rendezvous_options_are_refused_in_a_job_of_one_process(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny", *option.split()]) == 2
-    assert f"{option}: is a launcher's option" in capsys.readouterr().err
+    assert f"{option}: applies only to a job of several processes" in capsys.readouterr().err
 
 
-def test_one_machine_meets_where_it_was_told_to(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_machine_uses_the_requested_endpoint(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = ["--rdzv-endpoint", f"127.0.0.1:{listening}", "--rdzv-backend", "static"]
     assert main(["train", "tiny", "--nproc-per-node", "2", *endpoint]) == 2
-    assert f"127.0.0.1:{listening}: this machine cannot listen there: Address already in use" in capsys.readouterr().err
+    assert (
+        f"127.0.0.1:{listening}: this machine cannot listen on the port: Address already in use" in capsys.readouterr().err
+    )

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: what is logged is read back by the libraries that it was written for."""
+"""TensorBoard and Weights & Biases: the libraries themselves read the logged metrics back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
-def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> None:
+def test_a_fresh_start_is_a_new_wandb_run(in_tmp: Path, quiet_wandb: None) -> None:
     offline = {**RUN, "training.steps": 1, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline"}
     ids = []
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_a_fresh_start_is_another_run_there(in_tmp: Path, quiet_wandb: None) -> 
     assert (in_tmp / "run/previous/1/logs/wandb_run_id").read_text() == ids[0]
 
 
-def test_a_library_that_is_missing_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titan_report.loggers.libraries.find_spec", lambda name: None)
     with pytest.raises(UserError) as caught:
         make_job("tiny", {"metrics.enable_wandb": "true", "metrics.enable_tensorboard": "true"})
@@ -50,10 +50,10 @@ def test_a_library_that_is_missing_is_reported_before_anything_starts(monkeypatc
     assert "metrics.enable_wandb = true: the package wandb is not installed; install titan-report[wandb]" in second
 
 
-def test_tensorboard_reads_the_figures_back(in_tmp: Path) -> None:
+def test_tensorboard_reads_the_metrics_back(in_tmp: Path) -> None:
     run_recipe("tiny", {**RUN, "metrics.enable_tensorboard": "true", "metrics.log_freq": 1})
     events = EventAccumulator(str(in_tmp / "run/logs/tensorboard"))
     events.Reload()
     written = metrics(in_tmp / "run")
     for name in ("loss", "grad_norm", "lr", "tokens_seen"):
-        assert [one.value for one in events.Scalars(name)] == pytest.approx([line[name] for line in written])
+        assert [scalar.value for scalar in events.Scalars(name)] == pytest.approx([line[name] for line in written])

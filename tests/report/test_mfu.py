@@ -1,4 +1,4 @@
-"""MFU in reports and comparisons: an estimate says so."""
+"""MFU in reports and comparisons: an estimate is marked as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from titan_runs.run_log import RunLog
 
 
 @pytest.mark.parametrize("mfu", [0.5, 1.5], ids=["plausible", "impossible"])
-def test_an_estimate_says_so(tmp_path: Path, mfu: float) -> None:
+def test_an_estimate_is_marked(tmp_path: Path, mfu: float) -> None:
     folder = write_run(tmp_path / "run", more=lambda step: {"mfu": mfu, "mfu_estimated": True})
     run = RunLog.read(folder)
     (row,) = summary([run], ["run"]).rows

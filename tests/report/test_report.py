@@ -1,4 +1,4 @@
-"""`titan report`: what the page shows in a browser, and what it makes of runs of all kinds."""
+"""`titan report`: the page in a browser, and its contents for runs of all kinds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUN: dict[str, object] = {
 
 
 HOSTILE = "<script>document.title = 'owned'<b>"
-"""A name that a page must show as it stands. (A slash cannot be in a directory's name.)"""
+"""A name that a page must show verbatim. (A directory name cannot contain a slash.)"""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def browser() -> Iterator[Browser]:
 
 
 def drawn(seen: Visit) -> dict[str, list[int]]:
-    """By chart, how many points each curve of it has on the page, by the commands of its SVG path or its markers."""
+    """Return the number of points of each curve on the page, by chart: the commands of its SVG path, or its markers."""
     return seen.page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id,
             [...chart.querySelectorAll(".scatterlayer .trace")].map((trace) => Math.max(
@@ -71,7 +71,7 @@ def drawn(seen: Visit) -> dict[str, list[int]]:
 
 
 def colours(seen: Visit) -> dict[str, Any]:
-    """Of the page and of the first chart, as they are on the screen; and of all its curves."""
+    """Return the computed colours of the page, the first chart and all curves."""
     return seen.page.evaluate(
         """() => { const chart = document.getElementById("chart-loss"); return {
             page: getComputedStyle(document.body).backgroundColor,
@@ -83,7 +83,7 @@ def colours(seen: Visit) -> dict[str, Any]:
     )
 
 
-def test_the_page_draws_every_chart_and_asks_nothing_of_the_network(report: Path, browser: Browser) -> None:
+def test_the_page_draws_every_chart_without_network_requests(report: Path, browser: Browser) -> None:
     with visit(browser, report) as seen:
         points = drawn(seen)
         assert list(points) == [
@@ -91,24 +91,24 @@ def test_the_page_draws_every_chart_and_asks_nothing_of_the_network(report: Path
             "chart-step_time-1", "chart-data_shares-1", "timeline-0", "timeline-1",
         ]  # fmt: skip
         assert all(curves and min(curves) >= 1 for curves in points.values()), points
-        assert max(points["chart-loss"]) >= 30  # plotly leaves out what lies on a straight line
+        assert max(points["chart-loss"]) >= 30  # plotly omits points on a straight line
         assert max(points["chart-lr"]) >= 2
         assert seen.complaints == []
         assert seen.requests == [report.resolve().as_uri()]
         assert seen.outside() == []
         text = seen.page.inner_text("main")
         assert "optimizer.lr" in text and "0.5" in text and "9.9.9" in text
-        assert "dump_folder" not in text  # differs by nature, and its config is folded
+        assert "dump_folder" not in text  # always differs, so it is not listed; the config is collapsed
         assert HOSTILE in text
         assert seen.page.title() == "2 runs · Titan"
         seen.page.get_by_text("All events").nth(1).click()
         events = seen.page.inner_text("main")
-        for told in ("killed: there is no line after this", "started again, after step 40", f"loss spike: {CLOSING}"):
-            assert told in events
-        assert re.search(r"started again, after step 40: 2 processes, dp_shard=2", events)
+        for event in ("killed: no output after this", "restarted after step 40", f"loss spike: {CLOSING}"):
+            assert event in events
+        assert re.search(r"restarted after step 40: 2 processes, dp_shard=2", events)
 
 
-def test_the_page_follows_the_colour_scheme_also_while_it_is_open(report: Path, browser: Browser) -> None:
+def test_an_open_page_follows_the_colour_scheme(report: Path, browser: Browser) -> None:
     with visit(browser, report, scheme="light") as seen:
         light = colours(seen)
         seen.page.emulate_media(color_scheme="dark")
@@ -132,16 +132,14 @@ def brightness(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_reads_one_column_and_nothing_scrolls_sideways_but_tables(
-    report: Path, browser: Browser, scheme: str
-) -> None:
+def test_a_phone_shows_one_column_and_only_tables_scroll_sideways(report: Path, browser: Browser, scheme: str) -> None:
     with visit(browser, report, width=390, scheme=scheme) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
         for details in seen.page.locator("summary").all():
             details.click()
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
         lefts = seen.page.evaluate(
-            '[...document.querySelectorAll(".grid > *")].map((one) => one.getBoundingClientRect().left)'
+            '[...document.querySelectorAll(".grid > *")].map((card) => card.getBoundingClientRect().left)'
         )
         assert len(set(lefts)) == 1
         assert seen.page.evaluate(
@@ -151,7 +149,7 @@ def test_a_phone_reads_one_column_and_nothing_scrolls_sideways_but_tables(
         assert seen.complaints == []
 
 
-def test_a_run_has_one_colour_and_can_be_switched_off(report: Path, browser: Browser) -> None:
+def test_a_run_has_one_colour_and_can_be_hidden(report: Path, browser: Browser) -> None:
     visible = """() => Object.fromEntries([...document.querySelectorAll(".chart")]
         .filter((chart) => chart.offsetParent).map((chart) => [chart.id,
         chart._fullData.filter((trace) => trace.visible).map((trace) => [trace.meta.run, trace.line?.color])]))"""
@@ -180,7 +178,7 @@ def figures_of(text: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_the_page_holds_what_runs_supply_as_text_alone(tmp_path: Path) -> None:
+def test_the_page_escapes_all_text_from_runs(tmp_path: Path) -> None:
     text = page([RunLog.read(write_eventful(tmp_path / HOSTILE)), RunLog.read(write_run(tmp_path / "b"))])
     own = text.replace(re.search(r"<script>/\*\*.*?</script>", text, re.DOTALL)[0], "")  # type: ignore[index]
     assert "<b>" not in own
@@ -189,7 +187,7 @@ def test_the_page_holds_what_runs_supply_as_text_alone(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=\"(?!data:)", own)
 
 
-def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path: Path) -> None:
     figures = figures_of(page([RunLog.read(write_eventful(tmp_path / "a"))]))
     highest, loss, checks = figures["chart-loss"]["data"]
     assert loss["y"][48:51] == [eventful_loss(49), None, eventful_loss(51)]
@@ -198,12 +196,12 @@ def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lr", "span"), [(3e-4, [0, 4.5e-4]), (0.0, [-1, 1])])
-def test_a_constant_is_drawn_where_it_can_be_read(tmp_path: Path, lr: float, span: list[float]) -> None:
+def test_a_constant_has_a_readable_axis(tmp_path: Path, lr: float, span: list[float]) -> None:
     figure = figures_of(page([RunLog.read(write_run(tmp_path / "a", more=lambda step: {"lr": lr}))]))["chart-lr"]
     assert figure["layout"]["yaxis"]["range"] == pytest.approx(span)
 
 
-def test_more_runs_than_colours_differ_all_the_same(tmp_path: Path) -> None:
+def test_more_runs_than_colours_are_still_distinct(tmp_path: Path) -> None:
     runs = [RunLog.read(write_run(tmp_path / str(number), steps=2, more=lambda step: {"lr": step})) for number in range(20)]
     text = page(runs)
     lines = [trace["line"] for trace in figures_of(text)["chart-lr"]["data"]]
@@ -211,19 +209,19 @@ def test_more_runs_than_colours_differ_all_the_same(tmp_path: Path) -> None:
     assert len(set(re.findall(r'<button [^>]*><i class="(dot round-\d)" style="--run: (.*?)">', text))) == 20
 
 
-def test_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+def test_the_parts_of_the_step_time_add_up(tmp_path: Path) -> None:
     data = figures_of(page([RunLog.read(write_run(tmp_path / "a"))]))["chart-step_time-0"]["data"]
-    assert [one["name"] for one in data] == ["forward and backward", "optimizer", "data", "checkpoint", "other"]
-    assert [sum(column) for column in zip(*(one["y"] for one in data), strict=True)] == pytest.approx([1.0] * 100)
+    assert [trace["name"] for trace in data] == ["forward and backward", "optimizer", "data", "checkpoint", "other"]
+    assert [sum(column) for column in zip(*(trace["y"] for trace in data), strict=True)] == pytest.approx([1.0] * 100)
 
 
 @pytest.mark.parametrize("events", [[], [start()]], ids=["none", "start"])
 def test_a_run_without_a_step_has_a_page(tmp_path: Path, events: list[dict[str, Any]]) -> None:
     text = page([RunLog.read(write_run(tmp_path / "a", steps=0, events=events))])
-    assert "No step is logged yet." in text
+    assert "No step has been logged yet." in text
 
 
-def test_older_and_foreign_records_have_the_charts_that_they_can(tmp_path: Path) -> None:
+def test_older_and_foreign_records_still_get_charts(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", steps=0)
     write_lines(run / "metrics.jsonl", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}])
     with (run / "metrics.jsonl").open("a") as file:
@@ -240,9 +238,9 @@ def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
         steps=100_000,
         more=lambda step: {"loss": 99.0 if step == spike else 2 + step % 7, "loss_max": None},
     )
-    began = time.process_time()  # what else the machine does is not counted
+    began = time.process_time()  # excludes other load on the machine
     text = page([RunLog.read(run)])
-    assert time.process_time() - began < 10  # some 2 s
+    assert time.process_time() - began < 10  # about 2 s
     figures = figures_of(text)
     assert all(len(trace["x"]) <= POINTS for figure in figures.values() for trace in figure["data"])
     (loss,) = figures["chart-loss"]["data"]
@@ -250,7 +248,7 @@ def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
     assert len(text) < 7_000_000
 
 
-def test_the_page_holds_no_secrets_and_tells_that_they_differ(tmp_path: Path) -> None:
+def test_the_page_masks_secrets_but_shows_that_they_differ(tmp_path: Path) -> None:
     lines = (
         '[wandb]\napi_keys = ["s3cret-{0}"]\npin_token = 40030020010077{0}\nproject = "p"\n[secrets]\nanything = "s3cret"\n'
         '[data]\npath = "https://user:s3cret@host/a"\n[model]\ntokenizer = "byte"\n'
@@ -269,7 +267,7 @@ def test_the_page_holds_no_secrets_and_tells_that_they_differ(tmp_path: Path) ->
     assert {cell for row in rows for cell in row[1:]} == {"&quot;(left out)&quot;"}
 
 
-def test_a_table_of_the_callers_comes_first(tmp_path: Path) -> None:
+def test_the_table_of_the_caller_comes_first(tmp_path: Path) -> None:
     runs = [RunLog.read(write_run(tmp_path / name)) for name in "ab"]
     write_report(runs, tmp_path / "new" / "r.html", Table("Best & first", ("variant", "loss"), (("a", "1.0"), ("b", "2.0"))))
     text = (tmp_path / "new" / "r.html").read_text()
@@ -286,7 +284,7 @@ def test_png(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str
     for file in files:
         picture = imread(file)[::3, ::3]
         assert picture.shape[0] >= 200 and picture.shape[1] == 400
-        assert 0.001 < (picture[..., :3].std(axis=-1) > 0.05).mean() < 0.9  # coloured: there are curves
+        assert 0.001 < (picture[..., :3].std(axis=-1) > 0.05).mean() < 0.9  # coloured pixels: curves were drawn
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

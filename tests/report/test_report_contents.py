@@ -1,4 +1,4 @@
-"""What a report says of runs, whatever draws it: names, differences, summaries, how they ended."""
+"""The contents of a report, independent of its format: names, differences, summaries and ends of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], point
     assert (None in values) == any(values[index] is None for index in kept)
 
 
-def test_runs_of_one_name_are_distinguished() -> None:
+def test_runs_with_the_same_name_are_distinguished() -> None:
     folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
     assert distinct_names(folders) == ["a/run", "b/run", "c"]
     assert distinct_names([Path("/a/x/run"), Path("/b/x/run"), Path("/run")]) == ["a/x/run", "b/x/run", "run"]
@@ -55,8 +55,8 @@ def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
         ("a.b.deep", "1", "2"),
         ("titan-core", "0.1.0", "0.2"),
     ]
-    alike = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
-    assert "All keys are the same." in alike
+    same = page([RunLog.read(one), RunLog.read(write_run(tmp_path / "three", config=(one / "config.toml").read_text()))])
+    assert "All keys have the same values." in same
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_foreign_line_is_named(
     assert f"{run / file}:3: invalid record: {flaw}; remove this line" in capsys.readouterr().err
 
 
-def test_the_config_and_the_events_alone_need_no_metrics(tmp_path: Path) -> None:
+def test_the_config_and_the_events_are_read_without_the_metrics(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", config="[comm]\nsave_traces_folder = 'x'\n")
     (run / "metrics.jsonl").write_text("no JSON\n")
     assert RunLog.read_config(run) == {"comm": {"save_traces_folder": "x"}}
@@ -105,7 +105,7 @@ def test_the_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "state"),
     [
         (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
         (end(50, at=60, preempted=True), "preempted"),
@@ -113,13 +113,13 @@ def test_the_summary(tmp_path: Path) -> None:
         (None, "no end event: killed or stalled"),
     ],
 )
-def test_how_runs_end(tmp_path: Path, ending: dict[str, Any] | None, told: str) -> None:
+def test_the_summary_describes_how_a_run_ended(tmp_path: Path, ending: dict[str, Any] | None, state: str) -> None:
     run = RunLog.read(write_run(tmp_path / "a", steps=50, events=[start(), *([ending] if ending else [])]))
-    assert summary([run], ["a"]).rows[0][-1] == told
+    assert summary([run], ["a"]).rows[0][-1] == state
     assert timeline(0, run).moments[-1].time == BEGAN + (60 if ending else 50)
 
 
-def test_a_kill_is_where_the_last_line_before_the_next_start_is(tmp_path: Path) -> None:
+def test_a_kill_has_the_time_of_the_last_line_before_the_next_start(tmp_path: Path) -> None:
     line = timeline(0, RunLog.read(write_eventful(tmp_path / "a")))
     assert [(moment.kind, moment.time - BEGAN) for moment in line.moments] == [
         ("start", 0), ("checkpoint", 40), ("finding", 45), ("kill", 45), ("restart", 60), ("end", 121),

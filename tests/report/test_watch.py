@@ -1,4 +1,4 @@
-"""`titan watch`: what it shows of a run, from files that are being written, torn and replaced."""
+"""`titan watch`: the view of a run whose files are being written, truncated and replaced."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from titan_runs.tail import Tail
 
 HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}
 NOBODY = 2**22 + 1
-"""A process id above the largest there can be."""
-TOLD_APART = pytest.mark.skipif(pid_namespace() is None, reason="this system does not show a process's namespace")
+"""A process id above the largest possible one."""
+NAMESPACES_VISIBLE = pytest.mark.skipif(pid_namespace() is None, reason="this system does not show a process's namespace")
 
 
 def screen(run: FollowedRun, width: int = 80, height: int = 24) -> str:
-    """The frame, as a terminal of that size shows it."""
+    """Return the frame as a terminal of that size shows it."""
     console = Console(file=io.StringIO(), width=width, height=height, highlight=False, legacy_windows=False)
     console.print(frame(run, width, height))
     assert isinstance(console.file, io.StringIO)
@@ -53,12 +53,12 @@ def followed(path: Path) -> FollowedRun:
 
 
 def now(records: list[dict[str, Any]], ago: float = 0.0) -> list[dict[str, Any]]:
-    """The same, as if the last had been written ``ago`` seconds ago."""
+    """Shift the times of ``records`` so that the last was written ``ago`` seconds ago."""
     shift = time.time() - ago - records[-1]["time"]
-    return [{**one, "time": one["time"] + shift} for one in records]
+    return [{**record, "time": record["time"] + shift} for record in records]
 
 
-def test_a_real_run_at_once(in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_run_shown_once(in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     tiny = {
         "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "training.seq_len": 32,
@@ -81,7 +81,7 @@ def test_a_real_run_at_once(in_tmp: Path, capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (20, 5), (63, 18), (64, 40), (220, 70)])
-def test_it_fits_any_terminal_and_uses_it(tmp_path: Path, width: int, height: int) -> None:
+def test_the_view_fills_terminals_of_any_size(tmp_path: Path, width: int, height: int) -> None:
     events = [start(), *({"event": "checkpoint", "time": BEGAN + n, "step": n, "path": "checkpoint"} for n in range(1, 90))]
     run = followed(write_run(tmp_path / "a", events=events, validations=[validation(90, 2.5)]))
     lines = screen(run, width, height).splitlines()
@@ -92,56 +92,56 @@ def test_it_fits_any_terminal_and_uses_it(tmp_path: Path, width: int, height: in
         assert any("\u2800" < letter <= "\u28ff" for letter in "".join(lines))
 
 
-def test_the_figures(tmp_path: Path) -> None:
+def test_the_metrics(tmp_path: Path) -> None:
     more = {"loss_max": 3.25, "corrupt_records": 7}
     text = screen(
         followed(write_run(tmp_path / "a", more=lambda step: more, validations=[validation(50, 2.75), validation(100, 3.0)]))
     )
-    for told in (
+    for shown in (
         "at most 3.2500", "0.001", "3.0000 at 100, best 2.7500", "409,600 tokens, epoch 0", "4,096", "2,048, 1.5 TFLOP/s",
-        "41.0%", "3.00 GiB peak, 4.00 kept", "1.000 s, 7 corrupt",
+        "41.0%", "3.00 GiB peak, 4.00 reserved", "1.000 s, 7 corrupt",
         "forward and backward 80%, optimizer 10%, data 5%, checkpoint 2%",
     ):  # fmt: skip
-        assert told in text
+        assert shown in text
 
 
-def test_a_running_run_tells_when_it_will_be_done(tmp_path: Path) -> None:
+def test_a_running_run_shows_the_time_left(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", steps=0, events=now([start(steps=100)], ago=41))
     write_lines(folder / "metrics.jsonl", now([record(step) for step in range(1, 41)]))
     run = followed(folder)
     assert run.state() == "running"
     assert run.seconds_left() == pytest.approx(60, abs=2)
-    assert re.search(r"step 40/100 .* 40%  left (1 min|59 s|58 s)", screen(run))
+    assert re.search(r"step 40/100 .* 40%  (1 min 0 s|1 min 1 s|59 s|58 s) left", screen(run))
 
 
 @pytest.mark.parametrize(
-    ("ago", "processes", "told"),
+    ("ago", "processes", "state"),
     [
         (30.0, [{"host": "elsewhere", "pid": 1}], "running"),
-        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end event: killed or stalled; no line for 1 h 0 min"),
+        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end: killed, or stalled; no output for 1 h 0 min"),
         (1.0, [{**HERE, "pid": os.getpid()}], "running"),
-        pytest.param(1.0, [{**HERE, "pid": NOBODY}], "killed", marks=TOLD_APART),
-        # A container of this host that numbers its processes for itself, and a run of before that was recorded.
+        pytest.param(1.0, [{**HERE, "pid": NOBODY}], "killed", marks=NAMESPACES_VISIBLE),
+        # A container on this host with its own process ids, and runs that did not record the namespace.
         (1.0, [{**HERE, "pid": NOBODY, "pid_namespace": "pid:[1]"}], "running"),
         (1.0, [{"host": socket.gethostname(), "pid": NOBODY}], "running"),
         (1.0, [{**HERE, "pid": NOBODY, "pid_namespace": None}], "running"),
     ],
 )
-def test_a_run_without_an_end(tmp_path: Path, ago: float, processes: list[dict[str, Any]], told: str) -> None:
+def test_a_run_without_an_end(tmp_path: Path, ago: float, processes: list[dict[str, Any]], state: str) -> None:
     events = now([start(processes=processes)], ago=ago + 10)
     folder = write_run(tmp_path / "a", steps=0, events=events)
     write_lines(folder / "metrics.jsonl", now([record(step) for step in range(1, 10)], ago=ago))
-    assert screen(followed(folder)).splitlines()[0].endswith(told)
+    assert screen(followed(folder)).splitlines()[0].endswith(state)
 
 
-def test_patience_follows_the_pace() -> None:
+def test_the_pace_determines_when_a_run_is_stalled() -> None:
     assert pace_of([0.0]) is None
     assert pace_of([0.0, 1.0, 2.0, 3.0]) == 10.0
-    assert pace_of([0.0, 1.0, 2.0, 303.0]) == 602.0  # a long validation is nothing new
+    assert pace_of([0.0, 1.0, 2.0, 303.0]) == 602.0  # such as a long validation
 
 
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "state"),
     [
         (end(50, at=60, completed=True), "finished"),
         (end(50, at=60, reason="the dataset has ended"), "ended: the dataset has ended"),
@@ -149,13 +149,13 @@ def test_patience_follows_the_pace() -> None:
         (end(50, at=60, failed=True, error="ValueError: [red]no[/red]"), "failed: ValueError: [red]no[/red]"),
     ],
 )
-def test_how_it_ended(tmp_path: Path, ending: dict[str, Any], told: str) -> None:
+def test_the_view_shows_how_a_run_ended(tmp_path: Path, ending: dict[str, Any], state: str) -> None:
     text = screen(followed(write_run(tmp_path / "a", steps=50, events=[start(), ending])))
-    assert text.splitlines()[0].endswith(told)
-    assert text.splitlines()[-1].endswith(told)
+    assert text.splitlines()[0].endswith(state)
+    assert text.splitlines()[-1].endswith(state)
 
 
-def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_read_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
     parsed = tail._parsed
     monkeypatch.setattr(tail, "_parsed", lambda line: (read.append(line), parsed(line))[1])
@@ -171,7 +171,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run.loss.steps[0] == 1 and run.loss.steps[-1] == 5002
 
 
-def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"a": 1}\n{"b": "\xc3')
     lines = Tail(file)
@@ -180,7 +180,7 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     with file.open("ab") as opened:
         opened.write(b'\xa9"}\n')
     assert lines.read() == (False, [{"b": "é"}])
-    # A process that was killed left half a line, and the next one cuts it off.
+    # A killed process leaves half a line, and the next process truncates it.
     with file.open("ab") as opened:
         opened.write(b'{"c": ')
     assert lines.read() == (False, [])
@@ -194,7 +194,7 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other", ['{"step": 7}\n', '{"step": 9, "longer": "' + "x" * 4000 + '"}\n'], ids=["shorter", "longer"]
 )
-def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, other: str) -> None:
+def test_a_replaced_file_is_read_from_the_start(tmp_path: Path, other: str) -> None:
     file = tmp_path / "a.jsonl"
     write_lines(file, [{"step": n} for n in range(3)])
     lines = Tail(file)
@@ -208,7 +208,7 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, other: str) -> Non
     assert lines.read() == (False, [json.loads(other)])
 
 
-def test_a_run_that_is_started_afresh_while_it_is_watched(tmp_path: Path) -> None:
+def test_a_run_that_starts_afresh_while_it_is_watched(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", validations=[validation(50, 1.0)])
     run = followed(folder)
     assert "step 100/100" in screen(run)
@@ -228,7 +228,7 @@ def test_a_run_that_is_started_afresh_while_it_is_watched(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_resumed_while_it_is_watched(tmp_path: Path) -> None:
-    """The metrics are rewritten, less what came after the checkpoint; events are appended to."""
+    """The metrics are rewritten without those after the checkpoint; events are appended."""
     folder = write_run(tmp_path / "a", steps=60, events=[start()])
     run = followed(folder)
     (folder / "metrics.jsonl").rename(tmp_path / "old")
@@ -237,21 +237,21 @@ def test_a_run_that_is_resumed_while_it_is_watched(tmp_path: Path) -> None:
     run.poll()
     assert run.loss.steps == list(range(1, 41))
     text = screen(run)
-    assert "running, attempt 2" in text and "started again, after step 40" in text
-    assert "killed: there is no line after this" in text
+    assert "running, attempt 2" in text and "restarted after step 40" in text
+    assert "killed: no output after this" in text
 
 
-def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
+def test_losses_that_are_not_finite(tmp_path: Path) -> None:
     assert "loss: no value yet" in screen(followed(write_run(tmp_path / "a", more=lambda step: {"loss": None})))
     text = screen(followed(write_run(tmp_path / "b", more=lambda step: {"loss": None if 40 < step < 60 else 2.0})))
     assert "2.0000" in text
 
 
-def test_foreign_lines_are_counted_and_not_believed(tmp_path: Path) -> None:
+def test_foreign_lines_are_counted_and_ignored(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     write_lines(folder / "events.jsonl", [{}, {"event": "end", "time": "noon", "step": 1}, {"event": "start"}], mode="a")
     write_lines(folder / "metrics.jsonl", [{"loss": 1.0}, {"step": "2", "loss": 1.0}, {"step": 101, "loss": 2.0}], mode="a")
-    write_lines(folder / "metrics.jsonl", [{"step": 6, "loss": 1.0, "time": 1}], mode="a")  # a step goes back
+    write_lines(folder / "metrics.jsonl", [{"step": 6, "loss": 1.0, "time": 1}], mode="a")  # an earlier step
     write_lines(folder / "events.jsonl", [start(mesh=5), start() | {"time": 1e300}], mode="a")
     run = followed(folder)
     assert run.damaged == 8 and run.last["step"] == 101
@@ -272,9 +272,9 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such directory" in capsys.readouterr().err
     (tmp_path / "metrics.jsonl").touch()
     assert main(["watch", "--once", str(tmp_path)]) == 2
-    assert "has written nothing yet; leave out --once to wait for it" in capsys.readouterr().err
+    assert "has written nothing yet; drop --once to wait for it" in capsys.readouterr().err
     assert main(["watch", str(tmp_path)]) == 2
-    assert "draws on a terminal, and stdout is none; add --once" in capsys.readouterr().err
+    assert "needs a terminal, but stdout is not one; add --once" in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--interval", "0"]) == 2
     assert "not a number of seconds from 0.01 to 2592000" in capsys.readouterr().err
 
@@ -287,7 +287,7 @@ def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None
     os.close(terminal)
     try:
         shown = read_until(main_end, "waiting for a run")
-        assert "\x1b[?1049h" in shown  # a screen of its own, so that the user's comes back afterwards
+        assert "\x1b[?1049h" in shown  # the alternate screen, so that the user's screen is restored afterwards
         folder = write_run(tmp_path / "run", steps=3, events=now([start(steps=10)], ago=4))
         read_until(main_end, "step 3/10")
         write_lines(folder / "metrics.jsonl", [record(4)], mode="a")
@@ -302,12 +302,12 @@ def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None
         os.close(main_end)
 
 
-def read_until(terminal: int, wanted: str, timeout: float = 60.0) -> str:
-    """What is written to the terminal until ``wanted`` is among it."""
+def read_until(terminal: int, expected: str, timeout: float = 60.0) -> str:
+    """Read from the terminal until ``expected`` appears; return the output."""
     seen = ""
     limit = time.monotonic() + timeout
-    while wanted not in seen:
+    while expected not in seen:
         ready, _, _ = select.select([terminal], [], [], max(0.0, limit - time.monotonic()))
-        assert ready, f"{wanted!r} was not shown in {timeout} s, but {seen[-2000:]!r}"
+        assert ready, f"{expected!r} did not appear within {timeout} s, but {seen[-2000:]!r} did"
         seen += os.read(terminal, 65536).decode(errors="replace")
     return seen

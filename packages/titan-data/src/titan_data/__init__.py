@@ -1,1 +1,1 @@
-"""Sources of documents and tokenizers from files and from the Hugging Face hub."""
+"""Datasets and tokenizers from local files and from the Hugging Face hub."""

@@ -1,8 +1,8 @@
-"""Compressed local files, read through a decompressed copy that is made once and kept in the cache of ``datasets``.
+"""Reads compressed local files through a decompressed copy, made once and kept in the cache of ``datasets``.
 
-The libraries' own file objects accept damage without a word: ``zstandard``'s takes a file that ends in the middle for a
-whole one and drops all frames but the first, and those of ``bz2`` and ``lzma`` ignore whatever follows the last stream. So
-the streams of a file are walked here: each must end, and be followed by another or by the end of the file.
+The file objects of the compression libraries accept damaged files silently. The one of ``zstandard`` treats a truncated file
+as complete and drops all frames but the first; those of ``bz2`` and ``lzma`` ignore any data after the last stream. This
+module therefore walks the streams itself: each must be complete, and only another stream or the end of the file may follow.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import zstandard
 from titan_core.api.errors import UserError
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
-"""Endings, and the formats' names."""
+"""Names of the formats, by file suffix."""
 
 _CHUNK = 1 << 14
-"""Bytes that are decompressed at a time. Small, since a byte may stand for a thousand."""
+"""Number of bytes to decompress at a time. Kept small, because one byte may expand to a thousand."""
 
 _ZSTD_WINDOW = 1 << 31
-"""The largest window that ``zstd --long=31`` makes, as large corpora are published. Memory is taken as a file needs it."""
+"""The window of ``zstd --long=31``, used for large public corpora. The decompressor allocates only what a file needs."""
 
 
 class _Stream(Protocol):
-    """One compressed stream (a member, a frame), as the libraries' decompressors have it."""
+    """A decompressor for one compressed stream (a gzip member, a zstd frame)."""
 
     @property
     def eof(self) -> bool: ...
@@ -49,24 +49,24 @@ _STREAMS: dict[str, Callable[[], _Stream]] = {
     ".bz2": bz2.BZ2Decompressor,
 }
 _PADDED = (".gz", ".xz")
-"""Formats that may be followed by zeros (of tapes and blocks)."""
+"""Formats that allow trailing zeros, which tapes and block devices add."""
 _ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError)
 
 
 class Damaged(Exception):
-    """What is wrong with a compressed file."""
+    """A compressed file is damaged; the message says how."""
 
 
 def decompress(file: Path) -> Iterator[bytes]:
-    """The contents of ``file``, piece by piece, by the format that its ending names.
+    """Yield the contents of ``file`` in pieces. Its suffix determines the format.
 
     Raises:
-        Damaged: it is not what its name says, ends in the middle, or something else follows.
-        OSError: it cannot be read.
+        Damaged: the file has another format, is truncated, or has extra data at its end.
+        OSError: the file cannot be read.
     """
     new, kind = _STREAMS[file.suffix], COMPRESSED[file.suffix]
     stream: _Stream | None = new()
-    done = 0  # whole streams
+    done = 0  # number of complete streams
     with file.open("rb") as packed:
         while data := packed.read(_CHUNK):
             while data:
@@ -78,28 +78,28 @@ def decompress(file: Path) -> Iterator[bytes]:
                 try:
                     yield stream.decompress(data)
                 except _ERRORS as error:
-                    where = f"what follows the end of its data is no {kind}" if done else f"is no {kind}, or damaged"
-                    raise Damaged(f"{where}: {error}") from None
+                    why = f"the data after the last stream is not {kind}" if done else f"not {kind}, or damaged"
+                    raise Damaged(f"{why}: {error}") from None
                 if not stream.eof:
                     break
                 data, stream, done = stream.unused_data, None, done + 1
     if stream is not None:
-        raise Damaged(f"ends in the middle of its {kind} data: truncated, or something follows it")
+        raise Damaged(f"the last {kind} stream is incomplete: the file is truncated or has extra data at its end")
 
 
 def decompressed(files: Sequence[Path]) -> list[Path]:
-    """``files``, each compressed one replaced by its copy.
+    """Return ``files`` with each compressed file replaced by its decompressed copy.
 
     Raises:
-        UserError: a file is damaged or not what its name says, or there is no room for the copy.
+        UserError: a file is damaged or has another format than its suffix says, or its copy cannot be written.
     """
     return [_copy(file) if file.suffix in COMPRESSED else file for file in files]
 
 
 def damaged(file: Path, why: Damaged) -> UserError:
-    """The error of a file that cannot be used."""
+    """Return the error that reports a damaged file."""
     return UserError.one(
-        str(file), f"cannot be decompressed as {COMPRESSED[file.suffix]}: {why}", "fetch it again, or rename it"
+        str(file), f"cannot be decompressed as {COMPRESSED[file.suffix]}: {why}", "download it again, or fix its suffix"
     )
 
 
@@ -107,12 +107,12 @@ def _copy(file: Path) -> Path:
     import datasets
 
     about = file.stat()
-    # 2: copies of earlier versions may be of truncated files.
+    # Version 2: copies made by version 1 may come from truncated files.
     key = hashlib.sha256(f"2:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:24]
     copy = Path(datasets.config.HF_DATASETS_CACHE) / "decompressed" / f"{key}-{file.stem}"
     if copy.exists():
         return copy
-    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.partial")  # ranks may be at it at the same time
+    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.partial")  # several ranks may make the copy at once
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as plain:
@@ -123,7 +123,7 @@ def _copy(file: Path) -> Path:
         raise damaged(file, error) from None
     except OSError as error:
         why = f"cannot be decompressed to {copy.parent}: {error.strerror or error}"
-        raise UserError.one(str(file), why, "make room, or set HF_DATASETS_CACHE") from error
+        raise UserError.one(str(file), why, "free disk space, or set HF_DATASETS_CACHE") from error
     finally:
         partial.unlink(missing_ok=True)
     return copy

@@ -1,4 +1,4 @@
-"""Datasets read by Hugging Face ``datasets``: hub names, streamed, and local JSON and Parquet files, memory-mapped."""
+"""Reads datasets through Hugging Face ``datasets``: from the hub, streamed, and from local files, memory-mapped."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from titan_core.api.tools.reading import is_transient
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
-from titan_data.local_files import ENDINGS, find_files, holds_lines
-from titan_data.records import text_of
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines
+from titan_data.records import FIELD_FIX, missing_field, text_of
 
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),
     "c4_validation": ("allenai/c4", "en", "validation"),
 }
-"""Hub datasets that have a name of their own here: (hub name, configuration, split)."""
+"""Hub datasets with their own component name: (hub name, configuration, split)."""
 
 
 def open_local(context: DatasetContext[None]) -> DocumentSource:
-    """Local JSON, Parquet or Arrow files.
+    """Open local JSON, Parquet or Arrow files.
 
     Raises:
-        UserError: files that cannot be read, without documents, or without the text field.
+        UserError: the files cannot be read, contain no documents, or lack the text field.
     """
     files = find_files(context, ENDINGS[context.name])
     plain = decompressed(files)
     if context.name == "json" and all(map(holds_lines, plain)):
         lines = JsonRecords(plain, files, context)
         if len(lines) == 0:
-            raise UserError.one(context.where, "the dataset is empty", "give a file with documents in it")
+            raise UserError.one(context.where, EMPTY, EMPTY_FIX)
         return ShuffledDocuments(lines, context.seed, plain)
     datasets.disable_progress_bars()
     try:
@@ -45,10 +45,9 @@ def open_local(context: DatasetContext[None]) -> DocumentSource:
         cause = error.__cause__ or error
         raise UserError.one(context.where, f"cannot be read as {context.name}: {cause}", "fix the file") from error
     if len(table) == 0:
-        raise UserError.one(context.where, "the dataset is empty", "give a file with documents in it")
+        raise UserError.one(context.where, EMPTY, EMPTY_FIX)
     if context.format is None and context.text_field not in table.column_names:
-        there = ", ".join(table.column_names)
-        raise UserError.one(context.where, f"no field {context.text_field!r}; there is {there}", "set data.text_field")
+        raise UserError.one(context.where, missing_field(context.text_field, table.column_names), FIELD_FIX)
     return ShuffledDocuments(_Rows(table, context), context.seed, plain)
 
 
@@ -61,7 +60,11 @@ class _Rows:
         return len(self._table)
 
     def text(self, index: int) -> str:
-        """The text of a row."""
+        """Return the text of row ``index``.
+
+        Raises:
+            CorruptRecord: the row is not UTF-8, or has no text.
+        """
         place = f"{self._context.path}, row {index}"
         try:
             record = self._table[index]
@@ -72,11 +75,11 @@ class _Rows:
 
 
 def open_hub(context: DatasetContext[None]) -> DocumentSource:
-    """A dataset of the Hugging Face hub, streamed: ``training.dataset_path = "name"`` or ``"name:configuration"``, or one
-    of :data:`PRESETS`.
+    """Stream a dataset from the Hugging Face hub: ``training.dataset_path = "name"`` or ``"name:configuration"``, or one of
+    :data:`PRESETS`.
 
     Raises:
-        UserError: no such dataset, or no network.
+        UserError: the dataset does not exist, or the hub cannot be reached.
     """
     if context.name in PRESETS:
         path, configuration, split = PRESETS[context.name]
@@ -88,13 +91,13 @@ def open_hub(context: DatasetContext[None]) -> DocumentSource:
     try:
         stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
     except Exception as error:
-        # Of the hub's own errors, those of its HTTP client change with its versions.
+        # The exception classes of the hub's HTTP client differ between its versions.
         if not (is_transient(error) or _of_hub(error) or isinstance(error, OSError | ValueError | RuntimeError)):
             raise
         raise UserError.one(
             f"dataset {path!r}, split {split!r}",
             f"cannot be opened on the hub: {type(error).__name__}: {error}",
-            f"check its name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
+            f"check the name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
         ) from error
     return StreamedDocuments(stream, context)
 
@@ -104,7 +107,7 @@ def _of_hub(error: Exception) -> bool:
 
 
 def _connected(records: Iterable[Any]) -> Iterator[Any]:
-    """``records``. Errors of the hub's client become an ``OSError``, after which reading is tried again."""
+    """Yield from ``records``. Errors of the hub's client become an ``OSError``, which the reader retries."""
     try:
         yield from records
     except Exception as error:
@@ -114,8 +117,8 @@ def _connected(records: Iterable[Any]) -> Iterator[Any]:
 
 
 class StreamedDocuments:
-    """An ``IterableDataset`` divided into logical shards: by its files as far as their number allows, and by counting
-    documents beyond that."""
+    """An ``IterableDataset`` divided into logical shards: by files as far as their number allows, then by taking every n-th
+    document."""
 
     num_documents = None
 
@@ -124,14 +127,14 @@ class StreamedDocuments:
         self._context = context
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """Logical shard ``index`` of ``count``; each epoch reads in the same order."""
+        """Return logical shard ``index`` of ``count``. Its order is the same in each epoch."""
         by_file = math.gcd(count, self._stream.num_shards)
-        part = self._stream.shard(num_shards=by_file, index=index % by_file)  # a copy, with a position of its own
+        part = self._stream.shard(num_shards=by_file, index=index % by_file)  # a copy with its own position
         return _StreamShard(part, self._context, index // by_file, count // by_file)
 
 
 class _StreamShard:
-    """Every ``step``-th document of a stream, from the ``first`` on."""
+    """Every ``step``-th document of a stream, starting at document ``first``."""
 
     def __init__(self, stream: Any, context: DatasetContext[None], first: int, step: int) -> None:
         self._stream = stream
@@ -140,7 +143,7 @@ class _StreamShard:
         self._first = first
         self._step = step
         self._iterator: Any = None
-        self._loaded: State | None = None  # what the stream forgets that it was given, until it is iterated over
+        self._loaded: State | None = None  # the stream's state_dict() ignores a loaded state until iteration starts
         self._seen = 0
 
     def __iter__(self) -> _StreamShard:
@@ -153,7 +156,7 @@ class _StreamShard:
             mine = self._seen % self._step == self._first
             self._seen += 1
             if mine:
-                return text_of(record, self._context, f"dataset {self._name!r}, record {self._seen} of its part")
+                return text_of(record, self._context, f"dataset {self._name!r}, record {self._seen} of its shard")
         raise StopIteration
 
     def state_dict(self) -> State:

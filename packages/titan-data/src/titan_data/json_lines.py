@@ -1,4 +1,4 @@
-"""Local JSON lines: each line a document, found by an index of line ends that is made when the files are opened."""
+"""Local JSON lines, one document per line, fetched through an index of line ends that is built when the files are opened."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _CHUNK = 1 << 24
 
 
 class JsonRecords:
-    """Records that can be fetched by index. Blank lines are none."""
+    """Records fetched by index. Blank lines are skipped."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], context: DatasetContext[None]) -> None:
-        """``shown``: what to call the files in errors (a decompressed copy by the name of its original)."""
+        """
+        Args:
+            shown: names of the files in error messages. A decompressed copy has the name of the original.
+        """
         self._context = context
         self._files = [(_mapped(file), name) for file, name in zip(files, shown, strict=True)]
         self._lines = [_lines_of(content) for content, _ in self._files]
@@ -33,10 +36,10 @@ class JsonRecords:
         return self._ends[-1] if self._ends else 0
 
     def text(self, index: int) -> str:
-        """The text of a record.
+        """Return the text of record ``index``.
 
         Raises:
-            CorruptRecord: the line is no JSON object with a text.
+            CorruptRecord: the line is not a JSON object with a text.
         """
         number = bisect_right(self._ends, index)
         numbers, starts, ends = self._lines[number]
@@ -64,14 +67,14 @@ def _mapped(file: Path) -> mmap.mmap | bytes:
 
 
 def _lines_of(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Numbers, first bytes and ends of a file's lines, without the blank ones."""
+    """Return the numbers, first bytes and end bytes of the lines that are not blank."""
     breaks = []
     for at in range(0, len(content), _CHUNK):
         breaks.append(numpy.flatnonzero(numpy.frombuffer(content[at : at + _CHUNK], numpy.uint8) == ord("\n")) + at)
     ends = numpy.concatenate([*breaks, [len(content)]]).astype(numpy.int64)
     starts = numpy.concatenate([[0], ends[:-1] + 1])
     filled = ends > starts
-    # Few lines are so short that they may be nothing but blanks; those are looked at.
+    # Only a short line may consist of whitespace, and few lines are short: check their contents.
     for line in numpy.flatnonzero(filled & (ends - starts < 16)):
         filled[line] = bool(content[starts[line] : ends[line]].strip())
     return numpy.flatnonzero(filled), starts[filled], ends[filled]

@@ -1,4 +1,4 @@
-"""Finding a local dataset's files, and a cheap look at them before a job starts. Free of torch and of ``datasets``."""
+"""Finds the files of a local dataset, and checks them cheaply before a job starts. Does not import torch or ``datasets``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from titan_core.api.dataset import ALL_SPLITS, DatasetContext
 from titan_core.api.errors import Problem, UserError
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_data.records import check_format
+from titan_data.records import FIELD_FIX, check_format, missing_field
 from titan_data.splits import files_of_split, without_caches
 
 ENDINGS = {
@@ -21,26 +21,29 @@ ENDINGS = {
 }
 
 
+EMPTY, EMPTY_FIX = "the dataset is empty", "name a file that contains documents"
+
+
 def find_files(context: DatasetContext[None], endings: tuple[str, ...]) -> list[Path]:
-    """The files that ``context.path`` (a file, a folder, or a glob) names, sorted. In a folder, those of ``endings``,
-    compressed or not; in a folder or a glob that has several splits, those of the requested one.
+    """Return the files that ``context.path`` (a file, a folder, or a glob) names, sorted. From a folder, only files with one
+    of ``endings``, compressed or not. From a folder or glob with splits, only files of the requested split.
 
     Raises:
-        UserError: no path, no file there, or no such split.
+        UserError: the path is missing or names no file, or the split does not exist.
     """
     if not context.path:
         raise UserError.one(
-            context.where, f"dataset {context.name!r} needs the path of its files", "set training.dataset_path"
+            context.where, f"dataset {context.name!r} needs the path to its files", "set training.dataset_path"
         )
     path = Path(context.path).expanduser()
-    if path.is_file():  # also where its name looks like a pattern
+    if path.is_file():  # even if its name looks like a glob
         if context.split is not None:
-            why = f"{context.split_key} is {context.split!r}, and the path names one file"
+            why = f"{context.split_key} is {context.split!r}, but the path names a single file"
             raise UserError.one(context.where, why, "drop the key, or name a folder")
         return [path]
     if path.is_dir():
         root, found = path, (file for file in path.rglob("*") if _plain_suffix(file) in endings)
-        nothing = f"the folder has no file ending in {' or '.join(endings)}", "check the path"
+        nothing = f"the folder contains no file that ends in {' or '.join(endings)}", "check the path"
     else:
         root, found = _fixed_part(path), (Path(name) for name in glob.glob(str(path), recursive=True))
         nothing = "no such file", "check the path (a file, a folder, or a glob)"
@@ -51,7 +54,7 @@ def find_files(context: DatasetContext[None], endings: tuple[str, ...]) -> list[
 
 
 def _fixed_part(pattern: Path) -> Path:
-    """The folder that all matches of a glob lie in."""
+    """Return the folder that contains all matches of a glob."""
     fixed = Path(pattern.anchor)
     for part in pattern.relative_to(pattern.anchor).parts[:-1]:
         if glob.has_magic(part):
@@ -61,7 +64,7 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def check_files(context: DatasetContext[None]) -> list[Problem]:
-    """Whether the files are there, hold something, and have the text field in their first record."""
+    """Check that the files exist, are not all empty, and have the text field in their first record."""
     try:
         files = find_files(context, ENDINGS[context.name])
         if not any(file.stat().st_size for file in files):
@@ -79,16 +82,16 @@ def check_files(context: DatasetContext[None]) -> list[Problem]:
 
 
 def check_hub(context: DatasetContext[None]) -> list[Problem]:
-    """Whether a name was given; without the network."""
+    """Check the dataset's name and split without the network."""
     if context.name == "hub" and not context.path:
-        return [Problem(context.where, "dataset 'hub' needs a dataset's name", "set training.dataset_path")]
+        return [Problem(context.where, "dataset 'hub' needs the name of a dataset", "set training.dataset_path")]
     if context.split == ALL_SPLITS:
-        return [Problem(f"{context.split_key} = {ALL_SPLITS!r}", "a streamed dataset is read by split", "name one")]
+        return [Problem(f"{context.split_key} = {ALL_SPLITS!r}", "cannot stream all splits at once", "name one split")]
     return check_format(context)
 
 
 def holds_lines(file: Path) -> bool:
-    """Whether a JSON file has a record on each line, and is not one array or indented objects."""
+    """Whether a JSON file contains one record per line, not one array or indented objects."""
     return _begins_lines(_first_line(file)[1])
 
 
@@ -97,10 +100,10 @@ def _begins_lines(line: bytes) -> bool:
 
 
 def _first_line(file: Path) -> tuple[int, bytes]:
-    """Number and content of the first line that is not blank; 0 where there is none.
+    """Return the number and content of the first line that is not blank; ``(0, b"")`` if there is none.
 
     Raises:
-        UserError: the file is compressed, and damaged before that line's end.
+        UserError: the file is compressed, and is damaged before the end of that line.
     """
     try:
         return next(((number, line) for number, line in enumerate(_lines(file), 1) if line.strip()), (0, b""))
@@ -109,7 +112,7 @@ def _first_line(file: Path) -> tuple[int, bytes]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Lines of a file, compressed or not."""
+    """Yield the lines of a file, compressed or not."""
     if file.suffix not in COMPRESSED:
         with file.open("rb") as stream:
             yield from stream
@@ -125,7 +128,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _check_json(files: list[Path], context: DatasetContext[None]) -> Iterator[Problem]:
-    """The first record only: a file that is one JSON array or an indented object is left to ``datasets`` to read."""
+    """Check the first record. Files with one JSON array or indented objects are left for ``datasets`` to check."""
     for file in files:
         number, line = _first_line(file)
         if not line:
@@ -138,7 +141,7 @@ def _check_json(files: list[Path], context: DatasetContext[None]) -> Iterator[Pr
             yield Problem(f"{file}:{number}", f"not a JSON record: {error}", "each line must be one JSON object")
             return
         if not isinstance(record, dict):
-            yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be like {"text": "..."}')
+            yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be an object like {"text": "..."}')
         elif context.format is None and context.text_field not in record:
             yield _no_field(f"{file}:{number}", context.text_field, list(record))
         return
@@ -170,8 +173,8 @@ def _plain_suffix(file: Path) -> str:
 
 
 def _empty(context: DatasetContext[None]) -> Problem:
-    return Problem(context.where, "the dataset is empty", "give a file with documents in it")
+    return Problem(context.where, EMPTY, EMPTY_FIX)
 
 
-def _no_field(where: str, field: str, there: list[str]) -> Problem:
-    return Problem(where, f"no field {field!r}; there is {', '.join(there)}", "set data.text_field, or data.format")
+def _no_field(where: str, field: str, names: list[str]) -> Problem:
+    return Problem(where, missing_field(field, names), FIELD_FIX)

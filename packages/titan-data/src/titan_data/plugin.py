@@ -1,4 +1,4 @@
-"""What titan-data contributes."""
+"""The components that titan-data contributes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def titan_datasets() -> list[Dataset]:
         *(
             Dataset(name=name, summary=summary, build=Ref(hub), check=Ref("titan_data.local_files:check_hub"), splits=True)
             for name, summary in (
-                ("hub", "any dataset of the Hugging Face hub, streamed"),
+                ("hub", "any dataset on the Hugging Face hub, streamed"),
                 ("c4", "C4 (allenai/c4, en), streamed"),
                 ("c4_validation", "C4's validation split, streamed"),
             )
@@ -65,7 +65,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="data tokenize",
-            summary="tokenize a recipe's dataset once and for all",
+            summary="tokenise a recipe's dataset once and write it to disk",
             arguments=Ref("titan_data.cli.data_tokenize:arguments"),
             run=Ref("titan_data.cli.data_tokenize:run"),
             overrides=True,

@@ -1,36 +1,46 @@
-"""From a record to its text: one field of it, or what the user's own function makes of it."""
+"""Extracts the text of a record: one of its fields, or the result of the user's formatting function."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.ref import Ref
 
+FIELD_FIX = "set data.text_field, or data.format"
+
+
+def missing_field(field: str, names: Iterable[str]) -> str:
+    """Return the reason that reports a missing text field, with the fields that exist."""
+    return f"no field {field!r}; the fields are {', '.join(names)}"
+
 
 def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
-    """The text of ``record``, which was found at ``place``.
+    """Return the text of ``record``.
+
+    Args:
+        place: where the record comes from, for error messages.
 
     Raises:
-        CorruptRecord: it has none.
+        CorruptRecord: the record has no text.
     """
     if not isinstance(record, Mapping):
-        raise CorruptRecord(place, f"a record is a JSON object, not {type(record).__name__}")
+        raise CorruptRecord(place, f"a record must be a JSON object, not {type(record).__name__}")
     if context.format is not None:
         return _formatted(record, context.format, place)
     text = record.get(context.text_field)
     if isinstance(text, str):
         return text
     if context.text_field not in record:
-        raise CorruptRecord(place, f"no field {context.text_field!r}; there is {', '.join(record)}", "set data.text_field")
-    raise CorruptRecord(place, f"field {context.text_field!r} holds {type(text).__name__}, not text")
+        raise CorruptRecord(place, missing_field(context.text_field, record), FIELD_FIX)
+    raise CorruptRecord(place, f"field {context.text_field!r} contains {type(text).__name__}, not text")
 
 
 def check_format(context: DatasetContext[None]) -> list[Problem]:
-    """Whether the formatting function can be called."""
+    """Check that the formatting function can be loaded and called."""
     if context.format is None:
         return []
     where = f"format {context.format!r}"
@@ -40,12 +50,16 @@ def check_format(context: DatasetContext[None]) -> list[Problem]:
         return [Problem(where, str(error), 'write "package.module:function"')]
     except UserError as error:
         return list(error.problems)
-    return [] if callable(function) else [Problem(where, "not a function", "name one that takes a record and returns text")]
+    return (
+        []
+        if callable(function)
+        else [Problem(where, "not a function", "name a function that takes a record and returns text")]
+    )
 
 
 @functools.cache
 def _loaded(function: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Looked up once, not for each record."""
+    """Import the function once, not for each record."""
     call: Callable[[Mapping[str, Any]], Any] = Ref[Any](function).load()
     return call
 
@@ -55,7 +69,7 @@ def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
     try:
         text = call(record)
     except Exception as error:
-        # The user's own code may raise anything, and the reason is as often the record as the code.
+        # The user's function may raise anything, and the cause may be the record or the function.
         raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "fix the function") from error
     if not isinstance(text, str):
         raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "fix the function")

@@ -1,10 +1,10 @@
-"""Which files of a local dataset belong to which split. Free of torch and of ``datasets``.
+"""Assigns the files of a local dataset to splits. Does not import torch or ``datasets``.
 
-A folder says it in one of these ways, the first that applies:
+The first of these that applies defines the splits of a folder:
 
-* ``dataset_dict.json``, which ``DatasetDict.save_to_disk`` writes: a folder a split.
-* Names as the Hugging Face hub lays datasets out: ``data/SPLIT-00000-of-00003.parquet``; folders or files named with one of
-  :data:`KEYWORDS` (``train/``, ``test-0.jsonl``).
+* ``dataset_dict.json``, written by ``DatasetDict.save_to_disk``: one folder per split.
+* The file layout of the Hugging Face hub: ``data/SPLIT-00000-of-00003.parquet``, or folders and files whose names contain
+  one of :data:`KEYWORDS` (``train/``, ``test-0.jsonl``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEYWORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""What splits are called, by canonical name. As in ``datasets``, a keyword counts between separators (``c4-test.03``)."""
+"""Names of splits, by canonical name. As in ``datasets``, a keyword must stand between separators (``c4-test.03``)."""
 
 DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
 _SAVE = "save the dataset again"
@@ -38,10 +38,13 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 
 
 def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[None]) -> list[Path]:
-    """Those of ``files``, which were found below ``root``, that belong to the requested split.
+    """Return the files that belong to the requested split.
+
+    Args:
+        files: files below ``root``.
 
     Raises:
-        UserError: there is no such split, or it is not clear which one is meant.
+        UserError: the split does not exist, or no split was requested and the default is ambiguous.
     """
     if context.split == ALL_SPLITS:
         return list(files)
@@ -56,33 +59,33 @@ def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[No
     canonical = _CANONICAL.get((wanted or "").lower(), wanted)
     if canonical not in names:
         raise _unclear(names, others, root, context)
-    if multiprocessing.parent_process() is None:  # not again in each worker
+    if multiprocessing.parent_process() is None:  # log once, not in each worker
         log.info("dataset %s: reading split %r of %s", context.path, canonical, ", ".join(names))
     return [file for file, label in zip(files, labels, strict=True) if label == canonical]
 
 
 def _default(names: Sequence[str], others: Sequence[Path], context: DatasetContext[None]) -> str | None:
-    """The split that is read where none was requested; ``None`` where that is not clear."""
+    """Return the split to read if none was requested; ``None`` if that is ambiguous."""
     if context.default_split == "validation":
         return "test" if names == ["test"] else "validation"
-    # Files beside the splits might be more of the training data, or of another split.
+    # Files outside all splits may be training data or belong to another split.
     return None if others else "train"
 
 
 def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, context: DatasetContext[None]) -> UserError:
-    found = f"splits {', '.join(names)}" if names else "no splits that folders or files are named for"
+    found = f"the splits are {', '.join(names)}" if names else "no folder or file is named after a split"
     if others and names:
-        found += f", and files of none ({others[0].relative_to(root)})"
+        found += f", with files outside all splits ({others[0].relative_to(root)})"
     if context.split is not None:
-        why = f"{context.split_key} is {context.split!r}, and there are {found}"
+        why = f"{context.split_key} is {context.split!r}, but {found}"
     else:
-        why = f"there are {found}, and it is not clear which to read"
-    choices = ", ".join([*names, f"or {ALL_SPLITS!r} for everything"])
+        why = f"it is ambiguous which split to read: {found}"
+    choices = ", ".join([*names, f"or {ALL_SPLITS!r} for all files"])
     return UserError.one(context.where, why, f"set {context.split_key} to one of {choices}" if names else "drop the key")
 
 
 def _labels(files: Sequence[Path], root: Path, *, by_file_name: bool) -> list[str | None]:
-    """Of each file the split, ``None`` where its name says nothing."""
+    """Return the split of each file; ``None`` if its path names no split."""
     below = [file.relative_to(root) for file in files]
     listed = _listed(root / DATASET_DICT, "splits") if (root / DATASET_DICT).is_file() else None
     if listed is not None:
@@ -94,14 +97,14 @@ def _labels(files: Sequence[Path], root: Path, *, by_file_name: bool) -> list[st
 
 
 def _shard_label(path: Path, root: Path) -> str | None:
-    """Of ``data/SPLIT-00000-of-00003.parquet``, any name of a split."""
+    """Return SPLIT of a path ``data/SPLIT-00000-of-00003.parquet``. It may be any name."""
     folder = path.parent.name or root.name
     match = _SHARD.match(path.name) if folder == "data" else None
     return _CANONICAL.get(match[1], match[1]) if match is not None else None
 
 
 def _name_label(path: Path, by_file_name: bool) -> str | None:
-    """By the innermost folder that is named for a split, or by the file's name. A name of two splits says nothing."""
+    """Return the split that the innermost folder or else the file is named after. A name with two keywords is ignored."""
     for name in (*reversed(path.parent.parts), *([path.name] if by_file_name else [])):
         splits = {_CANONICAL[word.lower()] for word in _KEYWORD.findall(name)}
         if len(splits) == 1:
@@ -110,11 +113,11 @@ def _name_label(path: Path, by_file_name: bool) -> str | None:
 
 
 def without_caches(files: Sequence[Path]) -> list[Path]:
-    """``files`` without those that lie in a folder of ``Dataset.save_to_disk`` and are no part of its data: ``datasets``
-    keeps the results of ``map`` and ``filter`` there too.
+    """Return ``files`` without the caches in folders written by ``Dataset.save_to_disk``: ``datasets`` stores the results of
+    ``map`` and ``filter`` next to the data.
 
     Raises:
-        UserError: a part of a dataset is missing, or a folder's list of its parts cannot be read.
+        UserError: a data file is missing, or the folder's list of data files cannot be read.
     """
     parts: dict[Path, list[str] | None] = {}
     for folder in dict.fromkeys(file.parent for file in files):
@@ -122,7 +125,7 @@ def without_caches(files: Sequence[Path]) -> list[Path]:
         parts[folder] = _data_files(state) if state.is_file() else None
         for name in parts[folder] or []:
             if not (folder / name).is_file():
-                raise UserError.one(str(folder / name), f"it is missing, and {DATASET_STATE} lists it", "copy it again")
+                raise UserError.one(str(folder / name), f"missing, although {DATASET_STATE} lists it", "copy it again")
     return [file for file in files if (names := parts[file.parent]) is None or file.name in names]
 
 
@@ -130,19 +133,19 @@ def _data_files(state: Path) -> list[str]:
     entries = _listed(state, "_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not all(isinstance(name, str) for name in names):
-        raise UserError.one(str(state), "_data_files lists something other than files", _SAVE)
+        raise UserError.one(str(state), "damaged: _data_files contains an entry that is not a file", _SAVE)
     return [str(name) for name in names]
 
 
 def _listed(file: Path, key: str) -> list[Any]:
-    """The list under ``key`` of a JSON file.
+    """Return the list under ``key`` in a JSON file.
 
     Raises:
-        UserError: there is none.
+        UserError: the file has no such list.
     """
     contents = read_object(file, _SAVE)
     if key not in contents:
-        raise UserError.one(str(file), f"damaged: it has no {key}", _SAVE)
+        raise UserError.one(str(file), f"damaged: {key} is missing", _SAVE)
     values = contents[key]
     if not isinstance(values, list):
         raise UserError.one(str(file), f"damaged: {key} is {type(values).__name__}, not a list", _SAVE)

@@ -1,5 +1,5 @@
-"""Local plain text: files are divided into pieces of some 32 KiB at ends of lines, and each piece is a document, so that
-one large file can feed any number of logical shards."""
+"""Local plain text. Files are cut at line ends into pieces of about 32 KiB, and each piece is a document, so that one large
+file can feed any number of logical shards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ PIECE = 32 * 1024
 
 
 class TextPieces:
-    """Byte ranges of files."""
+    """Byte ranges of text files."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path]) -> None:
-        """``shown``: what to call the files in errors (a decompressed copy by the name of its original)."""
+        """
+        Args:
+            shown: names of the files in error messages. A decompressed copy has the name of the original.
+        """
         named = zip(files, shown, strict=True)
         self._pieces = [(file, name, start, end) for file, name in named for start, end in _pieces(file)]
 
@@ -27,7 +30,7 @@ class TextPieces:
         return len(self._pieces)
 
     def text(self, index: int) -> str:
-        """The piece's text.
+        """Return the text of piece ``index``.
 
         Raises:
             CorruptRecord: its bytes are not UTF-8.
@@ -44,7 +47,7 @@ class TextPieces:
 
 
 def open_text(context: DatasetContext[None]) -> DocumentSource:
-    """The text files of ``training.dataset_path``."""
+    """Open the text files at ``training.dataset_path``."""
     files = find_files(context, ENDINGS["text"])
     plain = decompressed(files)
     return ShuffledDocuments(TextPieces(plain, files), context.seed, plain)

@@ -1,5 +1,5 @@
-"""Making a tokenised dataset (:mod:`titan_data.tokenized`): in parallel, part by part, and resuming where it was
-interrupted. A part is whole once its ``.idx`` is there, and the dataset once ``tokenized.json`` is."""
+"""Writes a tokenised dataset (:mod:`titan_data.tokenized`) in parallel, part by part, and resumes after an interruption. A
+part is complete once its ``.idx`` file exists, and the dataset once ``tokenized.json`` exists."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is."""
+    """Progress of a tokenisation."""
 
     parts: int
-    """Parts that are whole."""
+    """Number of complete parts."""
     of: int
+    """Total number of parts."""
     tokens: int
-    """Tokens written, those of unfinished parts included."""
+    """Number of tokens written, including those of incomplete parts."""
     corrupt: int
-    """Corrupt records left out by this run."""
+    """Number of corrupt records that this run skipped."""
 
 
 def tokenize(
     spec: StreamSpec, dataset: DatasetSpec, tokenizer_name: str, folder: Path, parts: int, workers: int
 ) -> Iterator[Progress]:
-    """Write ``dataset``'s tokens to ``folder``; yields every half second.
+    """Write the tokens of ``dataset`` to ``folder``; yield the progress every half second.
 
     Args:
-        parts: into how many it is divided.
-        workers: processes.
+        parts: number of parts to divide the dataset into; lowered to the number of documents.
+        workers: number of worker processes.
 
     Raises:
-        UserError: the dataset cannot be read, or another one was begun in ``folder``.
+        UserError: the dataset cannot be read, or ``folder`` contains the tokenisation of another dataset.
     """
     tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
-    # What goes to which part depends on no job's seed.
+    # The assignment of documents to parts must not depend on the seed of a job.
     dataset = replace(dataset, context=replace(dataset.context, seed=0))
     source = dataset.build.load()(dataset.context)
     if source.num_documents is not None:
@@ -74,47 +75,50 @@ def tokenize(
             if not futures:
                 break
     except BrokenProcessPool:
-        raise UserError.one("a worker", ENDED, "give fewer --workers; it resumes from here") from None
+        fix = "run the same command with fewer --workers to resume"
+        raise UserError.one("a worker", ENDED, fix) from None
     finally:
-        end_now(pool)  # after an error there are some at work; parts are written again
+        end_now(pool)  # after an error, workers are still running; their parts are rewritten on resume
     size = numpy.dtype(dtype).itemsize
-    whole = [
+    complete = [
         Part(name, (folder / f"{name}.idx").stat().st_size // ENDS.itemsize, (folder / f"{name}.bin").stat().st_size // size)
         for name in names
     ]
-    TokenizedIndex(dtype, tokenizer_name, mark, tuple(whole)).write(folder)
+    TokenizedIndex(dtype, tokenizer_name, mark, tuple(complete)).write(folder)
     (folder / PLAN).unlink()
 
 
 def _begin(folder: Path, plan: Mapping[str, object]) -> None:
-    """Make the folder, or resume in it.
+    """Create the folder with its plan, or check that the plan in it is the same.
 
     Raises:
-        UserError: it holds something else.
+        UserError: the folder contains anything else, or cannot be written.
     """
     file = folder / PLAN
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / INDEX).exists():
-            raise UserError.one(str(folder), "holds a whole tokenised dataset already", "name another folder, or remove it")
+            raise UserError.one(
+                str(folder), "already contains a complete tokenised dataset", "name another folder, or remove this one"
+            )
         if not file.exists() and any(folder.iterdir()):
             raise UserError.one(str(folder), "is not empty", "name a new folder")
         if file.exists():
             begun = json.loads(file.read_text(encoding="utf-8"))
             differ = [f"{key} {begun.get(key)!r}" for key, value in plan.items() if begun.get(key) != value]
             if differ:
-                why = f"another tokenisation was begun here, of {', '.join(differ)}"
-                raise UserError.one(str(folder), why, "resume that one, name another folder, or remove it")
+                why = f"contains an unfinished tokenisation with other settings: {', '.join(differ)}"
+                raise UserError.one(str(folder), why, "resume that one, name another folder, or remove this one")
         else:
             partial = folder.parent / f".{folder.name}.{PLAN}"
             partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
             partial.replace(file)
     except (OSError, ValueError) as error:
-        raise UserError.one(str(folder), f"cannot be written: {error}", "choose another folder") from error
+        raise UserError.one(str(folder), f"cannot be written: {error}", "name another folder") from error
 
 
 def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int, parts: int, dtype: str) -> int:
-    """In a worker: write one part; how many corrupt records were left out of it."""
+    """Write one part, in a worker; return the number of corrupt records that were skipped."""
     tokenizer, source = _opened(spec, dataset)
     shard = source.shard(number, parts, 0)
     reader = DocumentReader(spec.policy, dataset.name)
@@ -125,7 +129,7 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
         with path.with_suffix(".bin.partial").open("wb") as file:
             while (document := reader.next(shard)) is not None:
                 if isinstance(document, WeightedTokens):
-                    why = "its documents weigh their tokens, and a tokenized dataset has no place for weights"
+                    why = "its documents have token weights, which a tokenised dataset cannot store"
                     raise UserError.one(f"dataset {dataset.name!r}", why, "train on the dataset itself")
                 tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
                 file.write(token_ids(tokens, vocab_size).astype(dtype).tobytes())
@@ -143,24 +147,23 @@ def _write_part(spec: StreamSpec, dataset: DatasetSpec, folder: str, number: int
         where = f"dataset {dataset.name!r}, part {number}, document {len(ends)}"
         raise UserError.one(where, str(error), "fix the plugin of the dataset or of the tokenizer") from None
     except OSError as error:
-        raise UserError.one(
-            str(path), f"cannot be written: {error.strerror or error}", "make room; it resumes from here"
-        ) from error
+        fix = "free disk space, and run the same command to resume"
+        raise UserError.one(str(path), f"cannot be written: {error.strerror or error}", fix) from error
     return reader.corrupt
 
 
 @functools.cache
 def _opened(spec: StreamSpec, dataset: DatasetSpec) -> tuple[TextTokenizer, DocumentSource]:
-    """Once in each worker."""
+    """Return the tokenizer and the opened dataset; built once in each worker."""
     return spec.tokenizer.load()(spec.tokenizer_context), dataset.build.load()(dataset.context)
 
 
 def _written(folder: Path, dtype: str) -> int:
-    """Tokens in the folder's files."""
+    """Return the number of tokens in the folder's files."""
     sizes = 0
     for file in folder.glob("*.bin*"):
         try:
             sizes += file.stat().st_size
         except FileNotFoundError:
-            continue  # renamed since
+            continue  # renamed meanwhile
     return sizes // numpy.dtype(dtype).itemsize

@@ -1,8 +1,8 @@
-"""Tokenised datasets on disk, memory-mapped (made by :mod:`titan_data.tokenize`).
+"""Tokenised datasets on disk, memory-mapped. :mod:`titan_data.tokenize` writes them.
 
-A folder holds ``tokenized.json`` and parts, each of two files: ``part-00000.bin``, token ids one after another (uint16 where
-the vocabulary allows, else uint32), and ``part-00000.idx``, the number of tokens up to the end of each document (int64). All
-numbers are little-endian.
+A folder contains ``tokenized.json`` and parts of two files each: ``part-00000.bin`` has the token ids of all documents in a
+row (uint16 if the vocabulary allows, else uint32), and ``part-00000.idx`` the number of tokens up to the end of each
+document (int64). All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ FORMAT = 1
 INDEX = "tokenized.json"
 ENDS = numpy.dtype("<i8")
 DTYPES = ("<u2", "<u4")
+_REPAIR = "copy the whole folder again, or tokenise the dataset again"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A pair of files."""
+    """One part of the dataset: a pair of files."""
 
     name: str
     documents: int
@@ -40,83 +41,88 @@ class Part:
 
 @dataclass(frozen=True)
 class TokenizedIndex:
-    """What a folder holds."""
+    """The contents of ``tokenized.json``."""
 
     dtype: str
     tokenizer: str
-    """What the tokenizer was called."""
+    """Component name of the tokenizer."""
     fingerprint: str
     parts: tuple[Part, ...]
 
     def write(self, folder: Path) -> None:
-        """Make the folder whole: this comes last."""
+        """Write the index. This must come last: it marks the dataset as complete."""
         partial = folder / f"{INDEX}.partial"
         partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
         partial.replace(folder / INDEX)
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest type that holds every id."""
+    """Return the smallest type that can store every token id."""
     return DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]
 
 
 def read_index(folder: Path) -> TokenizedIndex:
-    """The folder's index, with every file's size held against it.
+    """Read the folder's index and check the size of every file against it.
 
     Raises:
-        UserError: it is not there, not one of ours, or does not match the files.
+        UserError: the index is missing, damaged, of another format version, or does not match the files.
     """
     where = str(folder)
     try:
         contents = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         found = contents.pop("format")
         if found != FORMAT:
-            raise UserError.one(where, f"its format is {found!r}, and this titan-core reads {FORMAT}", "tokenize it again")
+            why = f"has format version {found!r}, but this titan-data reads version {FORMAT}"
+            raise UserError.one(where, why, "tokenise the dataset again")
         index = TokenizedIndex(**{**contents, "parts": tuple(Part(**part) for part in contents["parts"])})
         _check_index(index)
     except OSError as error:
-        fix = "make it with `titan data tokenize`, which resumes one that was interrupted"
-        raise UserError.one(where, f"no tokenised dataset: {INDEX}: {error.strerror or error}", fix) from None
+        why = f"not a complete tokenised dataset: {INDEX}: {error.strerror or error}"
+        raise UserError.one(where, why, "run `titan data tokenize` to make or resume it") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenize it again") from None
+        raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenise the dataset again") from None
     size_of = numpy.dtype(index.dtype).itemsize
     for part in index.parts:
         for ending, expected in ((".bin", part.tokens * size_of), (".idx", part.documents * ENDS.itemsize)):
             file = folder / (part.name + ending)
             size = file.stat().st_size if file.is_file() else None
             if size != expected:
-                is_so = "is missing" if size is None else f"has {size:,} bytes"
+                actual = "is missing" if size is None else f"has {size:,} bytes"
                 raise UserError.one(
-                    str(file),
-                    f"it {is_so}, and {INDEX} says {expected:,}: the index does not match its data",
-                    "copy the whole folder again, or tokenize it again",
+                    str(file), f"{actual}, but {INDEX} says {expected:,} bytes: the index does not match the data", _REPAIR
                 )
     return index
 
 
 def _check_index(index: TokenizedIndex) -> None:
-    """Each field's type and range.
+    """Check the type and range of each field.
 
     Raises:
-        ValueError: of one that is none of :meth:`TokenizedIndex.write`.
+        ValueError: :meth:`TokenizedIndex.write` cannot have written a field.
     """
     if index.dtype not in DTYPES:
         raise ValueError(f"dtype is {index.dtype!r}, not one of {', '.join(DTYPES)}")
     if not isinstance(index.tokenizer, str) or not isinstance(index.fingerprint, str):
-        raise ValueError("tokenizer and fingerprint must be text")
+        raise ValueError("tokenizer and fingerprint must be strings")
     for part in index.parts:
         if not isinstance(part.name, str) or Path(part.name).name != part.name:
-            raise ValueError(f"a part is called {part.name!r}, which is no file's name")
+            raise ValueError(f"the name of a part is {part.name!r}, which is not a file name")
         for count in (part.documents, part.tokens):
             if type(count) is not int or count < 0:
                 raise ValueError(f"{part.name} has {count!r} documents or tokens")
 
 
 class MappedTokens:
-    """Documents of tokens that can be fetched by index, without reading any other."""
+    """Tokenised documents, fetched by index without reading any others."""
 
     def __init__(self, folder: Path, index: TokenizedIndex, vocab_size: int | None = None) -> None:
-        """``vocab_size``: what ids must be below; each document is held against it when it is read."""
+        """
+        Args:
+            vocab_size: the exclusive upper limit of token ids, checked for each document when it is read.
+
+        Raises:
+            UserError: the index of a part does not match its data.
+        """
         self._vocab_size = vocab_size
         self._files = [folder / part.name for part in index.parts if part.documents]
         self._parts = [
@@ -125,21 +131,20 @@ class MappedTokens:
             if part.documents
         ]
         self._upto = list(accumulate(part.documents for part in index.parts if part.documents))
-        for part, (tokens, ends) in zip((one for one in index.parts if one.documents), self._parts, strict=True):
+        for file, (tokens, ends) in zip(self._files, self._parts, strict=True):
             if ends[-1] != len(tokens) or ends[0] < 0:
-                where = str(folder / f"{part.name}.idx")
-                why = f"its last document ends at token {ends[-1]:,}, and the data has {len(tokens):,}"
-                raise UserError.one(where, f"{why}: the index does not match its data", "tokenize it again")
+                why = f"the last document ends at token {ends[-1]:,}, but the data has {len(tokens):,} tokens"
+                raise UserError.one(f"{file}.idx", f"{why}: the index does not match the data", _REPAIR)
 
     def __len__(self) -> int:
         return self._upto[-1] if self._upto else 0
 
     def text(self, index: int) -> NDArray[Any]:
-        """The tokens of document ``index``, with the marks of its begin and end.
+        """Return the token ids of document ``index``, including its begin and end tokens.
 
         Raises:
-            CorruptRecord: an id of it is none of the vocabulary's.
-            UserError: the index of documents is damaged there.
+            CorruptRecord: the document contains an id outside the vocabulary.
+            UserError: the entry of the document in the index is damaged.
         """
         number = bisect_right(self._upto, index)
         tokens, ends = self._parts[number]
@@ -149,7 +154,7 @@ class MappedTokens:
             raise UserError.one(
                 f"{self._files[number]}.idx",
                 f"document {place} begins at token {begin:,} and ends at {end:,} of {len(tokens):,}: the index is damaged",
-                "copy the whole folder again, or tokenize it again",
+                _REPAIR,
             )
         document = tokens[begin:end]
         if self._vocab_size is not None:
@@ -157,15 +162,15 @@ class MappedTokens:
                 token_ids(document, self._vocab_size)
             except ValueError as error:
                 where = f"{self._files[number]}.bin, document {place}"
-                raise CorruptRecord(where, f"{error}: damaged", "copy the file again, or tokenize it again") from None
+                raise CorruptRecord(where, f"{error}: the file is damaged", _REPAIR) from None
         return document
 
 
 def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
-    """The folder that ``training.dataset_path`` names.
+    """Open the tokenised dataset at ``training.dataset_path``.
 
     Raises:
-        UserError: it is none, it is damaged, empty, or was made with another tokenizer.
+        UserError: the dataset is missing, damaged or empty, or was made with another tokenizer.
     """
     problems = check_tokenized(context)
     if problems:
@@ -177,18 +182,19 @@ def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
 
 
 def check_tokenized(context: DatasetContext[None]) -> list[Problem]:
-    """Whether the folder is whole, and made with the job's tokenizer."""
+    """Check that the dataset is complete, and was made with the job's tokenizer."""
     if not context.path:
-        return [Problem(context.where, "dataset 'tokenized' needs its folder", "set training.dataset_path")]
+        return [Problem(context.where, "dataset 'tokenized' needs the path to its folder", "set training.dataset_path")]
     try:
         index = read_index(Path(context.path).expanduser())
     except UserError as error:
         return list(error.problems)
     if not any(part.documents for part in index.parts):
-        return [Problem(context.where, "the dataset is empty", "tokenize one with documents in it")]
+        return [Problem(context.where, "the dataset is empty", "tokenise a dataset that contains documents")]
     if context.tokenizer and context.tokenizer != index.fingerprint:
-        why = f"it was tokenised by {index.tokenizer!r}, which gives other ids than this job's tokenizer"
-        return [Problem(context.where, why, "set model.tokenizer and tokenizer_path to that one, or tokenize it again")]
+        why = f"tokenised by {index.tokenizer!r} with other token ids than this job's tokenizer produces"
+        fix = "set model.tokenizer and model.tokenizer_path to that tokenizer, or tokenise the dataset again"
+        return [Problem(context.where, why, fix)]
     return []
 
 

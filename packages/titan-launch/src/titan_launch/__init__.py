@@ -1,1 +1,1 @@
-"""Starts the ranks of a job: the options of `titan train` that need more than one process."""
+"""Starts the ranks of a job: the options of `titan train` for more than one process."""

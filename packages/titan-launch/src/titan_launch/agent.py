@@ -1,4 +1,4 @@
-"""The processes of this machine's ranks, watched by torch's elastic agent; what it lacks for a person is added here."""
+"""Runs this machine's ranks under torch's elastic agent, and adds clean interrupts and one-line reports of failures."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from titan_core.api.errors import EXIT_PREEMPTED, UserError
 from titan_core.api.launcher import Outcome, announce_interrupt, release_terminal, report_lines
 from titan_core.api.tools.rank_names import ranks
+from titan_launch.torch_private import ExtensibleAgent
 
 GRACE_SECONDS = 10.0
-"""How long the other ranks have to end by themselves, and to write down why, once one has failed."""
+"""How long the other ranks may take to exit and to record why, once one has failed."""
 ORDERLY_SECONDS = 30.0
-"""The same, once one has stopped in good order (SIGTERM): others may still be writing."""
+"""The same, once one has stopped cleanly (SIGTERM): the others may still be writing checkpoints."""
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed, as far as this machine knows."""
+    """Why an attempt failed, as far as this machine can see."""
 
     status: int
-    """The exit status that says so."""
+    """Exit status of the job."""
     lines: tuple[str, ...]
-    """What is to be printed, the first cause last."""
+    """Lines to print, the first cause last."""
 
 
 class JobInterrupted(Exception):
-    """A person has interrupted the ranks, which have ended."""
+    """The user interrupted the ranks, and they have ended."""
 
 
-class RankAgent(LocalElasticAgent):
-    """Forwards interrupts to the ranks and waits for them, prints why an attempt failed and that another one begins."""
+class RankAgent(ExtensibleAgent):
+    """Forwards interrupts to the ranks and waits for them. Prints why an attempt failed and when the next one starts."""
 
     def __init__(
         self,
@@ -58,9 +58,10 @@ class RankAgent(LocalElasticAgent):
     ) -> None:
         """
         Args:
-            machines: how many take part, at least and at most.
-            folder: for the ranks' outcomes and torch's own files.
-            diagnose: what observers have found out about ranks that lost another, of an attempt that began at a time.
+            machines: minimum and maximum number of machines.
+            folder: where the ranks write their outcomes, and torch its files.
+            diagnose: returns what observers recorded about unresponsive ranks, for an attempt that began at the given time
+                (seconds since the epoch).
         """
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder / "torch")))
         self._machines, self._diagnose = machines, diagnose
@@ -68,78 +69,78 @@ class RankAgent(LocalElasticAgent):
         self._attempt, self._attempts = 1, spec.max_restarts + 1
         self._began = 0.0
         self._failed_at: float | None = None
-        self._living: dict[int, int] = {}  # process id by rank
+        self._pids: dict[int, int] = {}  # by rank; empty once the ranks have ended
         self.interrupts = 0
-        """How many interrupts this process has had since ranks were started."""
+        """Number of interrupts since the ranks were first started."""
         self.failure: Failure | None = None
-        """Of the last attempt."""
+        """The failure of the last attempt, if any."""
 
     @property
     def outcomes(self) -> dict[int, Outcome]:
-        """What the ranks of the last attempt have left, by rank."""
+        """The outcomes that ranks recorded in the last attempt, by rank."""
         return read_outcomes(self._outcomes)
 
     @property
     def outcomes_folder(self) -> Path:
-        """Where ranks leave them."""
+        """The folder where ranks record their outcomes."""
         return self._outcomes
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start this machine's ranks.
 
         Raises:
-            UserError: more or fewer machines have met than should.
+            UserError: fewer or more machines than requested have joined.
         """
         least, most = self._machines
         size = worker_group.group_world_size or 0
         if not least <= size <= most:
-            wanted = str(least) if least == most else f"{least}:{most}"
-            why = f"{size} machine(s) met at the rendezvous"
-            raise UserError.one(f"--nnodes {wanted}", why, "start titan with the same --nnodes on every machine")
+            requested = str(least) if least == most else f"{least}:{most}"
+            why = f"{size} machine(s) joined the rendezvous"
+            raise UserError.one(f"--nnodes {requested}", why, "start titan with the same --nnodes on every machine")
         if self._began and self.failure is None:
-            _print("machines have joined or left; the ranks are started again")
+            _print("machines have joined or left; restarting the ranks")
         self.failure = self._failed_at = None
         shutil.rmtree(self._outcomes, ignore_errors=True)
         self._outcomes.mkdir(parents=True)
         self._began = time.time()
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        self._living = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
-        signal.signal(signal.SIGINT, self._on_interrupt)  # torch's own would end the ranks
+        started = super().start_workers(worker_group)
+        self._pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
+        signal.signal(signal.SIGINT, self._on_interrupt)  # torch's handler would kill the ranks
         return started
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """How the ranks do. Once one has failed, the others have a while before they are ended.
+    def monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Return the state of the ranks. Once one has failed, the others have a grace period before they are killed.
 
         Raises:
-            JobInterrupted: they were interrupted, so that none is to be started again.
+            JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
-        ended = {rank: status for rank, pid in self._living.items() if (status := _status(pid)) is not None}
-        if any(ended.values()) and len(ended) < len(self._living):
+        ended = {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
+        if any(ended.values()) and len(ended) < len(self._pids):
             now = time.monotonic()
             if self._failed_at is None:
                 self._failed_at = now
             orderly = set(ended.values()) <= {0, EXIT_PREEMPTED}
             if now < self._failed_at + (ORDERLY_SECONDS if orderly else GRACE_SECONDS):
                 return RunResult(state=WorkerState.HEALTHY)
-            for rank in self._living.keys() - ended.keys():
-                _send(self._living[rank], signal.SIGKILL)
-        result = super()._monitor_workers(worker_group)
+            for rank in self._pids.keys() - ended.keys():
+                _send(self._pids[rank], signal.SIGKILL)
+        result = super().monitor_workers(worker_group)
         if not result.is_failed():
             if result.state == WorkerState.SUCCEEDED:
-                self._living = {}  # an interrupt ends the wait for other machines
+                self._pids = {}  # an interrupt now ends the wait for other machines
             return result
         statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        own = {rank: status for rank, status in ended.items() if status} or statuses
+        exited = {rank: status for rank, status in ended.items() if status} or statuses  # without those killed above
         if any(status < 0 for status in statuses.values()):  # rank 0 may have had no time to close its progress bar
             release_terminal()
-        everybody, self._living = set(self._living), {}
+        local_ranks, self._pids = set(self._pids), {}
         outcomes = self.outcomes
-        if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in own.values()):
-            # Such as a checkpoint that could not be saved.
-            if any(one.problems and not one.follows for one in outcomes.values()):
-                self.failure = _failure(own, everybody, outcomes, lambda: None)
+        if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in exited.values()):
+            # A rank may still have failed on its own, for example to save its checkpoint.
+            if any(outcome.problems and not outcome.follows for outcome in outcomes.values()):
+                self.failure = _failure(exited, local_ranks, outcomes, lambda: None)
             raise JobInterrupted
-        self.failure = _failure(own, everybody, outcomes, lambda: self._diagnose(self._began))
+        self.failure = _failure(exited, local_ranks, outcomes, lambda: self._diagnose(self._began))
         if self._attempt < self._attempts:
             self._attempt += 1
             *others, first = self.failure.lines
@@ -149,18 +150,18 @@ class RankAgent(LocalElasticAgent):
         return result
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Ranks have sessions of their own, so that a terminal's Ctrl-C reaches this process alone."""
-        if not self._living:
+        """Forward an interrupt to the ranks. Each has its own session: Ctrl-C in a terminal reaches only this process."""
+        if not self._pids:
             raise KeyboardInterrupt
         self.interrupts += 1
         if self.interrupts == 1:
             announce_interrupt()
-        for pid in self._living.values():
+        for pid in self._pids.values():
             _send(pid, signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
 
 
 def read_outcomes(folder: Path) -> dict[int, Outcome]:
-    """Those that ranks have left in ``folder``, by rank."""
+    """Return the outcomes recorded in ``folder``, by rank."""
     found: dict[int, Outcome] = {}
     for file in sorted(folder.glob("rank-*.json")):
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -170,13 +171,16 @@ def read_outcomes(folder: Path) -> dict[int, Outcome]:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """To a child, if it was not waited for yet."""
+    """Send a signal to a child process, unless it has already been reaped."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def _status(pid: int) -> int | None:
-    """The exit status of a child that has ended, negative for a signal. Whoever waits for it still finds it."""
+    """Return the exit status of a child that has ended, negative for a signal. Does not reap it.
+
+    ``None`` if the child is running or has been reaped.
+    """
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -187,17 +191,18 @@ def _status(pid: int) -> int | None:
 
 
 def _failure(
-    statuses: dict[int, int], everybody: set[int], outcomes: dict[int, Outcome], diagnose: Callable[[], str | None]
+    statuses: dict[int, int], local_ranks: set[int], outcomes: dict[int, Outcome], diagnose: Callable[[], str | None]
 ) -> Failure:
-    """The first cause and the others.
+    """Return the first cause of a failure, and the other causes.
 
     Args:
-        statuses: of the ranks that ended by themselves.
-        everybody: the ranks of this machine.
-        outcomes: of those that have left one, however they ended.
+        statuses: exit statuses of the ranks that this agent did not kill.
+        local_ranks: the ranks of this machine.
+        outcomes: the recorded outcomes, of ranks that failed and of others.
+        diagnose: returns what observers recorded about the failure, if anything.
     """
-    failed = {rank: one for rank, one in outcomes.items() if one.problems}
-    step = max((one.step for one in outcomes.values()), default=0)
+    failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.problems}
+    step = max((outcome.step for outcome in outcomes.values()), default=0)
     during = f" in step {step}" if step else ""
     killed: dict[int, list[int]] = {}
     exited: dict[int, list[int]] = {}
@@ -205,26 +210,26 @@ def _failure(
         if rank not in failed:
             (killed if status < 0 else exited).setdefault(status, []).append(rank)
     if set(exited) == {EXIT_PREEMPTED} and not killed and not failed:
-        line = f"{ranks(exited[EXIT_PREEMPTED])} stopped{during} by SIGTERM, to be started again"
+        line = f"{ranks(exited[EXIT_PREEMPTED])} stopped{during} on SIGTERM; the job can be restarted"
         return Failure(EXIT_PREEMPTED, (line,))
     lines: list[tuple[str, int]] = []
-    # From the surest cause to the least: what kills a process is its own trouble, except that NCCL's watchdog aborts a rank
-    # which has lost another.
+    # From the most certain cause to the least. A signal points at the rank itself, except SIGABRT: NCCL's watchdog aborts a
+    # rank that has lost another.
     aborted = killed.pop(-signal.SIGABRT, [])
-    for status, those in killed.items():
+    for status, numbers in killed.items():
         why = " (out of memory?)" if status == -signal.SIGKILL else ""
-        lines.append((f"error: {ranks(those)} {_was(those)} killed by {_name(-status)}{during}{why}", 128 - status))
-    own = [one for one in failed.values() if not one.follows]
-    lines += [(line, _status_of(own, statuses)) for line in report_lines(own)]
-    for status, those in exited.items():
+        lines.append((f"error: {ranks(numbers)} {_was(numbers)} killed by {_name(-status)}{during}{why}", 128 - status))
+    causes = [outcome for outcome in failed.values() if not outcome.follows]
+    lines += [(line, _status_of(causes, statuses)) for line in report_lines(causes)]
+    for status, numbers in exited.items():
         lines.append(
-            (f"error: {ranks(those)} ended with status {status}{during}; it left no reason but what it printed", status)
+            (f"error: {ranks(numbers)} exited with status {status}{during} and recorded no reason; see the output", status)
         )
     if aborted:
         lines.append((f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}", 128 + signal.SIGABRT))
-    found = diagnose() if not own else None
+    found = diagnose() if not causes else None
     if not lines:
-        lines.append((f"error: {_lost(everybody - set(statuses), failed, during, found is None)}", 1))
+        lines.append((f"error: {_lost(local_ranks - set(statuses), failed, during, found is None)}", 1))
     if found is not None:
         line, status = lines[0]
         lines[0] = (f"{line}; {found}", status)
@@ -232,29 +237,30 @@ def _failure(
 
 
 def _lost(silent: set[int], failed: dict[int, Outcome], during: str, shows_log: bool) -> str:
-    """Of ranks that failed only since another did not answer.
+    """Describe a failure in which every failed rank was waiting for another.
 
     Args:
-        shows_log: whether to name the log of one of them.
+        silent: ranks of this machine that have not ended.
+        shows_log: whether to name the log of the first rank that failed.
     """
-    first = min(failed.values(), key=lambda one: one.time)
+    first = min(failed.values(), key=lambda outcome: outcome.time)
     waited = _MILLISECONDS.search(first.problems[0])
-    so_long = f" for {int(waited[1]) / 1000:g} s" if waited else ""
-    missing = ranks(silent) if silent else "a rank of another machine"
+    duration = f" for {int(waited[1]) / 1000:g} s" if waited else ""
+    missing = ranks(silent) if silent else "a rank on another machine"
     verb = "have" if len(silent) > 1 else "has"
-    gone = f"{missing} {verb} not answered{so_long}{during}"
+    line = f"{missing} {verb} not answered{duration}{during}"
     if not first.log or not shows_log:
-        return gone
-    return f"{gone}; the traceback of {ranks([first.rank])}, which lost it, is in {first.log}"
+        return line
+    return f"{line}; the traceback of {ranks([first.rank])}, which waited for it, is in {first.log}"
 
 
-def _status_of(own: list[Outcome], statuses: dict[int, int]) -> int:
-    first = min(own, key=lambda one: one.time)
+def _status_of(causes: list[Outcome], statuses: dict[int, int]) -> int:
+    first = min(causes, key=lambda outcome: outcome.time)
     return abs(statuses.get(first.rank, 1)) or 1
 
 
-def _was(those: list[int]) -> str:
-    return "was" if len(those) == 1 else "were"
+def _was(numbers: list[int]) -> str:
+    return "was" if len(numbers) == 1 else "were"
 
 
 def _name(number: int) -> str:

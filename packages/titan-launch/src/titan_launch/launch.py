@@ -1,4 +1,4 @@
-"""Starting the ranks of a job on this machine, with torch's elastic agent underneath."""
+"""Starts the ranks of a job on this machine through torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ ROLE = "rank"
 def launch(
     settings: argparse.Namespace, per_node: int, machines: tuple[int, int], overrides: Sequence[str], job: Job
 ) -> int:
-    """Run ``titan train`` with the same recipe and overrides in every process; returns the exit status.
+    """Run ``titan train`` with the same recipe and overrides in every process; return the exit status.
 
     Args:
         settings: the options of :func:`titan_launch.options.arguments`, with their defaults.
-        per_node: processes on this machine.
-        machines: how many take part, at least and at most.
-        overrides: as written on the command line.
+        per_node: number of processes on this machine.
+        machines: minimum and maximum number of machines.
+        overrides: the overrides as written on the command line.
 
     Raises:
-        UserError: the machines do not meet, or another job writes to the run's directory.
+        UserError: the machines do not meet, or another job writes to the run directory.
     """
     least, most = machines
     options = options_of(settings, least, most)
     require_meeting_point(options)
-    # Threads are shared out; torch's agent would set 1.
+    # Divide the cores among the ranks. torch's agent would set 1 thread per rank.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
-    # Restarted gloo processes find the old ones' keys in a store that outlives them, and cannot connect (torch 2.15).
+    # A shared store outlives the ranks: restarted gloo ranks find the keys of the old ones and cannot connect (torch 2.15).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with ExitStack() as stack:
-        if most == 1:  # of several machines only rank 0's writes
+        if most == 1:  # with several machines, only the one with rank 0 writes there
             stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
         _quiet_torch()
@@ -75,7 +75,7 @@ def launch(
                 master_port=options.master[1],
             )
             agent = RankAgent(spec, machines, folder, lambda began: _diagnose(job, began))
-            # Torch's agent gives ranks the environment of this process.
+            # Ranks inherit the environment of this process from torch's agent.
             for name, value in {**environment_of_child(), OUTCOMES: str(agent.outcomes_folder)}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
@@ -83,17 +83,17 @@ def launch(
 
 
 def _run(agent: RankAgent, spec: WorkerSpec) -> int:
-    """Wait until the ranks have ended; the exit status."""
+    """Wait until the ranks have ended; return the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     from titan_launch.agent import JobInterrupted
 
-    closes = True
+    close_rendezvous = True
     try:
         agent.run(ROLE)
     except SignalException as error:
-        closes = False  # other machines may continue without this one
+        close_rendezvous = False  # other machines may continue without this one
         print(f"titan: ended by {error.sigval.name}", file=sys.stderr)
         return 128 + int(error.sigval)
     except JobInterrupted:
@@ -101,16 +101,16 @@ def _run(agent: RankAgent, spec: WorkerSpec) -> int:
             print("titan: interrupted", file=sys.stderr)
             return EXIT_INTERRUPTED
     finally:
-        if closes:
+        if close_rendezvous:
             try:
                 spec.rdzv_handler.shutdown()
             except RendezvousError as error:
-                log.warning("the rendezvous cannot be closed: %s", error)
+                log.warning("cannot close the rendezvous: %s", error)
     if agent.failure is not None:
         for line in agent.failure.lines:
             print(f"titan: {line}", file=sys.stderr)
         return agent.failure.status
-    interrupted = next((one for one in agent.outcomes.values() if one.interrupted), None)
+    interrupted = next((outcome for outcome in agent.outcomes.values() if outcome.interrupted), None)
     if interrupted is not None:
         print(f"titan: {interrupted_line(interrupted, own_command())}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -118,26 +118,26 @@ def _run(agent: RankAgent, spec: WorkerSpec) -> int:
 
 
 def _diagnose(job: Job, since: float) -> str | None:
-    """See :func:`titan_core.api.hookspecs.titan_diagnose`. A plugin whose hook raises is logged: what ended the run is still
-    to be printed."""
+    """Call :func:`titan_core.api.hookspecs.titan_diagnose`. Log an exception from a plugin's hook, so that the cause of the
+    failure is still printed."""
     plugins = pluggy.PluginManager(hookspecs.PROJECT)
     plugins.add_hookspecs(hookspecs)
     for module, _ in job.registry.modules():
         plugins.register(module)
     try:
         found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
-    except Exception:  # a plugin's code may raise anything, and the cause of the end is still to be printed
+    except Exception:  # a plugin may raise anything
         log.exception("a plugin failed in titan_diagnose")
         return None
     return found
 
 
 def _quiet_torch() -> None:
-    """Torch's agent and stores write warnings and tracebacks of what is reported in a line here."""
+    """Silence the warnings and tracebacks of torch's agent and stores: titan reports each failure in one line."""
     level = os.environ.get("TORCH_CPP_LOG_LEVEL")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed  # noqa: F401 - reads the level
 
     if level is None:
-        del os.environ["TORCH_CPP_LOG_LEVEL"]  # of this process alone, not of the ranks
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks must not inherit it
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

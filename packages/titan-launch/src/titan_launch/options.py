@@ -1,4 +1,4 @@
-"""The options that start more than one process. Imports torch only to count GPUs, and once ranks are started."""
+"""The options that start more than one process. Imports torch only to count GPUs and to start ranks."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ _DEFAULTS: dict[str, str | int | None] = {
     "rdzv_timeout": 600,
     "max_restarts": 0,
 }
-"""Of the options that need ``--nproc-per-node`` or ``--nnodes``."""
+"""Defaults of the options that take effect only with ``--nproc-per-node`` or ``--nnodes``."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the launcher's options to those of ``titan train``."""
-    launch = parser.add_argument_group("several processes (torchrun underneath)")
-    launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one a GPU')
-    launch.add_argument("--nnodes", default="1", metavar="N[:M]", help="machines, or a range of them (elastic)")
-    launch.add_argument("--node-rank", metavar="K", help="number of this machine, without a rendezvous")
-    launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet")
+    launch = parser.add_argument_group("multi-process jobs (torch's elastic agent)")
+    launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one per GPU')
     launch.add_argument(
-        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="how they meet (default: c10d)"
+        "--nnodes", default="1", metavar="N[:M]", help="number of machines, or an elastic range (default: 1)"
     )
-    launch.add_argument("--rdzv-id", metavar="ID", help="the job's name at the rendezvous")
+    launch.add_argument("--node-rank", metavar="K", help="rank of this machine, for the static backend (default: 0)")
+    launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="address where the machines meet")
     launch.add_argument(
-        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for them (default: 600)"
+        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="rendezvous backend (default: c10d)"
+    )
+    launch.add_argument("--rdzv-id", metavar="ID", help="name of the job at the rendezvous (default: titan)")
+    launch.add_argument(
+        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
     )
     launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
 def run(context: CommandContext) -> int:
-    """Check the job and start its ranks; the exit status.
+    """Check the job, start its ranks, and return the exit status.
 
     Raises:
-        UserError: a mistake in the options or in the job: reported once here, before any process starts.
+        UserError: the options or the job contain a mistake. It is reported once, before any process starts.
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
     if "nproc_per_node" not in given and given["nnodes"] == "1":
         name = next(name for name in _DEFAULTS if name in given)
         option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
-        raise UserError.one(option, "is a launcher's option, and this job starts no other process", "add --nproc-per-node N")
+        raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
     from titan_launch.launch import launch
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
@@ -60,10 +62,10 @@ def run(context: CommandContext) -> int:
 
 
 def machines(nnodes: str) -> tuple[int, int]:
-    """How many machines take part, at least and at most.
+    """Return the minimum and maximum number of machines.
 
     Raises:
-        UserError: neither a number nor a range.
+        UserError: ``nnodes`` is neither a number nor a range.
     """
     first, colon, second = nnodes.partition(":")
     least = _number("--nnodes", first, MOST_RANKS)
@@ -74,10 +76,10 @@ def machines(nnodes: str) -> tuple[int, int]:
 
 
 def processes_per_node(text: str | None) -> int:
-    """How many processes start on this machine.
+    """Return the number of processes to start on this machine.
 
     Raises:
-        UserError: not a number, or "gpu" where there is none.
+        UserError: ``text`` is not a number, or is "gpu" on a machine without a GPU.
     """
     if text is None:
         return 1
@@ -94,5 +96,5 @@ def processes_per_node(text: str | None) -> int:
 def _number(option: str, text: str, most: int) -> int:
     number = parse_whole(text, 1, most)
     if number is None:
-        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "for example 2")
+        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "use one")
     return number

@@ -1,4 +1,4 @@
-"""What titan-launch contributes."""
+"""The components that titan-launch contributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def titan_launchers() -> list[Launcher]:
     return [
         Launcher(
             name="local",
-            summary="processes on this machine, alone or together with other machines",
+            summary="processes on this machine, alone or as part of a multi-machine job",
             arguments=Ref("titan_launch.options:arguments"),
             run=Ref("titan_launch.options:run"),
         ),

@@ -1,4 +1,4 @@
-"""What charts there are, whatever draws them: curves over steps, of all runs together."""
+"""Defines the line charts, independent of how they are drawn: curves over steps, with all runs in one chart."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Style = Literal["line", "faint", "dots"]
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of one run over its steps, thinned. ``None`` is a gap."""
+    """A metric of one run over its steps, thinned. ``None`` is a gap."""
 
     run: int
     """Number of the run, from 0."""
     label: str
-    """What it shows; the same for every run."""
+    """Name of the metric, the same for every run."""
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
     style: Style = "line"
@@ -30,22 +30,22 @@ class Chart:
     """Curves with common axes."""
 
     name: str
-    """For files and ids."""
+    """Used in file names and element ids."""
     title: str
     unit: str
     form: str
-    """How a value is written, in the format language that Python and d3 have in common."""
+    """Number format, in the language that Python and d3 have in common."""
     curves: tuple[Curve, ...]
     stacked: bool = False
-    """Curves are of one run, and their sum is what counts."""
+    """Whether the curves are stacked. They then belong to one run."""
     from_zero: bool = False
-    """Whether the axis begins at 0."""
+    """Whether the axis starts at 0."""
     note: str = ""
     """A line below the title."""
 
 
 def curve(run: int, label: str, records: Sequence[dict[str, Any]], key: str, style: Style = "line") -> Curve | None:
-    """The figure ``key`` of records that have it; ``None`` if no value is known."""
+    """Return the curve of metric ``key`` over the records that have it; ``None`` if no value is finite."""
     having = [record for record in records if key in record]
     values = [finite(record[key]) for record in having]
     if all(value is None for value in values):
@@ -55,7 +55,7 @@ def curve(run: int, label: str, records: Sequence[dict[str, Any]], key: str, sty
 
 
 def line_charts(runs: Sequence[RunLog]) -> list[Chart]:
-    """The charts that have something to show."""
+    """Return the charts that are not empty."""
     charts = [
         _loss(runs),
         _chart("grad_norm", "Gradient norm", "before clipping", ".4g", runs, [("gradient norm", "grad_norm", "line")]),
@@ -73,7 +73,7 @@ def _loss(runs: Sequence[RunLog]) -> Chart:
     parts: list[tuple[str, str, Style]] = [("loss", "loss", "line"), ("validation", "validation_loss", "dots")]
     if any(_differs(run, "loss_max", "loss") for run in runs):
         parts.insert(0, ("highest of all ranks", "loss_max", "faint"))
-    return _chart("loss", "Loss", "nats a token", ".4f", runs, parts)
+    return _chart("loss", "Loss", "nats per token", ".4f", runs, parts)
 
 
 def _memory(runs: Sequence[RunLog]) -> Chart:
@@ -81,12 +81,12 @@ def _memory(runs: Sequence[RunLog]) -> Chart:
     if any(_differs(run, "memory_reserved_gib", "memory_peak_gib") for run in runs):
         parts.insert(0, ("reserved", "memory_reserved_gib", "faint"))
     retries = sum(max((finite(record.get("memory_retries")) or 0 for record in run.steps), default=0) for run in runs)
-    note = f"{retries:,.0f} allocation retries: memory was short" if retries else ""
-    return _chart("memory", "Memory", "GiB of a device", ".2f", runs, parts, from_zero=True, note=note)
+    note = f"{retries:,.0f} allocation retries: memory ran short" if retries else ""
+    return _chart("memory", "Memory", "GiB per device", ".2f", runs, parts, from_zero=True, note=note)
 
 
-def _differs(run: RunLog, one: str, other: str) -> bool:
-    pairs = ((finite(record.get(one)), finite(record.get(other))) for record in run.steps)
+def _differs(run: RunLog, first: str, second: str) -> bool:
+    pairs = ((finite(record.get(first)), finite(record.get(second))) for record in run.steps)
     return any(a is not None and b is not None and abs(a - b) > 1e-6 * abs(b) for a, b in pairs)
 
 
@@ -100,11 +100,11 @@ def _chart(
     from_zero: bool = False,
     note: str = "",
 ) -> Chart:
-    """Each of ``parts`` (label, key, style) of every run; the later ones lie on top."""
+    """Return a chart of each of ``parts`` (label, key, style) for every run. Later parts are drawn on top."""
     curves = []
     for label, key, style in parts:
         for number, run in enumerate(runs):
-            one = curve(number, label, run.validations if style == "dots" else run.steps, key, style)
-            if one is not None:
-                curves.append(one)
+            found = curve(number, label, run.validations if style == "dots" else run.steps, key, style)
+            if found is not None:
+                curves.append(found)
     return Chart(name, title, unit, form, tuple(curves), from_zero=from_zero, note=note)

@@ -1,4 +1,4 @@
-"""Keys that titan-report adds to ``[metrics]``."""
+"""The keys that titan-report adds to ``[metrics]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TensorBoardKeys(Section):
     enable_tensorboard: bool = False
     """Write TensorBoard event files."""
     save_tb_folder: RunFolder = "logs/tensorboard"
-    """Where, below the run's directory."""
+    """Folder of the event files, below the run directory."""
 
 
 class WandbKeys(Section):
@@ -23,12 +23,12 @@ class WandbKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable_wandb: bool = False
-    """Log to Weights & Biases; a resumed job continues the same run there."""
+    """Log to Weights & Biases. A resumed job continues the same W&B run."""
     wandb_project: str = "titan"
-    """The project there."""
+    """Name of the W&B project."""
     wandb_entity: str | None = None
-    """Whose project. Default: yours."""
+    """Owner of the W&B project. Default: the logged-in user."""
     wandb_name: str | None = None
-    """The run's name there. Default: that of its directory."""
+    """Name of the W&B run. Default: the name of the run directory."""
     wandb_mode: Literal["online", "offline"] | None = None
-    """"offline" keeps everything in the run's directory, for `wandb sync`. Default: as the variable WANDB_MODE says."""
+    """"offline" writes to the run directory, for `wandb sync` later. Default: the environment variable WANDB_MODE."""

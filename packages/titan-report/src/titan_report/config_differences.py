@@ -1,4 +1,4 @@
-"""What was different between runs: keys of their configs, and versions of plugins."""
+"""Differences between runs: config keys and plugin versions."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from titan_report.numbers import UNKNOWN
 from titan_report.table import Table
 from titan_runs.run_log import RunLog
 
-_OF_EVERY_RUN = frozenset({"job.dump_folder"})
-"""Keys that differ between any two runs and say nothing of either."""
+_IGNORED = frozenset({"job.dump_folder"})
+"""Keys that always differ between runs."""
 
 
 def config_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
-    """The keys whose values are not the same in all ``runs``, in the order of the configs. Of secrets, only
-    that they differ."""
+    """Return the keys whose values differ between ``runs``, in config order. Secrets that differ are listed but masked."""
     flat = [flatten(run.config) for run in runs]
-    told = [flatten(without_secrets(run.config)) for run in runs]
-    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key not in _OF_EVERY_RUN]
-    different = (key for key in keys if len({_shown(one, key) for one in flat}) > 1)
-    rows = tuple((key, *(_shown(one, key) for one in told)) for key in different)
+    masked = [flatten(without_secrets(run.config)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for config in flat for key in config) if key not in _IGNORED]
+    different = (key for key in keys if len({_shown(config, key) for config in flat}) > 1)
+    rows = tuple((key, *(_shown(config, key) for config in masked)) for key in different)
     return Table("Config differences", ("key", *names), rows)
 
 
 def version_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
-    """The plugins that not all ``runs`` had, or in other versions."""
-    versions = [{one["distribution"]: one["version"] for one in run.plugins} for run in runs]
-    distributions = dict.fromkeys(name for one in versions for name in one)
-    rows = ((name, *(one.get(name, UNKNOWN) for one in versions)) for name in distributions)
+    """Return the plugins that some ``runs`` lacked, or whose versions differ."""
+    versions = [{plugin["distribution"]: plugin["version"] for plugin in run.plugins} for run in runs]
+    distributions = dict.fromkeys(name for installed in versions for name in installed)
+    rows = ((name, *(installed.get(name, UNKNOWN) for installed in versions)) for name in distributions)
     return Table("Plugin differences", ("distribution", *names), tuple(row for row in rows if len(set(row[1:])) > 1))
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as ``section.key``."""
+    """Return the nested tables as one mapping with keys ``section.key``."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A run on one screen of the terminal."""
+"""Renders a run on one screen of the terminal."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _COLOURS: dict[State, str] = {
     "failed": "red",
 }
 _ABOVE_CHARTS = 10
-"""Lines of the head, the bar and the figures."""
+"""Number of lines of the head, the progress bar and the metrics."""
 _LEAST_CHART = 4
-"""Lines of a chart below which there is none: its title, two of the curve, and its steps."""
+"""Smallest height of a chart in lines: the title, two lines of the curve, and the steps."""
 _TWO_CHARTS = 64
-"""From this width on there are two side by side."""
+"""Smallest width at which two charts fit side by side."""
 
 
 def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
-    """All that there is to see of ``run``, in at most ``height`` lines of ``width`` characters."""
+    """Return the view of ``run``, in at most ``height`` lines of ``width`` characters."""
     if not run.exists:
         return Text(f"waiting for a run in {run.path}", style="dim", overflow="ellipsis", no_wrap=True)
     state = run.state()
     room = height - _ABOVE_CHARTS
-    moments = [one for one in moments_of(run.events, run.attempts, state)[0] if one.kind != "now"]
+    moments = [moment for moment in moments_of(run.events, run.attempts, state)[0] if moment.kind != "now"]
     events = max(0, min(len(moments), 1000, (room - _LEAST_CHART) // 3 + 1))
     chart_height = room - events - 1 if events else room
     parts: list[RenderableType] = [_head(run, state), _bar(run, state), "", _figures(run), ""]
@@ -59,16 +59,16 @@ def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
 def _head(run: FollowedRun, state: State | None) -> RenderableType:
     name = Text(run.path.resolve().name, style="bold", overflow="ellipsis", no_wrap=True)
     name.append(f"  {model_of(run.config)}", style="not bold dim")
-    told = Text(UNKNOWN if state is None else describe_end(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
+    status = Text(UNKNOWN if state is None else describe_end(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
     if state is not None:
-        told.stylize(_COLOURS[state])
+        status.stylize(_COLOURS[state])
     if state == "stalled":
-        told.append(f"; no line for {duration(run.quiet())}")
+        status.append(f"; no output for {duration(run.quiet())}")
     if len(run.attempts) > 1:
-        told.append(f", attempt {len(run.attempts)}", style="dim")
+        status.append(f", attempt {len(run.attempts)}", style="dim")
     if run.damaged:
-        told.append(f", {run.damaged} damaged lines", style="yellow")
-    return _row(name, told)
+        status.append(f", {run.damaged} damaged lines", style="yellow")
+    return _row(name, status)
 
 
 def _bar(run: FollowedRun, state: State | None) -> RenderableType:
@@ -77,16 +77,19 @@ def _bar(run: FollowedRun, state: State | None) -> RenderableType:
     if not steps:
         return Text(f"step {done:,}")
     left = run.seconds_left() if state == "running" else None
-    told = f"left {duration(left)}" if left is not None else f"took {duration(sum(one.seconds for one in run.attempts))}"
-    if state in ("running", "stalled") and left is None:
-        told = ""
+    if left is not None:
+        remaining = f"{duration(left)} left"
+    elif state in ("running", "stalled"):
+        remaining = ""
+    else:
+        remaining = f"took {duration(sum(attempt.seconds for attempt in run.attempts))}"
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     bar = ProgressBar(total=steps, completed=done, complete_style="cyan", finished_style="blue")
-    grid.add_row(f"step {done:,}/{steps:,}", bar, f"{done / steps:.0%}", told)
+    grid.add_row(f"step {done:,}/{steps:,}", bar, f"{done / steps:.0%}", remaining)
     return grid
 
 
@@ -99,18 +102,19 @@ def _figures(run: FollowedRun) -> RenderableType:
         ("grad norm", figure(last.get("grad_norm"), ".4g")),
         ("lr", figure(last.get("lr"), ".3g")),
         ("validation", figure(known, ".4f") + at),
-        ("seen", f"{figure(last.get('tokens_seen'), ',.0f')} tokens" + _more(last, "epoch", ", epoch {:.0f}")),
+        ("trained on", f"{figure(last.get('tokens_seen'), ',.0f')} tokens" + _more(last, "epoch", ", epoch {:.0f}")),
     ]
     right = [
         ("tokens/s", figure(last.get("tokens_per_second"), ",.0f")),
-        ("a device", figure(last.get("tokens_per_second_per_device"), ",.0f") + _more(last, "tflops", ", {:.3g} TFLOP/s")),
+        ("per device", figure(last.get("tokens_per_second_per_device"), ",.0f") + _more(last, "tflops", ", {:.3g} TFLOP/s")),
         ("MFU", UNKNOWN if (mfu := finite(last.get("mfu"))) is None else format_mfu(mfu, is_estimated([last]))),
         (
             "memory",
-            f"{figure(last.get('memory_peak_gib'), '.2f')} GiB peak" + _more(last, "memory_reserved_gib", ", {:.2f} kept"),
+            f"{figure(last.get('memory_peak_gib'), '.2f')} GiB peak"
+            + _more(last, "memory_reserved_gib", ", {:.2f} reserved"),
         ),
         (
-            "a step",
+            "step time",
             f"{figure(last.get('step_seconds'), '.3f')} s"
             + _more(last, "corrupt_records", ", {:.0f} corrupt", zero=False)
             + _more(last, "empty_documents", ", {:.0f} empty", zero=False),
@@ -119,29 +123,29 @@ def _figures(run: FollowedRun) -> RenderableType:
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
     for ratio in (None, 1, None, 1):
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio, style="" if ratio else "dim")
-    for (one, value), (other, value_of_other) in zip(left, right, strict=True):
-        grid.add_row(one, value, other, value_of_other)
+    for (left_label, left_value), (right_label, right_value) in zip(left, right, strict=True):
+        grid.add_row(left_label, left_value, right_label, right_value)
     return Group(grid, _split(last))
 
 
 def _loss(last: Mapping[str, Any]) -> str:
-    """The loss, and where it is not the same on all ranks the highest."""
+    """Return the mean loss, and the highest of any rank if it differs."""
     mean, highest = (figure(last.get(key), ".4f") for key in ("loss", "loss_max"))
     return mean if highest in (mean, UNKNOWN) else f"{mean}, at most {highest}"
 
 
 def _more(record: Mapping[str, Any], key: str, form: str, zero: bool = True) -> str:
-    """A further figure, if it is known."""
+    """Return one more formatted value; empty if it is not known."""
     value = finite(record.get(key))
     return "" if value is None or (not zero and value == 0) else form.format(value)
 
 
 def _split(last: Mapping[str, Any]) -> Text:
-    """Where a step's time goes: shares of it."""
+    """Return the shares of the step time."""
     whole = finite(last.get("step_seconds"))
     parts = [(label, finite(last.get(key))) for label, key in TIME_PARTS]
-    told = ", ".join(f"{label} {value / whole:.0%}" for label, value in parts if whole and value is not None)
-    return Text(f"of it       {told}" if told else "", no_wrap=True, overflow="ellipsis")
+    shares = ", ".join(f"{label} {value / whole:.0%}" for label, value in parts if whole and value is not None)
+    return Text(f"time in     {shares}" if shares else "", no_wrap=True, overflow="ellipsis")
 
 
 def _charts(run: FollowedRun, width: int, height: int) -> RenderableType:
@@ -155,7 +159,7 @@ def _charts(run: FollowedRun, width: int, height: int) -> RenderableType:
 
 
 def _chart(title: str, series: Series, width: int, height: int, form: str, from_zero: bool) -> Text:
-    """Title, curve with its least and greatest value, and the first and last step."""
+    """Return a title, a curve with its smallest and largest value, and the first and last step."""
     found = bounds(series.values, from_zero)
     if found is None:
         return Text(f"{title}: no value yet", style="dim")
@@ -185,7 +189,7 @@ def _event(moment: Moment) -> Text:
 
 
 def _row(left: RenderableType, right: RenderableType) -> RenderableType:
-    """Two things, one at either edge."""
+    """Return a row with one element at each edge."""
     grid = Table.grid(expand=True)
     grid.add_column(ratio=1)
     grid.add_column(justify="right" if isinstance(right, Text) and "\n" not in right.plain else "left", no_wrap=True)

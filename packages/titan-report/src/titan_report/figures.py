@@ -1,5 +1,5 @@
-"""Charts as plotly.js draws them. Colours are names of the page's style (``"@run-0"``, ``"@muted"``, ``"@run-0/0.4"`` with
-an opacity), which the page's script looks up in the present colour scheme."""
+"""Charts as plotly.js figures. Colours are names of style variables (``"@run-0"``, ``"@muted"``, ``"@run-0/0.4"`` with an
+opacity), which the page's script resolves for the current colour scheme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from titan_report.palette import colour_of, dash_of, round_of, tint_of
 from titan_report.timeline import Kind, Moment, Timeline
 
 Figure = dict[str, Any]
-"""``data`` and ``layout``."""
+"""A plotly figure (``data`` and ``layout``), or a part of one."""
 
 SYMBOLS: Mapping[Kind, tuple[str, str]] = {
     "start": ("triangle-right", "@text"),
@@ -25,26 +25,26 @@ SYMBOLS: Mapping[Kind, tuple[str, str]] = {
     "kill": ("x", "@bad"),
     "now": ("circle-open", "@text"),
 }
-"""The marker and colour of what happened."""
+"""Marker symbol and colour of each kind of moment."""
 
 
 _SYMBOLS_OF_ROUNDS = ("circle", "circle-open", "square", "square-open")
 
 
 def chart_figure(chart: Chart, names: Sequence[str]) -> Figure:
-    """Curves over steps."""
+    """Return the figure of a chart over steps."""
     several = len({curve.run for curve in chart.curves}) > 1
     if chart.stacked:
         data = [_layer(curve, number, len(chart.curves), chart) for number, curve in enumerate(chart.curves)]
     else:
         data = [_line(curve, chart, names, several) for curve in chart.curves]
-    upright: dict[str, Any] = {"rangemode": "tozero" if chart.from_zero else "normal", "tickformat": _ticks(chart)}
+    y_axis: dict[str, Any] = {"rangemode": "tozero" if chart.from_zero else "normal", "tickformat": _ticks(chart)}
     known = {value for curve in chart.curves for value in curve.values if value is not None}
     if chart.name == "data_shares":
-        upright["range"] = [0, 1]
-    elif len(known) == 1:  # plotly would draw from 1 below to 1 above, whatever the size of the value
+        y_axis["range"] = [0, 1]
+    elif len(known) == 1:  # plotly's default is value - 1 to value + 1, however small the value is
         (value,) = known
-        upright["range"] = sorted((0, 1.5 * value)) if value else [-1, 1]
+        y_axis["range"] = sorted((0, 1.5 * value)) if value else [-1, 1]
     steps = [step for curve in chart.curves for step in (curve.steps[0], curve.steps[-1])]
     first, last = min(steps), max(steps)
     layout = _layout(
@@ -53,13 +53,13 @@ def chart_figure(chart: Chart, names: Sequence[str]) -> Figure:
             "title": {"text": "step", "font": {"size": 11, "color": "@muted"}, "standoff": 6},
             "tickformat": ",d",
         },
-        yaxis=upright,
+        yaxis=y_axis,
     )
     return {"data": data, "layout": layout}
 
 
 def timeline_figure(timeline: Timeline) -> Figure:
-    """Attempts as bars along the clock, with a marker for each moment."""
+    """Return the figure of a timeline: a bar for each attempt and a marker for each moment."""
     run = timeline.run
     bars_x: list[str | None] = []
     for attempt in timeline.attempts:
@@ -70,7 +70,7 @@ def timeline_figure(timeline: Timeline) -> Figure:
         "name": "attempts",
     }  # fmt: skip
     kinds = dict.fromkeys(moment.kind for moment in timeline.moments)
-    markers = [_markers(kind, [one for one in timeline.moments if one.kind == kind], run) for kind in kinds]
+    markers = [_markers(kind, [moment for moment in timeline.moments if moment.kind == kind], run) for kind in kinds]
     layout = _layout(
         xaxis={"type": "date", "nticks": 6},
         yaxis={"visible": False, "range": [-1, 1], "fixedrange": True},
@@ -82,7 +82,7 @@ def timeline_figure(timeline: Timeline) -> Figure:
 
 def _line(curve: Curve, chart: Chart, names: Sequence[str], several: bool) -> Figure:
     label = names[curve.run] if several else ""
-    if curve.label != chart.title.lower() and len({one.label for one in chart.curves}) > 1:
+    if curve.label != chart.title.lower() and len({each.label for each in chart.curves}) > 1:
         label = f"{label} {curve.label}".strip()
     colour = f"@run-{colour_of(curve.run)}"
     trace: Figure = {
@@ -100,7 +100,7 @@ def _line(curve: Curve, chart: Chart, names: Sequence[str], several: bool) -> Fi
     else:
         trace["line"] = {"color": colour, "width": 1.8, "dash": dash}
         known = sum(value is not None for value in curve.values)
-        if known == 1:  # a line through one point would not be seen
+        if known == 1:  # a line through one point is invisible
             trace |= {"mode": "markers", "marker": {"color": colour, "size": 6}}
     return trace
 
@@ -152,15 +152,15 @@ def _layout(xaxis: Figure, yaxis: Figure, hovermode: str = "x unified", left: in
 
 
 def _ticks(chart: Chart) -> str:
-    """Ticks are round: they need fewer digits than values."""
+    """Return the format of tick labels. They are round numbers, which need fewer digits than values."""
     return {".1%": ".0%", ",.0f": "~s"}.get(chart.form, "~g")
 
 
 def _on_axis(seconds: float) -> str:
-    """plotly's dates know no zones: what is written is what is shown."""
+    """Return a date for plotly in local time. plotly has no time zones and shows dates as written."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
 
 
 def _plain(text: str) -> str:
-    """``text`` as it stands: plotly would take ``<b>`` for markup."""
+    """Escape ``text``, because plotly interprets tags such as ``<b>``."""
     return html.escape(text, quote=False)

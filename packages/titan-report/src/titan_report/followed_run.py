@@ -1,4 +1,4 @@
-"""A run that may still be in progress, kept up to date from its files."""
+"""Follows a run through its files while it may still be in progress."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from titan_runs.record_checks import event_flaw, metrics_flaw
 from titan_runs.tail import Tail
 
 _RECENT = 50
-"""As many of the last lines show how fast the run is."""
+"""Number of latest metric lines that determine the pace of the run."""
 _POINTS = 2000
 
 
 class Series:
-    """A figure over steps that never holds more than some points, its extremes among them."""
+    """A metric over steps, thinned to a bounded number of points that include its extremes."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.values: list[float | None] = []
 
     def add(self, step: int, value: float | None) -> None:
-        """One more point."""
+        """Append a point."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.values) >= 2 * _POINTS:
@@ -38,7 +38,7 @@ class Series:
 
 
 class FollowedRun:
-    """What is known of the run in directory ``path``; :meth:`poll` reads what is new."""
+    """The current contents of run directory ``path``; :meth:`poll` reads new lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,32 +49,32 @@ class FollowedRun:
         self._polled = False
         self._changed = 0.0
         self.attempts: list[Attempt] = []
-        """In order; the last one is in progress."""
+        """In order; the last one may be in progress."""
         self._forget_metrics()
 
     def _forget_metrics(self) -> None:
         self.loss, self.throughput = Series(), Series()
-        self._backwards = 0  # lines of steps that had been logged before
+        self._backwards = 0  # number of lines whose step had been logged before
         self.last: Mapping[str, Any] = {}
         """The record of the last logged step."""
         self.validation: Mapping[str, Any] = {}
-        """The last one's record."""
+        """The record of the last validation."""
         self.best_validation: float | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)
         self._times: list[float] = []
 
     @property
     def exists(self) -> bool:
-        """Whether there is something to show."""
+        """Whether the run has written anything."""
         return bool(self.events or self.last or self.validation)
 
     @property
     def damaged(self) -> int:
-        """How many lines of its files are none of a run's."""
+        """Number of lines in its files that a run cannot have written."""
         return self._metrics.damaged + self._events.damaged + self._backwards
 
     def poll(self) -> None:
-        """Read what its files have more than before."""
+        """Read the lines that were added to its files."""
         replaced, records = self._metrics.read()
         if replaced:
             self._forget_metrics()
@@ -90,29 +90,31 @@ class FollowedRun:
         self._polled = True
 
     def quiet(self) -> float:
-        """Seconds since its last line. By our own clock once a line has come: another machine's may be wrong."""
+        """Return the seconds since its last line: by the local clock once a line has arrived here, because the clock of the
+        machine that writes may be wrong."""
         if self._changed:
             return time.monotonic() - self._changed
         newest = max([*self._times[-1:], *(float(event["time"]) for event in self.events[-1:])], default=time.time())
         return max(0.0, time.time() - newest)
 
     def state(self) -> State | None:
-        """How it stands; ``None`` without events."""
+        """Return the state of the last attempt; ``None`` without events."""
         if not self.attempts:
             return None
         return state_of(self.attempts[-1], pace_of([when for _, when in self._of_attempt()]), self.quiet())
 
     def seconds_left(self) -> float | None:
-        """Until its last step at the pace of the last ones, validations and checkpoints included; ``None`` if not known."""
+        """Return the estimated time to the last step at the recent pace, which includes validation and checkpoints; ``None``
+        if it is not known."""
         steps = self.attempts[-1].start.get("steps") if self.attempts else None
-        own = self._of_attempt()
-        if steps is None or len(own) < 2 or own[-1][0] <= own[0][0]:
+        recent = self._of_attempt()
+        if steps is None or len(recent) < 2 or recent[-1][0] <= recent[0][0]:
             return None
-        pace = (own[-1][1] - own[0][1]) / (own[-1][0] - own[0][0])
-        return max(0.0, (steps - own[-1][0]) * pace - self.quiet())
+        pace = (recent[-1][1] - recent[0][1]) / (recent[-1][0] - recent[0][0])
+        return max(0.0, (steps - recent[-1][0]) * pace - self.quiet())
 
     def _of_attempt(self) -> list[tuple[int, float]]:
-        """Step and time of the last lines that the present attempt has written."""
+        """Return the step and time of the latest lines of the current attempt."""
         return [pair for pair in self._recent if self.attempts and pair[1] >= self.attempts[-1].began]
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -145,4 +147,4 @@ class FollowedRun:
         except OSError:
             self.config, self._config_stamp = {}, None
         except ValueError:
-            pass  # it is being written: the next look will find it whole
+            pass  # the file is being written; the next poll reads all of it

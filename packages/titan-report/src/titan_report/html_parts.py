@@ -1,4 +1,4 @@
-"""Pieces of the page. Whatever a run supplies is escaped here."""
+"""Builds the parts of the page, and escapes all text that comes from runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from titan_report.table import Table
 _NUMBER = re.compile(r"[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
 
 
-def table(one: Table, names: Sequence[str], lead: str = "", figures: bool = True) -> str:
-    """A table in a frame that scrolls by itself; runs have their colours. With ``figures``, columns of numbers end at one
-    line."""
-    columns = list(zip(*one.rows, strict=True)) or [() for _ in one.headers]
-    numeric = [figures and bool(column) and all(map(_NUMBER.fullmatch, column)) for column in columns]
+def table(contents: Table, names: Sequence[str], lead: str = "", align_numbers: bool = True) -> str:
+    """Return a table in a scrolling frame. Names of runs are shown with their colour.
+
+    Args:
+        names: the names of all runs.
+        lead: a paragraph below the title.
+        align_numbers: whether to right-align columns of numbers.
+    """
+    columns = list(zip(*contents.rows, strict=True)) or [() for _ in contents.headers]
+    numeric = [align_numbers and bool(column) and all(map(_NUMBER.fullmatch, column)) for column in columns]
     classes = [' class="number"' if is_number else "" for is_number in numeric]
     head = "".join(
         f'<th scope="col"{kind}>{_cell(text, names if number else ())}</th>'
-        for number, (text, kind) in enumerate(zip(one.headers, classes, strict=True))
+        for number, (text, kind) in enumerate(zip(contents.headers, classes, strict=True))
     )
     body = []
-    for row in one.rows:
+    for row in contents.rows:
         first = f'<th scope="row">{_cell(row[0], names)}</th>'
         rest = "".join(f"<td{kind}>{_escape(text)}</td>" for text, kind in zip(row[1:], classes[1:], strict=True))
         body.append(f"<tr>{first}{rest}</tr>")
-    heading = f"<h2>{_escape(one.title)}</h2>{paragraph(lead)}" if one.title else ""
+    heading = f"<h2>{_escape(contents.title)}</h2>{paragraph(lead)}" if contents.title else ""
     rows = "\n".join(body)
     return (
         f'<section class="card">{heading}<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
@@ -39,7 +44,7 @@ def table(one: Table, names: Sequence[str], lead: str = "", figures: bool = True
 
 
 def chart_card(chart: Chart, names: Sequence[str], wide: bool) -> str:
-    """The frame of a chart, with its key; the page's script draws into it."""
+    """Return the frame of a chart with its key. The page's script draws the chart into it."""
     identity = chart_id(chart)
     unit = f' <span class="unit">{_escape(chart.unit)}</span>' if chart.unit else ""
     of_run = f' <span class="of-run">{_cell(names[chart.curves[0].run], names)}</span>' if chart.stacked else ""
@@ -53,12 +58,12 @@ def chart_card(chart: Chart, names: Sequence[str], wide: bool) -> str:
 
 
 def chart_id(chart: Chart) -> str:
-    """Of the element that it is drawn into."""
+    """Return the id of the element that the chart is drawn into."""
     return f"chart-{chart.name}-{chart.curves[0].run}" if chart.stacked else f"chart-{chart.name}"
 
 
 def run_chips(names: Sequence[str]) -> str:
-    """A switch for each run; nothing where there is one."""
+    """Return a toggle for each run; empty if there is only one run."""
     if len(names) < 2:
         return ""
     chips = "".join(
@@ -69,48 +74,48 @@ def run_chips(names: Sequence[str]) -> str:
 
 
 def details(title: str, contents: str) -> str:
-    """Something that is folded at first; ``contents`` is HTML."""
+    """Return a section that is initially collapsed; ``contents`` is HTML."""
     return f"<details><summary>{title}</summary>{contents}</details>"
 
 
 def preformatted(text: str) -> str:
-    """Text as it stands."""
+    """Return ``text`` in a block that preserves its whitespace."""
     return f'<pre class="scroll">{_escape(text)}</pre>'
 
 
 def name_of_run(number: int, names: Sequence[str]) -> str:
-    """A run's name with its colour."""
+    """Return a run's name with its colour."""
     return _cell(names[number], names)
 
 
 def paragraph(text: str) -> str:
-    """A quiet line, if there is something to say."""
+    """Return a muted paragraph; empty without text."""
     return f'<p class="note">{_escape(text)}</p>' if text else ""
 
 
 def palette_style() -> str:
-    """The colours of runs as variables of the style."""
+    """Return the colours of runs as CSS variables."""
     light, dark = (" ".join(f"--run-{n}: {c};" for n, c in enumerate(colours)) for colours in (LIGHT, DARK))
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def json_for_script(value: Any) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element."""
+    """Return JSON that is safe in a script element: no text in it can end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _key(chart: Chart) -> str:
-    """What kinds of curves there are, where there are several."""
+    """Return the key of the curves; empty if they are all of one kind."""
     if chart.stacked:
         run, of = colour_of(chart.curves[0].run), len(chart.curves)
         swatches = (
             f'<li><i class="swatch" style="background: var(--run-{run}); opacity: {tint_of(number, of):.2f}"></i>'
-            f"{_escape(one.label)}</li>"
-            for number, one in enumerate(chart.curves)
+            f"{_escape(curve.label)}</li>"
+            for number, curve in enumerate(chart.curves)
         )
         return f'<ul class="key">{"".join(swatches)}</ul>'
-    kinds = {one.label: one.style for one in reversed(chart.curves)}
+    kinds = {curve.label: curve.style for curve in reversed(chart.curves)}
     if len(kinds) < 2:
         return ""
     order = sorted(kinds.items(), key=lambda kind: ("line", "dots", "faint").index(kind[1]))
@@ -119,7 +124,7 @@ def _key(chart: Chart) -> str:
 
 
 def _cell(text: str, names: Sequence[str]) -> str:
-    """``text``, with the run's colour in front if it is a run's name."""
+    """Return ``text`` escaped, preceded by a dot in the run's colour if it is the name of a run."""
     if text not in names or len(names) < 2:
         return _escape(text)
     run = names.index(text)

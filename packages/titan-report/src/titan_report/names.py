@@ -1,4 +1,4 @@
-"""What to call runs that are shown together."""
+"""Chooses names for runs that are shown together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The names of the folders themselves, with as many parents in front as distinguish equal ones. The folders differ."""
+    """Return the name of each folder, prefixed with as many parents as needed to make it unique. The folders must differ."""
     parts = [[part for part in folder.resolve().parts if part != folder.anchor] or ["/"] for folder in folders]
     taken = [1] * len(folders)
     while True:

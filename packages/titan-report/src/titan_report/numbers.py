@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Formats numbers, durations and times for people."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ UNKNOWN = "–"
 
 
 def figure(value: Any, form: str) -> str:
-    """``value`` by the format ``form``; a dash where it is not known."""
+    """Format ``value`` by ``form``; return a dash if it is unknown or not finite."""
     known = finite(value)
     return UNKNOWN if known is None else format(known, form)
 
 
 def duration(seconds: float | None) -> str:
-    """In the two largest units that it has."""
+    """Format a duration in its two largest units; return a dash for ``None``."""
     if seconds is None:
         return UNKNOWN
     whole = round(max(0.0, seconds))
@@ -32,12 +32,12 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time since the epoch as date and time of day on this machine's clock."""
+    """Format seconds since the epoch as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def time_zone() -> str:
-    """The name of the zone that :func:`clock` gives times in, with its distance from UTC."""
+    """Return the name of the local time zone, which :func:`clock` uses, with its offset from UTC."""
     offset = time.strftime("%z")
     distance = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
     name = time.strftime("%Z")

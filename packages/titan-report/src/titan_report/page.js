@@ -1,12 +1,12 @@
-// Draws the figures in the present colour scheme, and again when it changes or a run is switched on or off.
+// Draws the figures in the current colour scheme; redraws them when the scheme changes or a run is toggled.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const hidden = new Set();
-  // A finger on a chart scrolls the page; a mouse zooms into the chart, and a double click out again.
+  // Touch scrolls the page. With a mouse, dragging zooms into the chart and a double click resets it.
   const dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
 
-  // "@run-0/0.4" is the style's --run-0 at an opacity of 0.4.
+  // "@run-0/0.4" is the CSS variable --run-0 with an opacity of 0.4.
   function colour(name, style) {
     const [variable, opacity] = name.slice(1).split("/");
     const hex = style.getPropertyValue("--" + variable).trim();
@@ -15,11 +15,11 @@
     return `rgba(${red}, ${green}, ${blue}, ${opacity})`;
   }
 
-  // A copy, since plotly writes into what it is given.
+  // Returns a copy with colours resolved: plotly modifies its arguments.
   function resolved(value, style, key = "") {
     if (Array.isArray(value)) return value.slice();
     if (value !== null && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, resolved(one, style, name)]));
+      return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, resolved(item, style, name)]));
     }
     return key.endsWith("color") && typeof value === "string" && value[0] === "@" ? colour(value, style) : value;
   }

@@ -1,4 +1,4 @@
-"""The report: one page that holds everything it needs, plotly.js included, and asks nothing of the network."""
+"""Writes the report: one self-contained page that includes plotly.js and makes no network requests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None)
     """Write the report of ``runs`` to ``file``.
 
     Args:
-        table: shown first, above the summary.
+        table: a table to show first, above the summary.
 
     Raises:
-        UserError: plotly is not installed, or ``file`` cannot be written.
+        UserError: ``file`` cannot be written.
     """
     text = page(runs, table)
     try:
@@ -43,23 +43,23 @@ def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None)
 
 
 def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
-    """The report of ``runs`` as HTML, without the secrets of their configs and events: it will be passed on."""
+    """Return the report of ``runs`` as HTML. Secrets in configs and events are masked, because reports are shared."""
     from plotly.offline import get_plotlyjs
 
     names = distinct_names([run.path for run in runs])
     figures: dict[str, Figure] = {}
-    told = [_without_secrets(run) for run in runs]
-    body = [*_tables(told, names, table), *_charts(told, names, figures), *_timelines(told, names, figures)]
-    body += [*_differences(runs, names), *_configs(told, names)]
+    masked = [_without_secrets(run) for run in runs]
+    body = [*_tables(masked, names, table), *_charts(masked, names, figures), *_timelines(masked, names, figures)]
+    body += [*_differences(runs, names), *_configs(masked, names)]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return string.Template(_own_file("page.html")).substitute(
+    return string.Template(_resource("page.html")).substitute(
         title=html.escape(title),
         made=html.escape(f"{clock(time.time())}, {time_zone()}"),
-        style=_own_file("page.css") + parts.palette_style(),
+        style=_resource("page.css") + parts.palette_style(),
         plotly=get_plotlyjs(),
         body="\n".join(body),
         figures=parts.json_for_script(figures),
-        script=_own_file("page.js"),
+        script=_resource("page.js"),
     )
 
 
@@ -76,7 +76,7 @@ def _tables(runs: Sequence[RunLog], names: Sequence[str], table: Table | None) -
 def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
     charts = [*line_charts(runs), *stacks(runs)]
     if not charts:
-        return [f'<section class="card">{parts.paragraph("No step is logged yet.")}</section>']
+        return [f'<section class="card">{parts.paragraph("No step has been logged yet.")}</section>']
     figures.update((parts.chart_id(chart), chart_figure(chart, names)) for chart in charts)
     cards = "\n".join(parts.chart_card(chart, names, wide=chart.name == "loss") for chart in charts)
     return [parts.run_chips(names), f'<div class="grid">{cards}</div>']
@@ -84,18 +84,18 @@ def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Fig
 
 def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
     cards = []
-    for one in timelines(runs):
-        identity = f"timeline-{one.run}"
-        figures[identity] = timeline_figure(one)
-        heading = f"<h3>{parts.name_of_run(one.run, names)}</h3>" if len(runs) > 1 else ""
+    for timeline in timelines(runs):
+        run, identity = timeline.run, f"timeline-{timeline.run}"
+        figures[identity] = timeline_figure(timeline)
+        heading = f"<h3>{parts.name_of_run(run, names)}</h3>" if len(runs) > 1 else ""
         cards.append(
-            f'<div class="of-timeline" data-of-run="{one.run}">{heading}<div class="chart timeline" id="{identity}"></div>'
-            f"{parts.details('All events', _events(one))}</div>"
+            f'<div class="of-timeline" data-of-run="{run}">{heading}<div class="chart timeline" id="{identity}"></div>'
+            f"{parts.details('All events', _events(timeline))}</div>"
         )
     key = "".join(f'<li><i class="mark {kind}"></i>{text}</li>' for kind, text in _MARKS)
     if not cards:
         return []
-    note = parts.paragraph(f"Times are those of {time_zone()}.")
+    note = parts.paragraph(f"Times are in {time_zone()}.")
     return [f'<section class="card"><h2>Timeline</h2>{note}<ul class="key">{key}</ul>{"".join(cards)}</section>']
 
 
@@ -106,23 +106,23 @@ def _events(timeline: Timeline) -> str:
     rows = tuple(
         (clock(moment.time), "" if moment.step is None else f"{moment.step:,}", moment.text) for moment in timeline.moments
     )
-    left_out = f"{timeline.left_out:,} older checkpoints and findings are left out." if timeline.left_out else ""
-    return parts.table(Table("", ("time", "step", "event"), rows), ()) + parts.paragraph(left_out)
+    omitted = f"{timeline.omitted:,} older checkpoints and findings are not shown." if timeline.omitted else ""
+    return parts.table(Table("", ("time", "step", "event"), rows), ()) + parts.paragraph(omitted)
 
 
 def _differences(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
     if len(runs) < 2:
         return []
     config, versions = config_differences(runs, names), version_differences(runs, names)
-    lead = "Keys that are not the same in all runs." if config.rows else "All keys are the same."
-    shown = [parts.table(config, names, lead, figures=False)]
+    lead = "Keys whose values differ between the runs." if config.rows else "All keys have the same values."
+    shown = [parts.table(config, names, lead, align_numbers=False)]
     if versions.rows:
-        shown.append(parts.table(versions, names, "Versions that are not the same in all runs.", figures=False))
+        shown.append(parts.table(versions, names, "Plugins whose versions differ between the runs.", align_numbers=False))
     return shown
 
 
 def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
-    import tomli_w  # only wanted here
+    import tomli_w
 
     folded = [
         parts.details(parts.name_of_run(number, names), parts.preformatted(tomli_w.dumps(run.config)))
@@ -132,5 +132,5 @@ def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
     return [f'<section class="card"><h2>Resolved config</h2>{"".join(folded)}</section>'] if folded else []
 
 
-def _own_file(name: str) -> str:
+def _resource(name: str) -> str:
     return resources.files("titan_report").joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The charts as PNG files, for papers, tickets and chats."""
+"""Writes the charts as PNG files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAN = float("nan")
 
 
 def write_plots(runs: Sequence[RunLog], folder: Path) -> list[Path]:
-    """Write each chart that has something to show to ``folder``; returns the files.
+    """Write each chart that is not empty to ``folder``; return the files.
 
     Raises:
         UserError: ``folder`` cannot be written.
@@ -34,9 +34,9 @@ def write_plots(runs: Sequence[RunLog], folder: Path) -> list[Path]:
     names = distinct_names([run.path for run in runs])
     files = []
     for name, group in groupby([*line_charts(runs), *stacks(runs)], key=lambda chart: chart.name):
-        charts = list(group)  # several where they are stacked, as each run has its own
+        charts = list(group)  # one, or one per run for stacked charts
         figure = Figure(figsize=(8, 4.2 if len(charts) == 1 else 3 * len(charts)), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)  # no window, whatever the machine has
+        FigureCanvasAgg(figure)  # never opens a window
         for chart, axes in zip(charts, figure.subplots(len(charts), squeeze=False)[:, 0], strict=True):
             _draw(axes, chart, names)
         file = folder / f"{name}.png"
@@ -54,7 +54,7 @@ def _draw(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
         _draw_stack(axes, chart)
     else:
         for curve in chart.curves:
-            axes.plot(curve.steps, _gaps(curve), **_look(curve, chart, names))
+            axes.plot(curve.steps, _gaps(curve), **_style(curve, chart, names))
     unit = f" ({chart.unit})" if chart.unit else ""
     of_run = f": {_plain(names[chart.curves[0].run])}" if chart.stacked and len(names) > 1 else ""
     axes.set_title(f"{chart.title}{unit}{of_run}", loc="left", fontsize=11, color=_INK)
@@ -86,18 +86,19 @@ def _draw_stack(axes: Axes, chart: Chart) -> None:
     axes.margins(x=0)
 
 
-def _look(curve: Curve, chart: Chart, names: Sequence[str]) -> dict[str, Any]:
-    several = len({one.run for one in chart.curves}) > 1
+def _style(curve: Curve, chart: Chart, names: Sequence[str]) -> dict[str, Any]:
+    """Return the keyword arguments of matplotlib for a curve."""
+    several = len({each.run for each in chart.curves}) > 1
     parts = [names[curve.run]] if several else []
-    if len({one.label for one in chart.curves}) > 1 or not several:
+    if len({each.label for each in chart.curves}) > 1 or not several:
         parts.append(curve.label)
-    look: dict[str, Any] = {"color": LIGHT[colour_of(curve.run)], "label": _plain(", ".join(parts))}
+    style: dict[str, Any] = {"color": LIGHT[colour_of(curve.run)], "label": _plain(", ".join(parts))}
     if curve.style == "dots":
-        return {**look, "marker": "osDv"[round_of(curve.run)], "markersize": 4, "linestyle": ":", "linewidth": 1}
+        return {**style, "marker": "osDv"[round_of(curve.run)], "markersize": 4, "linestyle": ":", "linewidth": 1}
     if curve.style == "faint":
-        return {**look, "alpha": 0.35, "linewidth": 0.8}
-    alone = sum(value is not None for value in curve.values) == 1
-    return {**look, "linestyle": _DASHES[dash_of(curve.run)], "linewidth": 1.4, "marker": "o" if alone else None}
+        return {**style, "alpha": 0.35, "linewidth": 0.8}
+    single = sum(value is not None for value in curve.values) == 1
+    return {**style, "linestyle": _DASHES[dash_of(curve.run)], "linewidth": 1.4, "marker": "o" if single else None}
 
 
 def _gaps(curve: Curve) -> list[float]:
@@ -105,5 +106,5 @@ def _gaps(curve: Curve) -> list[float]:
 
 
 def _plain(text: str) -> str:
-    """``text`` as it stands: matplotlib would take ``$`` for mathematics, and leave out labels that begin with ``_``."""
+    """Escape ``text``: matplotlib interprets ``$`` as mathematics, and omits labels that begin with ``_``."""
     return ("\u200b" if text.startswith("_") else "") + text.replace("$", r"\$")

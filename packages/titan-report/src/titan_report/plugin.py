@@ -1,4 +1,4 @@
-"""What titan-report contributes."""
+"""The components that titan-report contributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def titan_metric_loggers() -> list[MetricLogger]:
     return [
         MetricLogger(
             name="tensorboard",
-            summary="TensorBoard event files in the run's directory",
+            summary="TensorBoard event files in the run directory",
             config=TensorBoardKeys,
             build=Ref("titan_report.loggers.tensorboard:build"),
             active=lambda context: context.section.enable_tensorboard,
@@ -38,7 +38,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="report",
-            summary="write runs as one HTML page, and as pictures",
+            summary="write an HTML report, and PNG charts, about runs",
             arguments=Ref("titan_report.cli.report:arguments"),
             run=Ref("titan_report.cli.report:run"),
         ),
@@ -50,7 +50,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="compare",
-            summary="train variants of a recipe, and put speed, memory and loss side by side",
+            summary="train variants of a recipe and compare speed, memory and loss",
             arguments=Ref("titan_report.cli.compare:arguments"),
             run=Ref("titan_report.cli.compare:run"),
             overrides=True,

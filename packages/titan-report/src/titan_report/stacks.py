@@ -1,4 +1,4 @@
-"""Charts of parts of a whole, one a run: what a step's time goes to, and what the data came from."""
+"""Stacked charts, one per run: the parts of the step time, and the sources of the data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TIME_PARTS = (
     ("data", "data_seconds"),
     ("checkpoint", "checkpoint_seconds"),
 )
-"""What a step's time is divided into, the part of most steps that is longest first; the rest is ``other``."""
+"""The parts of the step time; the part that is usually the longest comes first. The rest is ``other``."""
 
 _TOKENS = "tokens_seen/"
 
 
 def step_time(number: int, run: RunLog) -> Chart | None:
-    """Seconds of a step by what they were spent on."""
+    """Return the chart of the step time by part; ``None`` if no step time is known."""
     records = [record for record in run.steps if finite(record.get("step_seconds")) is not None]
     if not records:
         return None
@@ -30,11 +30,11 @@ def step_time(number: int, run: RunLog) -> Chart | None:
     columns = {label: [finite(record.get(key)) or 0.0 for record in kept] for label, key in parts}
     known = [sum(values) for values in zip(*columns.values(), strict=True)] or [0.0] * len(kept)
     columns["other"] = [max(0.0, record["step_seconds"] - part) for record, part in zip(kept, known, strict=True)]
-    return _stack("step_time", "Step time", "seconds a step", ".3f", number, kept, columns)
+    return _stack("step_time", "Step time", "seconds per step", ".3f", number, kept, columns)
 
 
 def data_shares(number: int, run: RunLog) -> Chart | None:
-    """Each dataset's share of the tokens seen so far; ``None`` where there is one dataset."""
+    """Return the chart of each dataset's share of the tokens seen so far; ``None`` if there is only one dataset."""
     names = sorted({key for record in run.steps for key in record if key.startswith(_TOKENS)})
     records = [record for record in run.steps if any(finite(record.get(name)) for name in names)]
     if len(names) < 2 or not records:
@@ -45,13 +45,13 @@ def data_shares(number: int, run: RunLog) -> Chart | None:
 
 
 def stacks(runs: Sequence[RunLog]) -> list[Chart]:
-    """All of them, those of one kind together."""
+    """Return all stacked charts, grouped by kind."""
     found = [make(number, run) for make in (step_time, data_shares) for number, run in enumerate(runs)]
     return [chart for chart in found if chart is not None]
 
 
 def _share(record: dict[str, Any], names: Sequence[str], name: str) -> float:
-    return (finite(record.get(name)) or 0.0) / sum(finite(record.get(one)) or 0.0 for one in names)
+    return (finite(record.get(name)) or 0.0) / sum(finite(record.get(each)) or 0.0 for each in names)
 
 
 def _stack(

@@ -1,4 +1,4 @@
-"""The runs in a table: how far they came, how well and how fast."""
+"""Summarises runs in a table: progress, loss, speed and state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HEADERS = (
 
 
 def summary(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
-    """A row a run."""
+    """Return a table with one row per run."""
     return Table("Summary", _HEADERS, tuple(_row(run, name) for run, name in zip(runs, names, strict=True)))
 
 
 def model_of(config: Mapping[str, Any]) -> str:
-    """The model's name and flavor."""
+    """Return the model's name and flavor."""
     model = config.get("model", {})
     return " ".join(str(model[key]) for key in ("name", "flavor") if model.get(key)) or UNKNOWN
 
@@ -35,9 +35,9 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
     best = min(_known(run.validations, "validation_loss"), default=None)
     peak = max(_known(run.steps, "memory_peak_gib"), default=None)
     mfu = _median(run, "mfu")
-    how = describe_end(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
+    state = describe_end(attempts[-1], state_now(attempts[-1], run.times)) if attempts else UNKNOWN
     if len(attempts) > 1:
-        how += f" ({len(attempts)} attempts)"
+        state += f" ({len(attempts)} attempts)"
     return (
         name,
         model_of(run.config),
@@ -49,15 +49,15 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
         UNKNOWN if mfu is None else format_mfu(mfu, is_estimated(run.steps)),
         UNKNOWN if peak is None else f"{peak:.2f} GiB",
         duration(sum(attempt.seconds for attempt in attempts) if attempts else None),
-        how,
+        state,
     )
 
 
 def _steps(run: RunLog) -> str:
-    """Steps done of those that were requested."""
+    """Return the number of completed steps, of the requested number."""
     done = max([*(record["step"] for record in run.steps), *(event["step"] for event in run.events)], default=0)
-    asked = next((event["steps"] for event in reversed(run.events) if event["event"] == "start"), None)
-    return f"{done:,}" if asked is None else f"{done:,} of {asked:,}"
+    requested = next((event["steps"] for event in reversed(run.events) if event["event"] == "start"), None)
+    return f"{done:,}" if requested is None else f"{done:,} of {requested:,}"
 
 
 def _known(records: Iterable[Mapping[str, Any]], key: str) -> list[float]:
@@ -65,7 +65,7 @@ def _known(records: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def _last(records: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Of the last record, though it be no number: a loss that is NaN is what one has to see."""
+    """Return the value in the last record, even if it is not finite: a NaN loss must be visible."""
     if not records:
         return UNKNOWN
     value = finite(records[-1].get(key))

@@ -1,4 +1,4 @@
-"""A table of texts, as the page shows it."""
+"""A table of texts for the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Plain texts; the caller escapes them."""
+    """A table of plain texts; the code that renders it escapes them."""
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    """As long as ``headers`` each. A run's name in a row's first cell, or in another header, gets its colour."""
+    """Each as long as ``headers``. A run's name in the first cell of a row, or in a later header, gets its colour."""

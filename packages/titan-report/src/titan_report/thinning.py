@@ -1,4 +1,4 @@
-"""Fewer points for long curves, without losing what stands out."""
+"""Thins long curves, but keeps their extremes and gaps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 POINTS = 2000
-"""As many points of a curve as are drawn at most."""
+"""Largest number of points to draw of a curve."""
 
 
 def finite(value: Any) -> float | None:
-    """A figure of a record; ``None`` where it is not known or no finite number, which is a gap."""
+    """Return ``value`` if it is a finite number, else ``None``, which curves show as a gap."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def extremes(values: Sequence[float | None], points: int = POINTS) -> list[int]:
-    """Indices of at most ``points`` of ``values``, in order: all if there are no more, else the ends, and of each of equal
-    stretches the smallest, the largest and, if there is one, a gap (``None``)."""
+    """Return the indices of at most ``points`` of ``values``, in order. If there are more values, these are both ends and,
+    from each of several equal stretches, the smallest value, the largest value, and a gap (``None``) if there is one."""
     if len(values) <= points:
         return list(range(len(values)))
     stretches = max(1, (points - 2) // 3)

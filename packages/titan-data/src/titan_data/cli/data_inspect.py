@@ -1,4 +1,4 @@
-"""``titan data inspect``: what a recipe trains on, as the model gets it."""
+"""``titan data inspect``: shows the sequences that a recipe trains on, as the model receives them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from titan_core.api.tools.arguments import few, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json, print_table
 
 _EDGE = 12
-"""Ids and characters that are shown of each end of a long piece."""
+"""Number of ids to show at each end of a long piece; of its text, four times as many characters."""
 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A sequence, by the documents that it holds pieces of."""
+    """A sequence, cut at document boundaries."""
 
     number: int
     dataset: str
@@ -32,41 +32,43 @@ class _Sequence:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data inspect``."""
     recipe_arguments(parser)
-    parser.add_argument("--sequences", type=few, default=4, metavar="N", help="how many sequences (default: 4)")
-    parser.add_argument("--full", action="store_true", help="every id and the whole text")
+    parser.add_argument("--sequences", type=few, default=4, metavar="N", help="number of sequences to show (default: 4)")
+    parser.add_argument("--full", action="store_true", help="show all ids and the full text")
     json_argument(parser)
 
 
 def run(context: CommandContext) -> int:
-    """Print the first sequences, and what share of them each dataset has."""
+    """Print the first sequences, and the share of each dataset in them."""
     arguments = context.arguments
     job = context.job()
+    datasets = job.data.datasets
     sequences, tokens = _first(job, context.read_data(job), arguments.sequences)
-    shares = {one.name: tokens[one.name] / max(sum(tokens.values()), 1) for one in job.data.datasets}
+    total = sum(tokens.values())
+    shares = {dataset.name: tokens[dataset.name] / max(total, 1) for dataset in datasets}
     if arguments.json:
-        print_json({"sequences": [vars(one) for one in sequences], "shares": shares, "tokens": dict(tokens)})
+        print_json({"sequences": [vars(sequence) for sequence in sequences], "shares": shares, "tokens": dict(tokens)})
         return 0
     if not sequences:
-        print("the data ends before a whole global batch")
+        print("the data ends before the first global batch is complete")
     if isinstance(job.text_tokenizer, DescribesMarks):
         print("\n".join([*job.text_tokenizer.describe_marks(), ""]))
-    for one in sequences:
-        _print(one, job, arguments.full)
-    total = sum(one.weight for one in job.data.datasets)
-    print(f"of {sum(tokens.values()):,} tokens in {sum(tokens.values()) // (job.data.plan.seq_len + 1):,} sequences:")
+    for sequence in sequences:
+        _print(sequence, job, arguments.full)
+    weights = sum(dataset.weight for dataset in datasets)
+    print(f"in {total:,} tokens, {total // (job.data.plan.seq_len + 1):,} sequences:")
     print_table(
         ("dataset", "weight", "share", "tokens"),
-        [(one.name, f"{one.weight / total:.4f}", f"{shares[one.name]:.4f}", f"{tokens[one.name]:,}")
-         for one in job.data.datasets],
+        [(dataset.name, f"{dataset.weight / weights:.4f}", f"{shares[dataset.name]:.4f}", f"{tokens[dataset.name]:,}")
+         for dataset in datasets],
     )  # fmt: skip
     return 0
 
 
-def _first(job: Job, batches: Iterator[StepRows], wanted: int) -> tuple[list[_Sequence], Counter[str]]:
-    """The first ``wanted`` sequences, and the tokens of each dataset in the global batches that they are in."""
+def _first(job: Job, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str]]:
+    """Return the first ``count`` sequences, and the number of tokens of each dataset in their global batches."""
     sequences: list[_Sequence] = []
     tokens: Counter[str] = Counter()
-    while len(sequences) < wanted and (rows := next(batches, None)) is not None:
+    while len(sequences) < count and (rows := next(batches, None)) is not None:
         for row, lengths, dataset in zip(rows.tokens.tolist(), rows.lengths, rows.datasets, strict=True):
             name = job.data.datasets[dataset].name
             tokens[name] += len(row)
@@ -75,17 +77,16 @@ def _first(job: Job, batches: Iterator[StepRows], wanted: int) -> tuple[list[_Se
                 pieces.append(row[at : at + length])
                 at += length
             sequences.append(_Sequence(len(sequences), name, pieces))
-    return sequences[:wanted], tokens
+    return sequences[:count], tokens
 
 
 def _print(sequence: _Sequence, job: Job, full: bool) -> None:
     step, place = divmod(sequence.number, job.data.plan.global_size)
     length = sum(map(len, sequence.pieces))
-    many = f"pieces of {len(sequence.pieces)} documents" if len(sequence.pieces) > 1 else "one document"
-    masked = (
-        ", attention inside of each" if job.config.section(DataSection).document_mask and len(sequence.pieces) > 1 else ""
-    )
-    print(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {many}{masked}")
+    documents = f"pieces of {len(sequence.pieces)} documents" if len(sequence.pieces) > 1 else "one document"
+    masked = job.config.section(DataSection).document_mask and len(sequence.pieces) > 1
+    attention = ", attention within each document" if masked else ""
+    print(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {documents}{attention}")
     at = 0
     for piece in sequence.pieces:
         print(f"  [{at}:{at + len(piece)}] {_ids(piece, full)}")

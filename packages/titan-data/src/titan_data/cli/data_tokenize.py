@@ -1,4 +1,4 @@
-"""``titan data tokenize``: a recipe's dataset as token ids on disk, ready to be memory-mapped."""
+"""``titan data tokenize``: writes a recipe's dataset to disk as token ids that can be memory-mapped."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from titan_core.api.tools.arguments import few, process_count, recipe_arguments
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data tokenize``."""
     recipe_arguments(parser)
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="where to write; an unfinished one is resumed")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="output folder; resumes an unfinished one")
     parser.add_argument(
-        "--workers", type=process_count, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)"
+        "--workers",
+        type=process_count,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of worker processes (default: one per core)",
     )
-    parser.add_argument("--parts", type=few, default=64, metavar="N", help="parts to divide it into (default: 64)")
+    parser.add_argument("--parts", type=few, default=64, metavar="N", help="number of parts to write (default: 64)")
 
 
 def run(context: CommandContext) -> int:
-    """Tokenize the training dataset; of a mixture, each into a folder of its own."""
+    """Tokenise the training dataset. Each dataset of a mixture gets its own folder below ``--output``."""
     arguments = context.arguments
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -49,18 +53,19 @@ def run(context: CommandContext) -> int:
         for dataset in datasets:
             folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
             if len(datasets) > 1 and (folder / INDEX).exists():
-                index = read_index(folder)  # done before an interruption
+                index = read_index(folder)  # completed before an interruption
                 if index.fingerprint != fingerprint(job.text_tokenizer):
-                    raise UserError.one(str(folder), "is whole, and made with another tokenizer", "name another folder")
+                    why = "contains a complete dataset made with another tokenizer"
+                    raise UserError.one(str(folder), why, "name another folder")
                 folders.append((dataset.name, folder, sum(part.tokens for part in index.parts), 0))
                 continue
             task = progress.add_task(dataset.name, total=None, tokens=0)
-            made = tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, arguments.workers)
-            for now in made:
-                progress.update(task, completed=now.parts, total=now.of, tokens=now.tokens)
-            folders.append((dataset.name, folder, now.tokens, now.corrupt))
+            steps = tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, arguments.workers)
+            for done in steps:
+                progress.update(task, completed=done.parts, total=done.of, tokens=done.tokens)
+            folders.append((dataset.name, folder, done.tokens, done.corrupt))
     for name, folder, tokens, corrupt in folders:
-        skipped = f", without {corrupt} corrupt records" if corrupt else ""
+        skipped = f"; skipped {corrupt} corrupt records" if corrupt else ""
         print(f"{name}: {tokens:,} tokens in {folder}{skipped}")
-    print('train on it with training.dataset = "tokenized" and training.dataset_path = that folder')
+    print('to train on it, set training.dataset = "tokenized" and training.dataset_path to the folder')
     return 0

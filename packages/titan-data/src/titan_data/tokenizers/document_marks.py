@@ -1,13 +1,14 @@
-"""Which tokens mark a document's begin and end, as the files of a Hugging Face tokenizer say.
+"""Determines which tokens mark the begin and end of a document from the files of a Hugging Face tokenizer.
 
-The files may each say it, and may contradict each other. In this order:
+Several files may define these tokens, and may contradict each other. The order of precedence is:
 
-1. ``bos_token`` and ``eos_token`` of ``tokenizer_config.json``, then of ``special_tokens_map.json``. There,
-   ``add_bos_token = false`` means no begin; ``add_eos_token`` is about prompts, which do not end, and does not count.
-2. What the post-processor of ``tokenizer.json`` puts around a text. Where it puts the named token and others, all count.
-3. Names that such tokens have had, where no file says anything.
+1. ``bos_token`` and ``eos_token`` in ``tokenizer_config.json``, then in ``special_tokens_map.json``.
+   ``add_bos_token = false`` in the former means no begin token. ``add_eos_token`` is ignored: it concerns prompts, which do
+   not end.
+2. The tokens that the post-processor of ``tokenizer.json`` adds to a text. If it adds the named token and others, all count.
+3. If no file defines them, tokens with usual names.
 
-A ``bos_token`` that is the ``eos_token`` too (GPT-2's) stands between documents once, unless the tokenizer adds it to texts.
+A token that is both ``bos_token`` and ``eos_token`` (GPT-2) only ends documents, unless the tokenizer adds it before texts.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ POST_PROCESSOR = f"the post-processor of {TOKENIZER}"
 
 _BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", "<bos>")
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "[SEP]", "<eos>")
-_FETCH = "fetch the file again"
+_FETCH = "download the file again"
+_SAME_TOKENIZER = "use the files of one tokenizer"
 
 _Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Of one side of a document."""
+    """The tokens at one end of a document."""
 
     ids: _Ids
     source: str
-    """Which file says so."""
+    """The file that defines them."""
     contradiction: str = ""
-    """What another file says."""
+    """The definition in another file, if it differs."""
 
 
 @dataclass(frozen=True)
 class DocumentMarks:
-    """Of both sides."""
+    """The tokens at both ends of a document."""
 
     begin: Marks
     end: Marks
 
 
 def document_marks(tokenizer: Tokenizer, folder: Path | None) -> DocumentMarks:
-    """The marks of ``tokenizer``, whose other files are in ``folder``.
+    """Return the marks of ``tokenizer``, whose config files are in ``folder``.
 
     Raises:
         UserError: a file is damaged, or names a token that the tokenizer does not have.
@@ -65,39 +67,39 @@ def document_marks(tokenizer: Tokenizer, folder: Path | None) -> DocumentMarks:
     adds_begin = files.adds_begin()
     named = files.named("bos_token")
     if adds_begin is False:
-        says = f"{POST_PROCESSOR} puts {_shown(before)} before a text" if before else ""
-        return DocumentMarks(Marks((), f"add_bos_token in {CONFIG}", says), end)
+        contradiction = f"{POST_PROCESSOR} adds {_shown(before)} before a text" if before else ""
+        return DocumentMarks(Marks((), f"add_bos_token in {CONFIG}", contradiction), end)
     if named is not None and named.ids and named.ids == end.ids and not before and not adds_begin:
         return DocumentMarks(Marks((), f"{named.source}: the same token ends documents"), end)
     return DocumentMarks(_choose(named, before) or _by_name(tokenizer, _BEGINS), end)
 
 
 def _choose(named: Marks | None, added: _Ids) -> Marks | None:
-    """Of what the config files name and what the post-processor adds; ``None`` where neither says anything."""
+    """Combine the token that config files name with those that the post-processor adds; ``None`` if there are neither."""
     if named is None:
         return Marks(added, POST_PROCESSOR) if added else None
     if not added or added == named.ids:
         return named
     if named.ids and named.ids[0] in added:
         return Marks(added, f"{named.source}, and {POST_PROCESSOR}")
-    return Marks(named.ids, named.source, f"{POST_PROCESSOR} puts {_shown(added)} there")
+    return Marks(named.ids, named.source, f"{POST_PROCESSOR} adds {_shown(added)}")
 
 
 def _by_name(tokenizer: Tokenizer, names: Sequence[str]) -> Marks:
     ids = [token for name in names if (token := tokenizer.token_to_id(name)) is not None]
-    return Marks(tuple(ids[:1]), "its name alone, as no file says" if ids else "no file says any")
+    return Marks(tuple(ids[:1]), "chosen by name, because no file defines it" if ids else "no file defines one")
 
 
 def _added(tokenizer: Tokenizer) -> tuple[_Ids, _Ids]:
-    """What the post-processor puts before and after a text."""
+    """Return the tokens that the post-processor adds before and after a text."""
     for text in ("a", "0", "the"):
         try:
             encoding = tokenizer.encode(text, add_special_tokens=True)
         except Exception:  # noqa: BLE001 - the library raises bare Exception for a text that the vocabulary does not cover
             continue
-        own = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
-        if own:
-            return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+        content = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
+        if content:
+            return tuple(encoding.ids[: content[0]]), tuple(encoding.ids[content[-1] + 1 :])
     return (), ()
 
 
@@ -106,7 +108,7 @@ def _shown(ids: Sequence[int]) -> str:
 
 
 class _Files:
-    """The two files beside ``tokenizer.json``, each as far as it is there."""
+    """The config files next to ``tokenizer.json``, those that exist."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path | None) -> None:
         self._tokenizer = tokenizer
@@ -117,20 +119,20 @@ class _Files:
         }
 
     def named(self, role: Literal["bos_token", "eos_token"]) -> Marks | None:
-        """The token that has the role; without ids where a file says that none has; ``None`` where no file says anything."""
+        """Return the token with the given role; without ids if a file sets it to null, ``None`` if no file mentions it."""
         found = [Marks(self._ids(name, role), name) for name, contents in self._contents.items() if role in contents]
         if not found:
             return None
         first, *others = found
         for other in others:
             if other.ids and other.ids != first.ids:
-                says = f"{other.source} says {_shown(other.ids)}"
-                # A config that names none may have been written by a version that leaves out what the map has.
-                return Marks(first.ids, first.source, says) if first.ids else other
+                contradiction = f"{other.source} says {_shown(other.ids)}"
+                # Some versions wrote null to the config for tokens that are in the map.
+                return Marks(first.ids, first.source, contradiction) if first.ids else other
         return first
 
     def adds_begin(self) -> bool | None:
-        """``add_bos_token``."""
+        """The value of ``add_bos_token``; ``None`` if it is not set."""
         value = self._contents.get(CONFIG, {}).get("add_bos_token")
         if value is not None and not isinstance(value, bool):
             raise self._wrong(CONFIG, "add_bos_token", "true or false")
@@ -145,12 +147,12 @@ class _Files:
             raise self._wrong(name, role, "a token")
         number = self._tokenizer.token_to_id(token)
         if number is None:
-            why = f"{role} is {token!r}, which {TOKENIZER} does not have"
-            raise UserError.one(str(self._folder / name), why, "take all files from one tokenizer")
+            why = f"{role} is {token!r}, which {TOKENIZER} does not contain"
+            raise UserError.one(str(self._folder / name), why, _SAME_TOKENIZER)
         for key, other in self._decoder().items():
             if isinstance(other, dict) and other.get("content") == token and key != str(number):
-                why = f"added_tokens_decoder gives {token!r} the id {key}, and {TOKENIZER} gives it {number}"
-                raise UserError.one(str(self._folder / CONFIG), why, "take all files from one tokenizer")
+                why = f"{token!r} has the id {key} in added_tokens_decoder, but {number} in {TOKENIZER}"
+                raise UserError.one(str(self._folder / CONFIG), why, _SAME_TOKENIZER)
         return (int(number),)
 
     def _decoder(self) -> Mapping[str, Any]:

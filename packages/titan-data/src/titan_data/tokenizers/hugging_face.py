@@ -1,4 +1,4 @@
-"""Hugging Face's ``tokenizer.json``, through ``tokenizers``."""
+"""Hugging Face tokenizers (``tokenizer.json``), read by ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceTokenizer:
-    """A ``tokenizers.Tokenizer``, and the tokens that mark documents."""
+    """A ``tokenizers.Tokenizer`` with the tokens that mark documents."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
-        """``folder``: where the tokenizer's other files are (:mod:`titan_data.tokenizers.document_marks`).
+        """
+        Args:
+            folder: where the tokenizer's config files are (:mod:`titan_data.tokenizers.document_marks`).
 
         Raises:
             UserError: one of them is damaged, or belongs to another tokenizer.
         """
-        # A tokenizer may have been saved with the limits of a model's inputs: documents would be cut short, or filled up.
+        # A tokenizer may have been saved with truncation or padding for a model's inputs. Documents need neither.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # A document that quotes "<|end_of_text|>" does not end there.
+        # "<|end_of_text|>" in the text of a document does not end it.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         self._marks = document_marks(tokenizer, folder)
@@ -35,21 +37,21 @@ class HuggingFaceTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest token id plus one."""
         return self._vocab_size
 
     @property
     def begin_ids(self) -> list[int]:
-        """What a document begins with."""
+        """The tokens that begin a document."""
         return list(self._begin)
 
     @property
     def end_ids(self) -> list[int]:
-        """What a document ends with."""
+        """The tokens that end a document."""
         return list(self._end)
 
     def describe_marks(self) -> list[str]:
-        """What documents begin and end with, and which file says so; and which other file contradicts it."""
+        """Describe the begin and end tokens, the file that defines them, and any file that contradicts it; one line each."""
         lines = []
         for verb, marks in (("begin", self._marks.begin), ("end", self._marks.end)):
             names = " ".join(f"{self._tokenizer.id_to_token(token)!r} ({token})" for token in marks.ids) or "no token"
@@ -59,27 +61,28 @@ class HuggingFaceTokenizer:
         return lines
 
     def encode_document(self, text: str) -> list[int]:
-        """The ids of ``text`` between begin and end of text."""
+        """Return the ids of ``text`` between the begin and end tokens."""
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError):  # which of them depends on the version
+        except (TypeError, UnicodeEncodeError):  # for surrogates; which of the two depends on the version
             ids = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids
         return [*self._begin, *ids, *self._end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``."""
+        """Return the text of ``ids``."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
 
 def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
-    """Read ``context.path``, a ``tokenizer.json`` or the folder that holds one, and the config files beside it.
+    """Read ``context.path``, a ``tokenizer.json`` or the folder that contains one, and the config files next to it.
 
     Raises:
-        UserError: no such file, not a tokenizer, or damaged config files.
+        UserError: the file does not exist or is not a tokenizer, or a config file is damaged.
     """
     if context.path is None:
-        raise UserError.one("model.tokenizer_path", "tokenizer 'hf' needs a tokenizer.json", "set model.tokenizer_path")
+        why = "tokenizer 'hf' needs the path to a tokenizer.json"
+        raise UserError.one("model.tokenizer_path", why, "set model.tokenizer_path")
     from tokenizers import Tokenizer
 
     file = Path(context.path).expanduser()
@@ -90,7 +93,7 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse
         raise UserError.one(
-            str(file), f"not a tokenizer.json: {error}", "give the file of a Hugging Face tokenizer"
+            str(file), f"not a tokenizer.json: {error}", "name the tokenizer.json of a Hugging Face tokenizer"
         ) from None
-    # A file of another name is one of several there, perhaps, and the config of any.
+    # A file with another name may be one of several, and the config files may belong to another of them.
     return HuggingFaceTokenizer(tokenizer, file.parent if file.name == TOKENIZER else None)

@@ -1,4 +1,4 @@
-"""``titan compare``: train variants of a recipe, and put them side by side."""
+"""``titan compare``: trains variants of a recipe and compares them side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from titan_runs.child_runs import ChildRun, without_checkpoints
 from titan_runs.run_log import RunLog
 
 WINDOWS = 8
-"""How many figures of speed a run gives."""
+"""Number of speed measurements per run."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,44 +33,44 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument(
         "--vary", action="append", default=[], metavar="SECTION.KEY=A,B",
-        help="train with each of the values; given several times, with each combination",
+        help="train with each value; repeat the option to train with every combination",
     )  # fmt: skip
     parser.add_argument(
         "--variant", action="append", default=[], metavar="'SECTION.KEY=A ...'",
-        help="a variant beside the recipe as it is (or beside those of --vary); may be given several times",
+        help="add a variant to the unchanged recipe (or to those of --vary); may be repeated",
     )  # fmt: skip
     parser.add_argument("--steps", type=step_count, default=20, metavar="N", help="steps of each run (default: 20)")
     parser.add_argument(
         "--rounds", type=few, default=1, metavar="N",
-        help="run every variant so many times, in turns, the order turned round each time: what else the machine does then "
-             "hits all of them (default: 1)",
+        help="run every variant N times, in turns and in alternating order, so that other load on the machine affects all "
+             "variants alike (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--nproc-per-node", type=process_count, default=1, metavar="N", help="processes of each run (default: 1)"
     )
     parser.add_argument(
-        "--output", metavar="DIR", help="where runs, table and report go (default: outputs/compare/<recipe>)"
+        "--output", metavar="DIR", help="folder of the runs, the table and the report (default: outputs/compare/<recipe>)"
     )
 
 
 @dataclass
 class _Entry:
-    """A variant and what became of it."""
+    """A variant with its finished runs, and the error that ended one of them, if any."""
 
     variant: Variant
     finished: list[RunLog] = field(default_factory=list)
     failure: UserError | None = None
 
     def outcome(self, steps: int) -> VariantOutcome | None:
-        """Over its runs, without the first quarter of their steps."""
+        """Summarise the runs without the first quarter of their steps; ``None`` if the variant failed."""
         return outcome_of(self.finished, steps // 4) if self.finished and self.failure is None else None
 
 
 def run(context: CommandContext) -> int:
-    """Train, print the table, write it as CSV and as a report; exit status 1 where a variant failed."""
+    """Train, print the table, and write it as CSV and in a report. Return exit status 1 if a variant failed."""
     arguments = context.arguments
     entries = [_Entry(variant) for variant in variants_of(arguments.vary, arguments.variant)]
-    jobs = [_job(context, entry.variant) for entry in entries]  # every mistake is reported before anything is trained
+    jobs = [_job(context, entry.variant) for entry in entries]  # report all mistakes before anything is trained
     arguments.steps = min(arguments.steps, *(job.config.section(TrainingSection).steps for job in jobs))
     folder = Path(arguments.output or Path("outputs", "compare", Path(jobs[0].config.section(JobSection).dump_folder).name))
     with FolderLock(folder, f"--output {folder}"):
@@ -100,8 +100,8 @@ def _job(context: CommandContext, variant: Variant) -> Job:
     try:
         return context.job(context.arguments.nproc_per_node, variant.overrides)
     except UserError as error:
-        told = (Problem(f"variant {variant.name!r}: {one.where}", one.why, one.fix) for one in error.problems)
-        raise UserError(*told) from None
+        problems = (Problem(f"variant {variant.name!r}: {each.where}", each.why, each.fix) for each in error.problems)
+        raise UserError(*problems) from None
 
 
 def _train(context: CommandContext, entry: _Entry, job: Job, place: Path) -> None:
@@ -114,9 +114,9 @@ def _train(context: CommandContext, entry: _Entry, job: Job, place: Path) -> Non
         ChildRun(arguments.recipe, overrides, arguments.nproc_per_node, place).train()
         log = RunLog.read(place)
         if any(event["step"] for event in log.events if event["event"] == "start"):
-            why = "it went on from a checkpoint of an earlier run"
-            raise UserError.one(f"run {str(place)!r}", why, "give a checkpoint folder below job.dump_folder, or none")
-    except UserError as error:  # the others are worth comparing still
+            why = "resumed from a checkpoint of an earlier run"
+            raise UserError.one(f"run {str(place)!r}", why, "set a checkpoint folder below job.dump_folder, or none")
+    except UserError as error:  # still compare the other variants
         entry.failure = error
         return
     entry.finished.append(log)
@@ -135,11 +135,11 @@ def _write(folder: Path, rows: list[tuple[object, ...]]) -> None:
 
 
 def _report(folder: Path, title: str, rows: list[tuple[str, ...]], entries: list[_Entry]) -> None:
-    """The page of each variant's last run, with the table on top; where the page's libraries are installed."""
+    """Write the report of each variant's last run, with the table on top."""
     runs = {number: entry.finished[-1] for number, entry in enumerate(entries) if entry.finished}
     if not runs:
         return
-    # As the page calls the runs, so that a row has its run's colour.
+    # The names of the runs on the page, so that each row gets the colour of its run.
     names = dict(zip(runs, distinct_names([run.path for run in runs.values()]), strict=True))
     named = tuple((names.get(number, row[0]), *row[1:]) for number, row in enumerate(rows))
     page = folder / "report.html"

@@ -1,4 +1,4 @@
-"""``titan report``: runs as one page, and as pictures."""
+"""``titan report``: writes an HTML page, and optionally PNG files, about runs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ DEFAULT_FILE = "report.html"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan report``."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (job.dump_folder)")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory (job.dump_folder)")
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         help=f"where to write the page (default: {DEFAULT_FILE} in the first run's directory)",
     )
-    parser.add_argument("--png", metavar="FOLDER", help="write the charts as PNG files into FOLDER too")
+    parser.add_argument("--png", metavar="FOLDER", help="also write the charts as PNG files to FOLDER")
 
 
 def run(context: CommandContext) -> int:
-    """Write the page, and the pictures if they are requested."""
+    """Write the page, and the PNG files if requested."""
     arguments = context.arguments
     from titan_report.page import write_report
 
-    folders = {Path(one).resolve(): Path(one) for one in arguments.runs}  # one that is named twice is one run
+    folders = {Path(name).resolve(): Path(name) for name in arguments.runs}  # drops duplicates
     runs = [RunLog.read(folder) for folder in folders.values()]
     file = Path(arguments.output) if arguments.output else runs[0].path / DEFAULT_FILE
     write_report(runs, file)

@@ -1,4 +1,4 @@
-"""``titan watch``: a run on one screen of the terminal, from its files alone."""
+"""``titan watch``: shows a run on one screen of the terminal, from its files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from titan_runs.run_log import RunLog
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan watch``."""
-    parser.add_argument("run", metavar="RUN", help="a run's directory (job.dump_folder), which may not be there yet")
-    parser.add_argument("--once", action="store_true", help="print how it stands, and exit")
+    parser.add_argument("run", metavar="RUN", help="run directory (job.dump_folder), which need not exist yet")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between two looks at its files (default: 1)"
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between two updates (default: 1)"
     )
 
 
@@ -25,7 +25,7 @@ def run(context: CommandContext) -> int:
     """Show the run until Ctrl-C.
 
     Raises:
-        UserError: with ``--once``, there is no run; without it, stdout is no terminal.
+        UserError: with ``--once``, if there is no run; without it, if stdout is not a terminal.
     """
     arguments = context.arguments
     from rich.console import Console
@@ -39,12 +39,12 @@ def run(context: CommandContext) -> int:
     if arguments.once:
         followed.poll()
         if not followed.exists:
-            RunLog.read(arguments.run)  # says what is missing
-            raise UserError.one(f"run {arguments.run!r}", "has written nothing yet", "leave out --once to wait for it")
+            RunLog.read(arguments.run)  # raises if a file is missing
+            raise UserError.one(f"run {arguments.run!r}", "has written nothing yet", "drop --once to wait for it")
         console.print(frame(followed, console.width, console.height - 1))
         return 0
     if not console.is_terminal:
-        raise UserError.one("titan watch", "draws on a terminal, and stdout is none", "add --once")
+        raise UserError.one("titan watch", "needs a terminal, but stdout is not one", "add --once")
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:

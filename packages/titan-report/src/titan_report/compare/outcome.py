@@ -1,4 +1,4 @@
-"""What a variant's runs came to, and the table of all."""
+"""Summarises the runs of each variant, and tabulates the summaries."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """Of all runs of a variant."""
+    """Summary of all runs of a variant."""
 
     tokens_per_second: float
-    """Over all devices; the median of the runs' medians."""
+    """Sum over all devices; the median of the medians of the runs."""
     step_seconds: float
     mfu: float | None
-    """``None`` where nothing measured it."""
+    """``None`` if it was not measured."""
     mfu_estimated: bool
-    """Whether it is relative to a peak that was measured."""
+    """Whether it is relative to a measured peak."""
     memory_gib: float
-    """The peak of the device that needed most."""
+    """Peak memory of the device with the highest peak."""
     final_loss: float | None
-    """Of the last step (of the last run); ``None`` where it is no number."""
+    """Loss of the last step of the last run; ``None`` if it is not finite."""
 
 
 def outcome_of(runs: Sequence[RunLog], after: int) -> VariantOutcome:
-    """Of ``runs`` of one variant. Speed is that of the windows that begin after step ``after``: what compiles, and what
-    warms up, is behind them."""
+    """Summarise the runs of one variant. Speed is measured over the logging windows that begin after step ``after``, when
+    compilation and warmup are over."""
     mfus = [_median(run, "mfu", after) for run in runs if "mfu" in run.steps[-1]]
     return VariantOutcome(
         statistics.median(_median(run, "tokens_per_second", after) for run in runs),
@@ -52,8 +52,7 @@ def _median(run: RunLog, key: str, after: int) -> float:
 
 
 def rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[tuple[str, ...]]:
-    """A row for each variant under :data:`HEADERS`. The speed-up is over the first variant that has an outcome; one that
-    failed has none."""
+    """Return a row of :data:`HEADERS` for each variant. The speed-up is relative to the first variant that did not fail."""
     return [
         (name, *(_cells(*figures) if figures else ("failed", *[""] * (len(HEADERS) - 2))))
         for name, figures in _with_speed_up(outcomes)
@@ -61,7 +60,7 @@ def rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[tuple
 
 
 def csv_rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[tuple[object, ...]]:
-    """The same for programs, with a row of names; empty cells where a variant failed."""
+    """Return the same table for programs, with a header row. The cells of a failed variant are empty."""
     rows: list[tuple[object, ...]] = [
         ("variant", "tokens_per_second", "speed_up", "step_seconds", "mfu", "memory_gib", "final_loss")
     ]
@@ -69,8 +68,11 @@ def csv_rows_of(outcomes: Sequence[tuple[str, VariantOutcome | None]]) -> list[t
         if figures is None:
             rows.append((name, *[None] * (len(rows[0]) - 1)))
         else:
-            one, speed_up = figures
-            rows.append((name, one.tokens_per_second, speed_up, one.step_seconds, one.mfu, one.memory_gib, one.final_loss))
+            outcome, speed_up = figures
+            rows.append((
+                name, outcome.tokens_per_second, speed_up, outcome.step_seconds, outcome.mfu, outcome.memory_gib,
+                outcome.final_loss,
+            ))  # fmt: skip
     return rows
 
 
@@ -78,7 +80,9 @@ def _with_speed_up(
     outcomes: Sequence[tuple[str, VariantOutcome | None]],
 ) -> list[tuple[str, tuple[VariantOutcome, float] | None]]:
     baseline = next((outcome.tokens_per_second for _, outcome in outcomes if outcome is not None), 0.0)
-    return [(name, None if one is None else (one, one.tokens_per_second / baseline)) for name, one in outcomes]
+    return [
+        (name, None if outcome is None else (outcome, outcome.tokens_per_second / baseline)) for name, outcome in outcomes
+    ]
 
 
 def _cells(outcome: VariantOutcome, speed_up: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Variants of a recipe: what ``--vary`` and ``--variant`` mean."""
+"""Variants of a recipe, as ``--vary`` and ``--variant`` define them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import parse_overrides
 
-BASELINE = "as it is"
+BASELINE = "baseline"
 LONGEST = 80
-"""Letters of a directory's name."""
+"""Longest directory name, in characters."""
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,37 @@ class Variant:
 
 
 def variants_of(vary: Sequence[str], variant: Sequence[str]) -> list[Variant]:
-    """Every combination of the values of each ``vary``; or the recipe as it is, and each ``variant``.
+    """Return every combination of the values of ``vary`` (without ``vary``, the unchanged recipe), then each ``variant``.
 
     Args:
-        vary: ``"section.key=A,B,..."`` each.
-        variant: ``"section.key=A section.other=B"`` each.
+        vary: entries of the form ``"section.key=A,B,..."``.
+        variant: entries of the form ``"section.key=A section.other=B"``.
 
     Raises:
-        UserError: one is not written so, or there is nothing to compare.
+        UserError: an entry is malformed, or there is nothing to compare.
     """
     if not vary and not variant:
-        fix = "give --vary SECTION.KEY=A,B, or --variant 'SECTION.KEY=A SECTION.OTHER=B'"
-        raise UserError.one("titan compare", "nothing varies", fix)
+        fix = "add --vary SECTION.KEY=A,B, or --variant 'SECTION.KEY=A SECTION.OTHER=B'"
+        raise UserError.one("titan compare", "there is nothing to compare", fix)
     changes = list(itertools.product(*(_choices(text) for text in vary))) if vary else [()]
     changes += [tuple(parse_overrides([f"--{part}" for part in split(text, " ")])) for text in variant]
     if not vary and not all(changes[1:]):
-        raise UserError.one("--variant ''", "it changes nothing", "drop it: the recipe as it is is compared anyway")
+        raise UserError.one("--variant ''", "changes nothing", "drop it: the unchanged recipe is always compared")
     names = [_short(overrides) for overrides in changes]
-    if len(set(names)) < len(names) or any(len({one.key.rpartition(".")[2] for one in of}) < len(of) for of in changes):
-        names = [_name(overrides, [one.key for one in overrides]) for overrides in changes]  # short ones would mislead
+    if len(set(names)) < len(names) or any(map(_repeats_a_word, changes)):  # short names would be ambiguous
+        names = [_name(overrides, [override.key for override in overrides]) for overrides in changes]
     found = [Variant(name or BASELINE, overrides) for name, overrides in zip(names, changes, strict=True)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError.one("titan compare", f"the variant {twice!r} is there twice", "drop one")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError.one("titan compare", f"the variant {duplicate!r} appears twice", "drop one")
     if len(found) < 2:
-        raise UserError.one(f"--vary {vary[0]}", "there is one variant alone", "give at least two values: SECTION.KEY=A,B")
+        raise UserError.one(f"--vary {vary[0]}", "defines only one variant", "list at least two values: SECTION.KEY=A,B")
     return found
+
+
+def _repeats_a_word(overrides: Sequence[Override]) -> bool:
+    """Whether the last words of two keys are the same."""
+    return len({override.key.rpartition(".")[2] for override in overrides}) < len(overrides)
 
 
 def _choices(text: str) -> list[Override]:
@@ -60,22 +65,23 @@ def _choices(text: str) -> list[Override]:
         raise UserError.one(f"--vary {text}", "not a key with its values", "write --vary SECTION.KEY=A,B")
     found = [Override(key.strip().removeprefix("--"), value) for value in split(values, ",")]
     if not found:
-        raise UserError.one(f"--vary {text}", "no values are given", "write --vary SECTION.KEY=A,B")
+        raise UserError.one(f"--vary {text}", "has no values", "write --vary SECTION.KEY=A,B")
     return found
 
 
 def _short(overrides: Sequence[Override]) -> str:
-    """By the last words of the keys; "enable" alone says nothing."""
-    words = [one.key.rpartition(".")[2] for one in overrides]
-    return _name(overrides, [one.key if word == "enable" else word for one, word in zip(overrides, words, strict=True)])
+    """Return a name with only the last word of each key. "enable" would be meaningless, so its key stays whole."""
+    words = [override.key.rpartition(".")[2] for override in overrides]
+    pairs = zip(overrides, words, strict=True)
+    return _name(overrides, [override.key if word == "enable" else word for override, word in pairs])
 
 
 def _name(overrides: Sequence[Override], keys: Sequence[str]) -> str:
-    return ", ".join(f"{key}={one.text}" for key, one in zip(keys, overrides, strict=True))
+    return ", ".join(f"{key}={override.text}" for key, override in zip(keys, overrides, strict=True))
 
 
 def split(text: str, separator: str) -> list[str]:
-    """``text`` parted at ``separator`` wherever it is not inside of brackets or quotes; without empty parts."""
+    """Split ``text`` at each ``separator`` outside brackets and quotes; drop empty parts."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -94,7 +100,7 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def folders_of(variants: Sequence[Variant], output: Path, rounds: int) -> list[list[Path]]:
-    """By round, the directory of each variant's run: named for the variant, as far as a file's name can be."""
+    """Return the run directory of each variant, by round. Its name is that of the variant, made safe for file systems."""
     names: list[str] = []
     for variant in variants:
         plain = re.sub(r"[^\w=.,-]", "_", variant.name.replace(", ", ","))[:LONGEST]

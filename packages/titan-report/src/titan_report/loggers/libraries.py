@@ -1,4 +1,4 @@
-"""Whether the libraries of metric loggers are installed. Imports none of them."""
+"""Checks that the libraries of the metric loggers are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from titan_report.config import TensorBoardKeys, WandbKeys
 
 
 def check_tensorboard(context: JobContext[TensorBoardKeys]) -> Iterator[Problem]:
-    """For ``metrics.enable_tensorboard``."""
+    """Check the library for ``metrics.enable_tensorboard``."""
     return _check(context, "tensorboard")
 
 
 def check_wandb(context: JobContext[WandbKeys]) -> Iterator[Problem]:
-    """For ``metrics.enable_wandb``."""
+    """Check the library for ``metrics.enable_wandb``."""
     return _check(context, "wandb")
 
 

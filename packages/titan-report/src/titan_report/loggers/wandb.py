@@ -19,7 +19,7 @@ RUN_ID = "wandb_run_id"
 
 
 class WandbLog:
-    """One run there for one run here, however often it was resumed: its id is kept in the run's directory."""
+    """Logs to one W&B run, however often the job is resumed. Its id is stored in the run directory."""
 
     def __init__(self, context: LoggerContext[WandbKeys]) -> None:
         run, section = context.run, context.section
@@ -39,28 +39,28 @@ class WandbLog:
             settings=wandb.Settings(console="off", quiet=True),
         )
         kept.write_text(run_id + "\n", encoding="utf-8")
-        # Steps are a figure like others: W&B's own counter takes nothing back, and a resumed run begins at its checkpoint.
+        # W&B's own step counter never decreases, but a resumed run restarts at its checkpoint: log the step as a metric.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, record: Record) -> None:
-        """Send the figures of a step."""
+        """Send the metrics of a step."""
         self._run.log({name: value for name, value in record.items() if value is not None})
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
-        """Say how it ended."""
+        """Record how the run ended."""
         self._run.summary["ended"] = end.reason
         self._run.finish(exit_code=int(end.failed))
 
     def close(self) -> None:
-        """Send what is left, where the run did not come to an end."""
+        """Send buffered metrics if the run ended without :class:`TrainEnd`."""
         self._run.finish()
 
 
 def _identity(context: LoggerContext[WandbKeys]) -> dict[str, Any]:
-    """The resolved config by section, and beside it what else the run is."""
+    """Return the resolved config by section, and the identity of the job under ``titan``."""
     job = context.run.job
-    plugins = {f"{one['distribution']}:{one['name']}": one["version"] for one in job.plugin_versions()}
+    plugins = {f"{plugin['distribution']}:{plugin['name']}": plugin["version"] for plugin in job.plugin_versions()}
     titan = {
         "digest": job.digest(),
         "plugins": plugins,
