@@ -24,7 +24,7 @@ from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
-from titan_core.plugins.guard import Origin, take_definition, take_problems
+from titan_core.plugins.guard import Origin, checked_definition, checked_problems
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
 
@@ -374,12 +374,12 @@ def test_a_definition_is_guarded_too() -> None:
         raise ZeroDivisionError
 
     layout: Any = SimpleNamespace()
-    made = take_definition(ORIGIN, ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails))
+    made = checked_definition(ORIGIN, ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails))
     for call in (made.build, lambda: made.flops_per_token(3)):
         with pytest.raises(PluginFailure, match="plugin 'odd'"):
             call()
 
 
 def test_problems_come_back_as_a_list() -> None:
-    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), take_problems)
+    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), checked_problems)
     assert [str(one) for one in found] == ["a: b", "a: b"]

@@ -1,4 +1,4 @@
-"""The command ``titan``, also as ``python -m titan_core`` for launchers that want a module."""
+"""The ``titan`` command, also ``python -m titan_core`` for launchers that start a module."""
 
 import contextlib
 import gc
@@ -8,8 +8,11 @@ import threading
 
 
 def main() -> int:
-    """Run the command line. The garbage collector rests while modules are imported, where it finds nothing to collect and
-    takes a tenth of the start-up; :func:`titan_core.cli.main.main` wakes it before a command runs."""
+    """Run the command line.
+
+    Imports run without the garbage collector, which would find nothing and take a tenth of the start-up time;
+    :func:`titan_core.cli.main.main` enables it before a command runs.
+    """
     gc.disable()
     try:
         from titan_core.cli.main import main as run
@@ -17,16 +20,16 @@ def main() -> int:
         status = run()
         _leave_at_interrupt()
         return status
-    except KeyboardInterrupt:  # while it was imported
+    except KeyboardInterrupt:  # during the import
         print("titan: interrupted", file=sys.stderr)
         return 130
 
 
 def _leave_at_interrupt() -> None:
-    """All is done: an interrupt from now on ends the process without the traceback of an interpreter on its way out."""
+    """Let an interrupt end the process at once. The command is done, and Python would print a traceback while it exits."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
-    with contextlib.suppress(OSError):  # the interpreter reports what cannot be written
+    with contextlib.suppress(OSError):  # the interpreter reports a failed write when it exits
         sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""What titan-core itself contributes, registered through the same door as a third party's."""
+"""titan-core's own components, registered through the same hooks as a third party's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def titan_tokenizers() -> list[Tokenizer]:
     return [
         Tokenizer(
             name="byte",
-            summary="one token a byte; needs no file",
+            summary="one token per byte; needs no file",
             build=Ref("titan_core.data.byte_tokenizer:build"),
         ),
     ]
@@ -94,7 +94,7 @@ def titan_debuggers() -> list[Debugger]:
     return [
         Debugger(
             name="finite_guard",
-            summary="stops a run whose loss or gradient norm is not finite, or leaves out such updates",
+            summary="stops the run, or skips the update, when the loss or gradient norm is not finite",
             config=TrainingSection,
             build=Ref("titan_core.train.finite_guard:FiniteGuard"),
             active=lambda context: context.section.on_nan != "ignore",
@@ -116,7 +116,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="plugins",
-            summary="list installed plugins, and those that are broken",
+            summary="list installed and broken plugins",
             arguments=Ref("titan_core.api.tools.arguments:json_argument"),
             run=Ref("titan_core.cli.plugins:run"),
         ),
@@ -135,7 +135,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="config check",
-            summary="say whether a job would be valid",
+            summary="check whether a job is valid",
             arguments=Ref("titan_core.cli.config:check_arguments"),
             run=Ref("titan_core.cli.config:check"),
             overrides=True,
