@@ -226,7 +226,7 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
 
 
 def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
-    """Check that a transform serves each degree above 1, mixed precision and offloading, so that none is silently ignored."""
+    """Check that a transform serves each degree above 1, mixed precision and offloading: none is silently ignored."""
     served = {key for transform in active for key in transform.serves}
     named: tuple[MeshDim | MeshView, ...] = (*facts.mesh.dims, *facts.mesh.views)
     requested = [dim.degree_key for dim in named if facts.mesh.degree(dim.name) > 1]

@@ -108,8 +108,8 @@ def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
 
 
 def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
-    """Yield (why, fix) for each violation of the rule that a parameter belongs to exactly one module of embedding, blocks and
-    head. Hidden states pass through these modules; pipelines distribute them, and FSDP gathers them, as units.
+    """Yield (why, fix) for each parameter that does not belong to exactly one module of embedding, blocks and head. Hidden
+    states pass through these modules; pipelines distribute them, and FSDP gathers them, as units.
     """
     fields = {name: field for field in ("embedding", "head") for name in getattr(layout, field)}
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]

@@ -153,12 +153,14 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
 
 
 def _own_mixer(trial: SmallModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
-    """Yield a mixer, of a kind that only its model knows, whose tensors have positions in another dimension than declared."""
+    """Yield a mixer, of a kind that only its model knows, whose positions are in another dimension than declared."""
     batch, dim = len(trial.tokens), mixer.sequence_dim
     shapes = [shape for shape in (*call.arguments, call.output) if isinstance(shape, tuple)]
     for shape in (shapes[0] if shapes else None, call.output):
         if not (isinstance(shape, tuple) and 0 < dim < len(shape) and (shape[0], shape[dim]) == (batch, trial.seq)):
-            why = f"mixers names {call.name!r}, whose tensors must have positions in dimension {dim}, but one is {_text(shape)}"
+            why = (
+                f"mixers names {call.name!r}; its tensors must have positions in dimension {dim}, but one is {_text(shape)}"
+            )
             fix = "fix sequence_dim, pass tensors as positional arguments, and return one tensor"
             yield trial.problem(why, fix)
             return

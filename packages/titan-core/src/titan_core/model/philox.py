@@ -35,7 +35,7 @@ def philox_words(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tu
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(_ROUNDS):
-        # The product of two 32-bit words fills 64 bits; int64 wraps around, and shift and mask still give the correct halves.
+        # The product of two 32-bit words fills 64 bits; int64 wraps around, and shift and mask still give both halves.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = ((product1 >> 32) & _MASK) ^ c1 ^ k0
         c1 = product1 & _MASK

@@ -34,7 +34,7 @@ def advance(scheduler: LRScheduler, updated: bool) -> None:
     """Step ``scheduler``.
 
     Args:
-        updated: whether the optimizer took its step. If it deliberately did not, torch's warning about the order is suppressed.
+        updated: whether the optimizer took its step. If it skipped the step, torch's warning about the order is suppressed.
     """
     if updated:
         scheduler.step()
