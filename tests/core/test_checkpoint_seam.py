@@ -90,4 +90,4 @@ def test_a_requested_checkpoint_that_nothing_can_save_is_reported(in_tmp: Path, 
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     assert len(run_recipe("tiny", TINY, observers=[Signals()]).losses) == 4
-    assert "SIGUSR1 requests a checkpoint, and this job has no way to save one" in caplog.text
+    assert "SIGUSR1 requested a checkpoint, but this job does not save checkpoints" in caplog.text

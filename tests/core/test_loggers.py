@@ -1,4 +1,4 @@
-"""Where metrics go to: read back by the libraries that they were written for, and what happens when a place fails."""
+"""Metric loggers: their files, and failures while they write."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_a_logger_that_fails_is_switched_off_and_training_continues(
     record = run_recipe("tiny", RUN)
     assert record.reason == "all steps are done"
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
-    told = [line.message for line in caplog.records if "breaks" in line.message]
-    assert len(told) == 1  # once, and switched off
-    assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in told[0]
+    messages = [line.message for line in caplog.records if "breaks" in line.message]
+    assert len(messages) == 1  # once, and switched off
+    assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in messages[0]
     assert broken_logger.counted == {"build": [], "log": [1], "hook": [], "close": [1, 2, 3, 4]}[where]
     findings = [one for one in read_lines(in_tmp / "run/events.jsonl") if one["event"] == "finding"]
     assert [one["kind"] for one in findings] == ["logger"]
@@ -128,7 +128,7 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> N
 
 
 def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> None:
-    """The file of a run that was killed again and again, and went on each time."""
+    """A process appends to a file, is killed, and is started again several times."""
     file = tmp_path / "metrics.jsonl"
     random.seed(0)
     for _ in range(20):
@@ -168,7 +168,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
-def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
+def test_lines_that_a_full_disk_rejected_are_written_later_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     disk, file = Disk(monkeypatch, number, first=2, failures=3), LineFile(tmp_path / "lines.jsonl")
@@ -181,7 +181,7 @@ def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
     assert disk.writes == 9
 
 
-def test_lines_that_a_disk_never_takes_are_dropped_and_counted(
+def test_lines_that_a_full_disk_keeps_rejecting_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(json_lines, "MOST_WAITING_BYTES", 40)
@@ -219,10 +219,10 @@ def test_another_logger_survives_a_full_disk_too(
 
     monkeypatch.setattr(broken_logger.Breaks, "fail", fail)
     run_recipe("tiny", RUN)
-    told = [line.getMessage() for line in caplog.records if "breaks" in line.getMessage()]
-    assert told == [
-        f"metric logger 'breaks' failed, and is tried again at the next step: {os.strerror(number)}",
-        "metric logger 'breaks' works again; 1 calls of it failed",
+    messages = [line.getMessage() for line in caplog.records if "breaks" in line.getMessage()]
+    assert messages == [
+        f"metric logger 'breaks' failed and will be retried at the next step: {os.strerror(number)}",
+        "metric logger 'breaks' works again after 1 failed calls",
     ]
 
 

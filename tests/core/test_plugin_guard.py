@@ -195,11 +195,11 @@ BAD = {
     "[Model(name='m', summary='', flavors=dict(one=Args), define=Ref('a:b'))]": "the class Args for 'one'",
     "[Model(name='m', summary='', flavors=dict(one=dict(dim=1)), define=Ref('a:b'))]": "must be a pydantic model",
     "[Model(name='m', summary='', flavors=dict(a=Args(), b=Own()), define=Ref('a:b'))]": "several classes: Args, Own",
-    "[Model(name='m', summary='', flavors={3: Args()}, define=Ref('a:b'))]": "a flavor called 3",
+    "[Model(name='m', summary='', flavors={3: Args()}, define=Ref('a:b'))]": "a flavor named 3",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=raises)]": "not a Ref: write Ref(",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define='a:b')]": "'a:b', not a Ref",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), formats=3)]": "not a tuple of WeightFormat",
-    "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), config=Args)]": "no subclass of Section",
+    "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), config=Args)]": "not a subclass of Section",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('nonsense'))]": "a Ref is written",
     "leaves()": "raised SystemExit",
     "(1 / 0 for _ in [1])": "raised ZeroDivisionError",
@@ -224,11 +224,11 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("component", "reason"),
     [
-        (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref, and must be a plain function"),
+        (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref; it must be a plain function"),
         (TRANSFORM.format(active="True", more=""), "whose active is True, not a function"),
         (TRANSFORM.format(active="yes", more=", reduces='fsdp'"), "whose reduces is 'fsdp', not a tuple of str"),
-        (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves holds 1, not a str"),
-        (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims holds 'x', not a MeshDim"),
+        (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves contains 1, not a str"),
+        (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims contains 'x', not a MeshDim"),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),
     ],
 )
@@ -259,13 +259,13 @@ SECTIONS = {
     "    section: ClassVar[str] = ''\n    key: int = 1": "needs a section name",
     "    section: ClassVar[str] = 'a b'\n    key: int = 1": "needs a section name",
     NAMED + "    key: int": "a key without a default: key",
-    NAMED + "    key: int = 'x'": "a default that it refuses: key",
-    NAMED + "    key: float = float('inf')": "a default that it refuses: key",
+    NAMED + "    key: int = 'x'": "rejects its own default: key",
+    NAMED + "    key: float = float('inf')": "rejects its own default: key",
     NAMED + "    key: object() = 1": "odd",
-    NAMED + "    key: Observer = None": "S cannot be built",
-    NAMED + "    key: 'Undefined' = None": "S cannot be built: PydanticUserError: `S` is not fully",
+    NAMED + "    key: Observer = None": "S cannot be instantiated",
+    NAMED + "    key: 'Undefined' = None": "S cannot be instantiated: PydanticUserError: `S` is not fully",
     NAMED + "    key: str = Field(default='a', min_length='x')": "odd",
-    NAMED + "    key: list = Field(default_factory=raises)": "S cannot be built",
+    NAMED + "    key: list = Field(default_factory=raises)": "S cannot be instantiated",
 }
 
 
@@ -337,7 +337,7 @@ def test_a_wrapper_names_its_plugin(when: str) -> None:
         lifecycle.step_start(1)
 
 
-def test_what_passes_through_a_wrapper_is_not_its_failure() -> None:
+def test_errors_that_pass_through_a_wrapper_are_not_its_failures() -> None:
     lifecycle = Lifecycle()
     lifecycle.register(Observer())
     lifecycle.register(Wrapping("never"), origin=ORIGIN)
@@ -346,7 +346,7 @@ def test_what_passes_through_a_wrapper_is_not_its_failure() -> None:
 
 
 @pytest.mark.parametrize("error", [UserError.one("a", "b"), RunStopped("enough"), KeyboardInterrupt()])
-def test_what_observers_raise_on_purpose_passes(error: BaseException) -> None:
+def test_errors_that_observers_raise_on_purpose_pass(error: BaseException) -> None:
     def stop(step: int) -> None:
         raise error
 

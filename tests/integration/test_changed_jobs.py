@@ -207,7 +207,9 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_data_that_was_edited_is_refused(saved: None, edit: str) -> None:
     Path("data.jsonl").write_text("\n".join(EDITS[edit]) + "\n")
-    with pytest.raises(UserError, match=r"dataset 'json': its content: it is not the data .*sample .*dataset.json.content"):
+    with pytest.raises(
+        UserError, match=r"dataset 'json': its content: differs from the data .*sample .*dataset.json.content"
+    ):
         run_recipe("llama3_debug", TINY)
     if edit == "reordered":
         allowed = {**TINY, "checkpoint.allow_changed": '["dataset.json.content"]'}

@@ -151,7 +151,5 @@ def _up_to(step: int, metrics: Path) -> str:
     records = read_lines(metrics)
     for number, record in enumerate(records, 1):
         if not isinstance(record.get("step"), int):
-            raise UserError.one(
-                f"{metrics}:{number}", "is not a line of a run: it has no step", "remove it, or restore the file"
-            )
+            raise UserError.one(f"{metrics}:{number}", "this line has no step", "remove it, or restore the file")
     return "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step)
