@@ -46,9 +46,9 @@ def test_the_mesh_holds_every_rank_once(degrees: list[int], rest: bool) -> None:
 
 
 def test_degrees_that_do_not_fit_the_world_are_reported_with_a_fix() -> None:
-    with pytest.raises(UserError, match=r"multiply to 4 .* there are 6 processes; start a multiple of 4 processes"):
+    with pytest.raises(UserError, match=r"multiply to 4 .* the world has 6 process\(es\); start a multiple of 4 processes"):
         plan_mesh(config_with(parallelism__tensor_parallel_degree=4), [], 6)
-    with pytest.raises(UserError, match=r"there are 8 processes; set parallelism\.data_parallel_shard_degree = -1"):
+    with pytest.raises(UserError, match=r"the world has 8 process\(es\); set parallelism\.data_parallel_shard_degree = -1"):
         plan_mesh(config_with(parallelism__data_parallel_shard_degree=4), [], 8)
 
 

@@ -36,9 +36,9 @@ def problems_of(
         else:
             owner = _model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
-            fix = f"meaning of {key}: {about.rstrip('.')}" if about else "set another value"
-            if entry["type"] == "list_type":
-                fix = f'write a list, such as ["a", "b"]; {fix}'
+            fix = 'write a list, such as ["a", "b"]' if entry["type"] == "list_type" else "set another value"
+            if about:
+                fix += f" ({key}: {about.rstrip('.')})"
             field = owner.model_fields.get(path[-1]) if owner is not None else None
             problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
     return problems

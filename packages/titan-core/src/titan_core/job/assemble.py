@@ -127,11 +127,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     name = config.value(key)
     if name not in registry.names(kind):
-        why = (
-            registry.unknown(kind)
-            if name
-            else f"no {kind.kind} is selected, and there is no single installed one to default to"
-        )
+        why = registry.unknown(kind) if name else f"no {kind.kind} is selected, and none or several are installed"
         raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
 

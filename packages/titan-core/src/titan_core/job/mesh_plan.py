@@ -76,5 +76,5 @@ def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int
         fix = f"set {REMAINDER_KEY} = -1 to use all remaining ranks, or start {fixed} processes"
     else:
         fix = f"start a multiple of {fixed} processes, or lower a degree"
-    reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), but there are {world_size} processes"
+    reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), but the world has {world_size} process(es)"
     return Problem(config.where(wide[0], config.value(wide[0])), reason, fix)
