@@ -75,11 +75,11 @@ def test_a_logger_that_fails_is_switched_off_and_training_continues(
     assert record.reason == "all steps are done"
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
     messages = [line.message for line in caplog.records if "breaks" in line.message]
-    assert len(messages) == 1  # once, and switched off
+    assert len(messages) == 1  # reported once, then switched off
     assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in messages[0]
     assert broken_logger.counted == {"build": [], "log": [1], "hook": [], "close": [1, 2, 3, 4]}[where]
-    findings = [one for one in read_lines(in_tmp / "run/events.jsonl") if one["event"] == "finding"]
-    assert [one["kind"] for one in findings] == ["logger"]
+    findings = [event for event in read_lines(in_tmp / "run/events.jsonl") if event["event"] == "finding"]
+    assert [finding["kind"] for finding in findings] == ["logger"]
 
 
 def ranks_metrics(folder: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
     assert both[0] == both[1]
     for loss, by_rank in both[0]["steps"]:
         assert len(by_rank) == 2 and by_rank[0] != by_rank[1]
-        assert sum(by_rank) / 2 == pytest.approx(loss)  # as many targets on each
+        assert sum(by_rank) / 2 == pytest.approx(loss)  # both ranks have the same number of targets
     last = metrics(tmp_path / "run")[-1]
     assert last["loss_max"] == pytest.approx(max(both[0]["steps"][-1][1]))
     assert last["loss_max"] > last["loss"]
@@ -110,7 +110,7 @@ def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
     assert last["tokens_per_second_per_device"] == pytest.approx(last["tokens_per_second"] / 2)
     (start, end) = read_lines(tmp_path / "run/events.jsonl")
     assert start["event"] == "start" and start["world_size"] == 2 and start["mesh"] == {"dp_shard": 2}
-    assert len({one["pid"] for one in start["processes"]}) == 2
+    assert len({process["pid"] for process in start["processes"]}) == 2
     assert end["event"] == "end" and end["completed"]
 
 
@@ -141,7 +141,7 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
                 time.sleep(0.0002)
         while (
             not file.exists() or file.read_bytes().count(b"\n") <= before
-        ):  # at least one more, however busy the machine is
+        ):  # at least one more line, even on a busy machine
             time.sleep(0.0002)
         time.sleep(random.uniform(0.0, 0.01))
         os.kill(child, signal.SIGKILL)

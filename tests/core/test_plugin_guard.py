@@ -1,4 +1,4 @@
-"""A plugin's code that raises, or returns the wrong thing, is reported by the plugin's name; the rest still works."""
+"""Errors and wrong results of a plugin's code are reported with the plugin's name; other plugins still work."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Own(Section):
 
 
 def registry_with(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, name: str = "odd") -> Registry:
-    """Everything that is installed, and a plugin of ``source``."""
+    """Return the registry of all installed plugins and of a plugin with ``source``."""
     write_distribution(folder, name, HEAD + source)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -121,9 +121,9 @@ def test_assembly_names_the_plugin_whose_code_fails(
     overrides = parse_overrides(SELECT.get(hook, []))
     with pytest.raises(UserError) as caught:
         assemble(*load_config("tiny", overrides, registry))
-    (problem,) = [one for one in caught.value.problems if message in str(one)]
+    (problem,) = [problem for problem in caught.value.problems if message in str(problem)]
     assert "plugin 'odd' (odd 1.0)" in str(problem)
-    # Without the plugin the job is assembled.
+    # Without the plugin the job assembles.
     off = [Override("plugins.disable", "['odd']")]
     assemble(*load_config("tiny", off, registry))
 
@@ -169,8 +169,8 @@ def titan_datasets(): return [Dataset(name='odd', summary='', build=Ref('odd:rai
 def titan_commands(): return [Command(name='odd', summary='', run=Ref('odd:raises'), arguments=Ref('odd:raises'))]
 """
     registry = registry_with(tmp_path, source, monkeypatch)
-    plugin = next(one for one in registry.found.plugins if one.name == "odd")
-    holders = [one for one in plugin.components if getattr(one, field, None) is not None]
+    plugin = next(plugin for plugin in registry.found.plugins if plugin.name == "odd")
+    holders = [component for component in plugin.components if getattr(component, field, None) is not None]
     assert holders
     for component in holders:
         with pytest.raises(PluginFailure, match=rf"plugin 'odd' \(odd 1.0\): .*'odd': {field} raised ZeroDivisionError"):
@@ -209,7 +209,7 @@ BAD = {
 @pytest.mark.parametrize("returned", BAD)
 def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_models(): return {returned}\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert "hook titan_models " in broken.reason and BAD[returned] in broken.reason
     assemble(*load_config("tiny", [], registry))  # which does not need it
 
@@ -217,7 +217,7 @@ def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path,
 @pytest.mark.parametrize("hook", REGISTRATION_HOOKS)
 def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef {hook}(): pass\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert f"hook {hook} returned None; return a list of " in broken.reason
 
 
@@ -234,7 +234,7 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
 )
 def test_fields_of_the_wrong_type(component: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert reason in broken.reason
 
 
@@ -276,7 +276,7 @@ def test_a_section_that_cannot_work_breaks_its_plugin_alone(
     component = TRANSFORM.format(active="yes", more=", config=S")
     hook = f"class Observer: pass\nclass S(Section):\n{source}\n@hookimpl\ndef titan_parallelisms(): return [{component}]\n"
     registry = registry_with(tmp_path, hook, monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert SECTIONS[source] in broken.reason
     assemble(*load_config("tiny", [], registry))
 
@@ -305,7 +305,7 @@ class Observer:
 
 
 class Wrapping:
-    """Raises before or after the others, or lets what they raise pass."""
+    """Raises before or after the wrapped hooks, or lets their errors pass."""
 
     def __init__(self, when: str) -> None:
         self.when = when
@@ -382,4 +382,4 @@ def test_a_definition_is_guarded_too() -> None:
 
 def test_problems_come_back_as_a_list() -> None:
     found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), checked_problems)
-    assert [str(one) for one in found] == ["a: b", "a: b"]
+    assert [str(problem) for problem in found] == ["a: b", "a: b"]

@@ -151,5 +151,5 @@ def _up_to(step: int, metrics: Path) -> str:
     records = read_lines(metrics)
     for number, record in enumerate(records, 1):
         if not isinstance(record.get("step"), int):
-            raise UserError.one(f"{metrics}:{number}", "this line has no step", "remove it, or restore the file")
+            raise UserError.one(f"{metrics}:{number}", "has no step", "remove the line, or restore the file")
     return "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step)
