@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(saved: RunRecord) -> N
 
 
 def test_another_stream_of_data_is_refused(saved: RunRecord) -> None:
-    with pytest.raises(UserError, match=r"training.seed = 3: the saved position in the data was made with 0"):
+    with pytest.raises(UserError, match=r"training.seed = 3: was 0 when the position in the data was saved"):
         run({"training.seed": 3})
 
 

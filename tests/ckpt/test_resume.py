@@ -77,7 +77,7 @@ class Signals:
 def test_sigterm_on_one_rank_stops_all_ranks_with_a_checkpoint(gloo: GlooPool, tmp_path: Path, rank: str) -> None:
     whole = gloo.run(2, run_in, str(tmp_path), {"job.dump_folder": "whole"})
     first = gloo.run(2, run_in, str(tmp_path), {}, (Signals(2, signal.SIGTERM, rank),))
-    assert {record.reason for record in first} == {"SIGTERM: stopped after a whole step, to be started again"}
+    assert {record.reason for record in first} == {"SIGTERM: stopped after a complete step, to be resumed"}
     assert (tmp_path / "outputs/tiny/checkpoint/step-2/checkpoint.json").exists()
     second = gloo.run(2, run_in, str(tmp_path), {})
     assert first[0].losses + second[0].losses == whole[0].losses
@@ -126,7 +126,7 @@ def test_the_state_of_observers_is_restored_on_more_ranks(gloo: GlooPool, tmp_pa
 def test_two_observers_cannot_save_state_under_the_same_name(gloo: GlooPool, tmp_path: Path) -> None:
     (message,) = gloo.run(1, counted, str(tmp_path), ("a", "a"), {})
     assert not list(tmp_path.glob("outputs/*/checkpoint/step-*"))  # refused before the first step
-    assert message == "two observers keep a state under the name 'a': each needs a name of its own"
+    assert message == "two observers save state under the name 'a': names must be unique"
 
 
 def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_path: Path) -> None:

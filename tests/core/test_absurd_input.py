@@ -114,7 +114,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(in_tmp: Path) -> None:
 def test_a_section_that_is_a_list_of_tables(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (in_tmp / "bad.toml").write_text("[[training]]\nsteps = 1\n")
     assert main(["config", "check", "bad.toml"]) == 2
-    assert "a section is one table; write [training], once" in capsys.readouterr().err
+    assert "must be a single table; write [training] once" in capsys.readouterr().err
 
 
 def test_ranks_beyond_the_world_are_refused(

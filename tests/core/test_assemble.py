@@ -1,4 +1,4 @@
-"""From config to job: sizes that fit each other, components by name, transforms in order."""
+"""Assembly: sizes that fit each other, components by name, transforms in order."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_the_mesh_holds_every_rank_once(degrees: list[int], rest: bool) -> None:
 
 
 def test_degrees_that_do_not_fit_the_world_are_reported_with_a_fix() -> None:
-    with pytest.raises(UserError, match=r"multiply to 4 .* there are 6 processes; start a multiple of 4 processes"):
+    with pytest.raises(UserError, match=r"multiply to 4 .* the world has 6 process\(es\); start a multiple of 4 processes"):
         plan_mesh(config_with(parallelism__tensor_parallel_degree=4), [], 6)
-    with pytest.raises(UserError, match=r"there are 8 processes; set parallelism\.data_parallel_shard_degree = -1"):
+    with pytest.raises(UserError, match=r"the world has 8 process\(es\); set parallelism\.data_parallel_shard_degree = -1"):
         plan_mesh(config_with(parallelism__data_parallel_shard_degree=4), [], 8)
 
 
-def test_a_third_partys_dimension_has_its_place() -> None:
+def test_a_third_partys_dimension_is_placed_in_order() -> None:
     mine = MeshDim("expert", "moe.degree", "weights", before="tp")
     assert [dim.name for dim in dims_in_order([mine, mine])] == ["pp", "dp_replicate", "dp_shard", "cp", "expert", "tp"]
     with pytest.raises(UserError, match="two plugins define it"):
@@ -62,9 +62,9 @@ def test_a_third_partys_dimension_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"training.seq_len": 4096}, r"training\.seq_len = 4096: the model takes at most 2048 tokens"),
-        ({"model.args.vocab_size": 100}, r"has 258 tokens, and the model's only 100"),
-        ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'tiny' has no such flavor; it has debug"),
+        ({"training.seq_len": 4096}, r"training\.seq_len = 4096: the model accepts at most 2048 tokens"),
+        ({"model.args.vocab_size": 100}, r"has 258 tokens, but the model's has only 100"),
+        ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'tiny' has no such flavor; choose one of debug"),
         ({"model.name": "tinny"}, r"no installed plugin provides this model; did you mean 'tiny'"),
         ({"metrics.log_frequency": 2}, r"unknown key; did you mean 'log_freq'"),
         ({"plugins.disable": "norm"}, r'write a list, such as \["a", "b"\]'),
@@ -72,33 +72,33 @@ def test_a_third_partys_dimension_has_its_place() -> None:
         ({"optimizer.name": "SGD"}, r"no installed plugin provides this optimizer"),
         (
             {"training.global_batch_size": 6},
-            r"multiple of local_batch_size 4 x data-parallel degree 1 = 4; for example 4 or 8",
+            r"multiple of local_batch_size 4 x data-parallel degree 1 = 4; set it to 4 or 8",
         ),
         ({"training.global_batch_size": 0}, r"training\.global_batch_size = 0: must be at least 1, or -1"),
         ({"data.logical_shards": 5}, r"data\.logical_shards = 5: must be a multiple"),
         ({"parallelism.data_parallel_shard_degree": 0}, r"must be at least 1, or -1"),
         ({"training.dataset_path": "here"}, r"dataset 'stdlib' takes no path"),
-        ({"validation.enable": "true"}, r"validation\.dataset = \"\": a value is needed; name the dataset to validate on"),
+        ({"validation.enable": "true"}, r"validation\.dataset = \"\": is required; set it to the dataset to validate on"),
         ({"model.tokenizer_path": "here"}, r"tokenizer 'byte' takes no file"),
         (
             {"optimizer.param_groups": "[{pattern = 'a'}, {pattern = 'a'}]"},
-            r"a pattern stands there twice",
+            r"contains a pattern twice",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(overrides: dict[str, object], message: str) -> None:
+def test_invalid_jobs_are_refused(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_job("tiny", overrides)
 
 
-def test_a_degree_that_nothing_provides_is_refused() -> None:
+def test_a_degree_that_no_plugin_serves_is_refused() -> None:
     config, _ = load_config("tiny", [], REGISTRY)
     without = REGISTRY.without(["harness_parallel"])
-    with pytest.raises(UserError, match="2 processes are left to it, and no plugin in use provides it"):
+    with pytest.raises(UserError, match="it takes the remaining 2 processes, but no plugin in use provides it"):
         assemble(config, without, 2)
 
 
-def test_identity_knows_config_and_versions() -> None:
+def test_identity_covers_config_and_versions() -> None:
     job = make_job("tiny")
     assert job.digest() == make_job("tiny").digest()
     assert job.digest() != make_job("tiny", {"training.seed": 1}).digest()

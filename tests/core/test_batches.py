@@ -1,4 +1,4 @@
-"""What a batch holds: tokens, the next tokens as targets, positions and documents."""
+"""Batches: tokens, next tokens as targets, positions and documents."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from titan_core.api.batch import IGNORE, with_positions
 from titan_core.data.loader import DataLoader, _batch
 
 
-def test_documents_are_kept_apart() -> None:
-    """Positions and documents restart at each mark, and the last token of a document predicts nothing."""
+def test_document_mask_separates_documents() -> None:
+    """Positions and documents restart at each mark, and the last token of a document has no target."""
     (loader,) = loaders_of(stream(letters(LENGTHS), plan=plan(1, seq_len=31)), document_mask=True)
     for _ in range(5):
         step = loader.next_step()
@@ -46,7 +46,7 @@ def test_targets_of_a_batch_are_the_next_tokens_of_each_row() -> None:
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
 
 
-def test_with_documents_kept_apart_the_last_of_each_predicts_nothing() -> None:
+def test_with_document_mask_the_last_token_of_a_document_has_no_target() -> None:
     batch = _batch(rows([1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]), None, [[2, 1, 3], [6]], document_mask=True)
     assert batch.targets.tolist() == [[2, IGNORE, IGNORE, 5, 6], [8, 9, 1, 2, 3]]
     assert batch.positions is not None and batch.documents is not None
@@ -54,7 +54,7 @@ def test_with_documents_kept_apart_the_last_of_each_predicts_nothing() -> None:
     assert batch.documents.tolist() == [[0, 0, 1, 2, 2], [0, 0, 0, 0, 0]]
 
 
-def test_a_token_is_weighed_where_it_is_the_target() -> None:
+def test_weights_belong_to_targets() -> None:
     weights = numpy.array([[9, 0, 2, 0.5, 1, 3]], numpy.float32)
     batch = _batch(rows([1, 2, 3, 4, 5, 6]), weights, [[4, 2]], document_mask=False)
     assert batch.targets.tolist() == [[IGNORE, 3, 4, 5, 6]]
@@ -66,17 +66,17 @@ def test_a_token_is_weighed_where_it_is_the_target() -> None:
 
 @pytest.mark.parametrize("document_mask", [False, True])
 @pytest.mark.parametrize(("pieces", "targets"), [([], 0), ([1], 0), ([2], 1), ([3], 2), ([4], 3)])
-def test_what_a_short_row_lacks_is_no_target(document_mask: bool, pieces: list[int], targets: int) -> None:
+def test_padding_of_a_short_row_is_no_target(document_mask: bool, pieces: list[int], targets: int) -> None:
     batch = _batch(rows([9, 8, 7, 6]), None, [pieces], document_mask)
     assert batch.targets.tolist() == [[8, 7, 6][:targets] + [IGNORE] * (3 - targets)]
 
 
-def test_a_batch_is_cut_into_microbatches_with_all_that_it_has() -> None:
+def test_microbatches_keep_all_tensors_of_a_batch() -> None:
     batch = _batch(rows(*([row, 1, 2, 3] for row in range(5))), None, [[4]] * 5, document_mask=True)
     cut = batch.split(2)
-    assert [len(one.tokens) for one in cut] == [2, 2, 1]
+    assert [len(microbatch.tokens) for microbatch in cut] == [2, 2, 1]
     for name in ("tokens", "targets", "positions", "documents"):
-        assert torch.equal(torch.cat([getattr(one, name) for one in cut]), getattr(batch, name))
+        assert torch.equal(torch.cat([getattr(microbatch, name) for microbatch in cut]), getattr(batch, name))
     assert with_positions(replace(batch, positions=None)).positions is not None
     assert torch.equal(with_positions(batch).positions, batch.positions)  # type: ignore[arg-type]
     fresh = with_positions(replace(batch, positions=None)).positions
@@ -93,7 +93,7 @@ def test_targets_are_the_next_tokens() -> None:
 
 
 class OneToken:
-    """A dataset of documents that are one token each, with no mark of their own."""
+    """A dataset of one-token documents without marks."""
 
     num_documents = None
 
@@ -119,5 +119,5 @@ def test_sequences_without_a_target_are_reported(caplog: pytest.LogCaptureFixtur
         assert step is not None
         loader.close()
         assert step.targets_by_dataset == [14, 0 if document_mask else 14]
-        told = "dataset 'single': a sequence has no token to train on: each of its documents is one token"
-        assert caplog.text.count(told) == document_mask  # once, not for each sequence
+        message = "dataset 'single': a sequence has no token to train on: each of its documents has one token"
+        assert caplog.text.count(message) == document_mask  # once, not for each sequence

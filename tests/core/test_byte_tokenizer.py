@@ -1,4 +1,4 @@
-"""Text to ids and back."""
+"""The byte tokenizer: text to ids and back."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_special_names_in_a_document_are_plain_text() -> None:
 
 
 def test_halves_of_surrogate_pairs_are_replaced() -> None:
-    """As JSON may hold them; they cannot be encoded."""
+    """JSON may contain them, but they cannot be encoded."""
     assert BYTE.encode_document("a\ud83db").tolist() == [256, *"a\ufffdb".encode(), 257]

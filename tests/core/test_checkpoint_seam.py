@@ -92,4 +92,4 @@ def test_a_checkpoint_request_without_a_checkpoint_plugin_is_reported(
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     assert len(run_recipe("tiny", TINY, observers=[Signals()]).losses) == 4
-    assert "SIGUSR1 requests a checkpoint, and this job has no way to save one" in caplog.text
+    assert "SIGUSR1 requested a checkpoint, but this job does not save checkpoints" in caplog.text

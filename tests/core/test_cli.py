@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it exits."""
+"""The command line: output and exit status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--json"]) == 0
     listing = json.loads(lines(capsys))
     assert listing["broken"] == []
-    (parallel,) = (one for one in listing["plugins"] if one["name"] == "harness_parallel")
+    (parallel,) = (plugin for plugin in listing["plugins"] if plugin["name"] == "harness_parallel")
     assert {"stage": "transform", "name": "harness_data_parallel"}.items() <= parallel["provides"][0].items()
 
 
@@ -40,7 +40,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     assert "tiny" in lines(capsys)
     assert main(["recipes", "--json"]) == 0
-    assert "tiny" in {one["name"] for one in json.loads(lines(capsys))}
+    assert "tiny" in {recipe["name"] for recipe in json.loads(lines(capsys))}
 
 
 def test_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["trian"], "no such command; did you mean 'train'?"),
-        (["config"], "a subcommand is needed; one of show, check, schema"),
+        (["config"], "needs a subcommand; use one of show, check, schema"),
         (["config", "chek"], "no such command; did you mean 'check'?"),
         (["train", "--nproc", "2"], "unrecognized arguments: --nproc"),
         (["plugins", "--training.steps", "3"], "unrecognized arguments"),

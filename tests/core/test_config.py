@@ -48,8 +48,8 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
         ("[training]\nsteps = 0", [], r"training\.steps = 0: must be greater than 0"),
         ("[training]\non_nan = 'pray'", [], r"training\.on_nan = \"pray\": must be 'stop', 'skip', 'warn' or 'ignore'"),
         ("[trainin]\nsteps = 5", [], r"\[trainin\]: no installed plugin owns this section; did you mean 'training'"),
-        ("steps = 5", [], r"steps = 5: a key outside of any section"),
-        ("training = 5", [], r"training = 5: a key outside of any section"),
+        ("steps = 5", [], r"steps = 5: is outside of any section"),
+        ("training = 5", [], r"training = 5: is outside of any section"),
         (
             "[[optimizer.param_groups]]\npatern = '*'",
             [],

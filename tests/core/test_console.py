@@ -1,4 +1,4 @@
-"""The console's lines, in a terminal and in a file."""
+"""The console logger, on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_console(in_tmp: Path, terminal: bool) -> None:
 
 
 class ConsoleRun:
-    """A second console beside the job's own, drawn where the test can see it."""
+    """A second console logger, whose output the test can read."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -1,4 +1,4 @@
-"""The token stream: nothing lost, nothing twice, the same on any number of ranks, and restored exactly."""
+"""The token stream: no token lost or repeated, independent of the number of ranks, restored exactly."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def test_every_division_of_a_step_consumes_the_same_tokens(ranks: int, microbatc
     close(one, many)
 
 
-def test_a_shard_may_give_several_sequences_a_step() -> None:
+def test_a_shard_may_provide_several_sequences_per_step() -> None:
     one, many = loaders(1, shards=2), loaders(2, microbatches=2, shards=2)
     for _ in range(30):
         assert global_batch(one) == global_batch(many)
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(one, marks=pytest.mark.full) if one in (5, 10, 15) else one for one in range(20)]
+    "seed", [pytest.param(seed, marks=pytest.mark.full) if seed in (5, 10, 15) else seed for seed in range(20)]
 )
 def test_a_stream_resumes_exactly_after_an_interruption_on_any_number_of_ranks(seed: int) -> None:
     generator = random.Random(seed)
-    # One in five with worker processes, which take a moment to start.
+    # Every fifth case with worker processes, which are slow to start.
     workers = 2 if seed % 5 == 0 else 0
     documents = MIXED if seed % 2 else MIXED[:1]
 
@@ -55,7 +55,7 @@ def test_a_stream_resumes_exactly_after_an_interruption_on_any_number_of_ranks(s
     for _ in range(generator.randrange(40)):
         assert global_batch(uninterrupted) == global_batch(first)
     for loader in first:
-        loader.peek()  # what was read ahead and not consumed is not lost
+        loader.peek()  # data that was read ahead but not consumed must not be lost
     state = merged(first)
     for loader in second:
         loader.load_state_dict(state)
@@ -97,7 +97,7 @@ def test_an_epoch_has_every_token_once(lengths: list[int], shards: int, window: 
                 with pytest.raises(UserError, match=f"all {len(texts)} documents of logical shard {index} .* are empty"):
                     source.take(window)
                 continue
-            windows = [one.pieces for one in iter(lambda source=source: source.take(window), None)]
+            windows = [window_taken.pieces for window_taken in iter(lambda source=source: source.take(window), None)]
             given = list(itertools.chain.from_iterable(itertools.chain.from_iterable(windows)))
             assert given == (tokens if on_end == "once" else tokens[: len(tokens) // window * window])
             assert reader.empty == texts.count("")
@@ -124,7 +124,7 @@ def test_a_mixture_loses_nothing_and_keeps_its_shares(weights: list[int], shards
             counts[dataset] += 1
     for dataset, weight in enumerate(weights):
         assert abs(counts[dataset] - 8 * steps * weight / sum(weights)) < 6
-    # Each logical shard reads of each dataset what it would read of it alone.
+    # Each logical shard reads from each dataset as if it were the only one.
     for (shard, dataset), tokens in taken.items():
         alone = TokenStream(open_sources(spec)[dataset], BYTE, shard, shards, "repeat", "", DocumentReader(ReadPolicy(), ""))
         whole = alone.take(len(tokens))
@@ -141,7 +141,7 @@ def test_tokens_are_counted_by_dataset() -> None:
     close([loader])
 
 
-def test_read_once_every_token_is_a_target_once_however_ranks_end() -> None:
+def test_data_read_once_has_every_token_as_target_once() -> None:
     spec = stream(letters(LENGTHS), plan=plan(4, seq_len=30), on_end="once")
     many = loaders_of(spec)
     seen: list[int] = []
@@ -177,5 +177,5 @@ def test_a_dataset_that_ends_is_read_again_or_stops(caplog: pytest.LogCaptureFix
 
 
 def test_more_streams_than_documents_are_refused() -> None:
-    with pytest.raises(UserError, match="it has 3 documents, fewer than the 8 streams"):
+    with pytest.raises(UserError, match="has 3 documents, fewer than the 8 logical shards"):
         open_sources(stream(letters("1,2,3"), plan=plan(1)))

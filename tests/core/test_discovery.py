@@ -1,4 +1,4 @@
-"""Finding plugins: what is wrong with one is reported, and takes nothing else down."""
+"""Discovery: a broken plugin is reported and affects no other."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
     [
         ("raise RuntimeError('no licence')", "importing 'ill' raised RuntimeError: no licence"),
         ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
-        ("x = 1", "states no contract version"),
-        ("api = 1", "states no contract version"),
-        ("api = (2, 0)", "written for contract version 2.0, and this titan-core offers 1.0"),
-        ("api = (1, 7)", "written for contract version 1.7, and this titan-core offers 1.0"),
+        ("x = 1", "declares no contract version"),
+        ("api = 1", "declares no contract version"),
+        ("api = (2, 0)", "needs contract version 2.0, but this titan-core provides 1.0"),
+        ("api = (1, 7)", "needs contract version 1.7, but this titan-core provides 1.0"),
         (HEAD + "@hookimpl\ndef titan_modles(): return []", "titan_modles"),
         (HEAD + "@hookimpl\ndef titan_step_end(report, speed): pass", "speed"),
         (HEAD + "def titan_models(): return []", "titan_models is not marked with @hookimpl"),
@@ -57,7 +57,7 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
     write_distribution(tmp_path, "well", GOOD.format(name="papers"))
     monkeypatch.delitem(sys.modules, "ill", raising=False)
     result = found(tmp_path, monkeypatch)
-    assert [(one.name, one.distribution, one.version) for one in result.broken] == [("ill", "ill", "0.3")]
+    assert [(broken.name, broken.distribution, broken.version) for broken in result.broken] == [("ill", "ill", "0.3")]
     assert reason in result.broken[0].reason
     assert Registry(result).names(Dataset) == ["papers"]
     monkeypatch.delitem(sys.modules, "ill", raising=False)
@@ -110,7 +110,7 @@ def test_plugins_are_switched_off_by_variable_and_by_name(tmp_path: Path, monkey
         registry.without(["two_dota"])
 
 
-def test_our_own_packages_are_all_found_and_sound() -> None:
+def test_titans_packages_are_found_and_sound() -> None:
     registry = Registry.from_installed()
     ours = {plugin.distribution for plugin in registry.found.plugins}
     assert "titan-core" in ours

@@ -1,4 +1,4 @@
-"""Reports that are looked at late, and the guard that looks for losses and norms that are not finite."""
+"""Late reports, and the guard against losses and gradient norms that are not finite."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(step: int, loss: float = 1.0, norm: float = 1.0) -> StepReport:
 
 
 class Looks(LateReports):
-    """Keeps what it looks at."""
+    """Records the reports that it reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Looks(LateReports):
         self.looked.append(report.step)
 
 
-def test_a_cpus_steps_are_looked_at_at_once() -> None:
+def test_reports_on_a_cpu_are_read_at_once() -> None:
     looks = Looks()
     looks.titan_step_end(report(1, 1.0))
     looks.titan_flush(1)
@@ -44,8 +44,8 @@ def test_a_cpus_steps_are_looked_at_at_once() -> None:
     assert looks.looked == [1]
 
 
-def test_a_gpus_steps_are_looked_at_when_the_next_one_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors that say that they are a GPU's."""
+def test_reports_on_a_gpu_are_read_during_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses tensors that claim to be on a GPU."""
     waited: list[int] = []
 
     class Copy:
@@ -68,23 +68,23 @@ def test_a_gpus_steps_are_looked_at_when_the_next_one_is_under_way(monkeypatch: 
 
 def guard(action: Any) -> tuple[FiniteGuard, list[Finding]]:
     found: list[Finding] = []
-    one = FiniteGuard(job_context(TrainingSection(on_nan=action)))
-    one.titan_train_start(cast(Any, SimpleNamespace(report=found.append, world=OneOfMany({}))))
-    return one, found
+    finite_guard = FiniteGuard(job_context(TrainingSection(on_nan=action)))
+    finite_guard.titan_train_start(cast(Any, SimpleNamespace(report=found.append, world=OneOfMany({}))))
+    return finite_guard, found
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
-def test_what_is_not_finite_is_skipped_reported_or_the_end(loss: float, norm: float) -> None:
+def test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run(loss: float, norm: float) -> None:
     bad, good = report(3, loss, norm), report(2)
     skip, found = guard("skip")
     assert not skip.titan_before_update(cast(Any, good))
     assert skip.titan_before_update(cast(Any, bad))
-    skip.look(bad)  # it is dealt with
-    assert [one.step for one in found] == [3]
+    skip.look(bad)  # handled before the update
+    assert [finding.step for finding in found] == [3]
     warn, found = guard("warn")
     assert not warn.titan_before_update(cast(Any, bad))
     warn.look(bad)
-    assert [one.step for one in found] == [3]
+    assert [finding.step for finding in found] == [3]
     stop, found = guard("stop")
     assert not stop.titan_before_update(cast(Any, bad))
     stop.look(good)
@@ -92,12 +92,12 @@ def test_what_is_not_finite_is_skipped_reported_or_the_end(loss: float, norm: fl
         stop.look(bad)
 
 
-def test_too_many_bad_steps_in_a_row_are_the_end_also_over_restarts() -> None:
+def test_too_many_successive_bad_steps_end_the_run_across_restarts() -> None:
     skip, _ = guard("skip")
     bad, good = report(1, math.nan), report(1)
     for _ in range(MOST_SKIPPED - 1):
         assert skip.titan_before_update(cast(Any, bad))
-    assert not skip.titan_before_update(cast(Any, good))  # not in a row any more
+    assert not skip.titan_before_update(cast(Any, good))  # the row is interrupted
     for _ in range(MOST_SKIPPED - 1):
         assert skip.titan_before_update(cast(Any, bad))
     again, _ = guard("skip")

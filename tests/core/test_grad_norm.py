@@ -1,4 +1,4 @@
-"""The gradient norm over every division of the gradients, and clipping by it."""
+"""The gradient norm and clipping, for gradients divided in any way."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from titan_core.train.world import join_world
 @pytest.mark.parametrize("pieces", [1, 4])
 def test_clipping_scales_down_and_never_up(norm: float, factor: float, pieces: int) -> None:
     gradients = {1: [torch.full((2,), 3.0), torch.full((1,), 5.0)], pieces: [torch.full((3,), 7.0)]}
-    before = {key: [one.clone() for one in tensors] for key, tensors in gradients.items()}
+    before = {key: [tensor.clone() for tensor in tensors] for key, tensors in gradients.items()}
     clip_gradients(gradients, torch.tensor(norm), max_norm=1.0)
     for key, tensors in before.items():
-        for one, other in zip(tensors, gradients[key], strict=True):
-            torch.testing.assert_close(other, one * factor, rtol=2e-6, atol=0.0)
+        for original, clipped in zip(tensors, gradients[key], strict=True):
+            torch.testing.assert_close(clipped, original * factor, rtol=2e-6, atol=0.0)
 
 
 @pytest.mark.parametrize(
     ("degrees", "pieces", "weight"),
     [
         ({}, 1, 1.0),
-        ({"dp_shard": 4}, 4, 1.0),  # a quarter of it is here
-        ({"dp_shard": 4}, 1, 1 / 4),  # each of four ranks has all of it
+        ({"dp_shard": 4}, 4, 1.0),  # this rank holds a quarter
+        ({"dp_shard": 4}, 1, 1 / 4),  # each of four ranks holds all
         ({"dp_replicate": 2, "dp_shard": 2}, 2, 1 / 2),
         ({"tp": 2, "dp_shard": 2}, 4, 1.0),
-        ({"pp": 2, "dp_shard": 2}, 2, 1.0),  # ranks of another stage have none of it
+        ({"pp": 2, "dp_shard": 2}, 2, 1.0),  # ranks of another stage hold none
         ({"pp": 4}, 1, 1.0),
     ],
     ids=str,
@@ -46,18 +46,18 @@ def test_each_element_counts_once_in_the_norm(degrees: dict[str, int], pieces: i
     assert global_norm({pieces: [torch.tensor([3.0, 4.0])]}, world).item() == pytest.approx(5.0 * math.sqrt(weight))
 
 
-def test_the_norm_is_over_all_groups_and_all_ranks_of_the_copy() -> None:
+def test_the_norm_covers_all_groups_and_all_ranks_of_the_replica() -> None:
     world = OneOfMany({"dp_shard": 2})
-    object.__setattr__(world, "others", 11.0)  # the squares that the other rank has
+    object.__setattr__(world, "others", 11.0)  # the sum of squares on the other rank
     norm = global_norm({2: [torch.tensor([1.0]), torch.tensor([2.0])], 1: [torch.tensor([4.0])]}, world)
     assert norm.item() == pytest.approx(math.sqrt(1 + 4 + 16 / 2 + 11))
     assert global_norm({}, OneOfMany({})).item() == 0.0
-    # Each copy of the weights has a norm of its own: within it, nobody else holds this element.
+    # Each replica of the weights has its own norm; in it, no other rank holds this element.
     assert global_norm({1: [torch.tensor([2.0])]}, OneOfMany({"islands": 2}, extra=(ISLANDS,))).item() == 2.0
 
 
 def norms_of_dtensors(folder: str) -> list[float]:
-    """Gradients of every kind of DTensor: what this rank says of their norm, and the norm of the whole gradients."""
+    """Return this rank's norm of gradients of every kind of DTensor, and the norm of the whole gradients."""
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
     os.chdir(folder)
@@ -85,11 +85,11 @@ def norms_of_dtensors(folder: str) -> list[float]:
         assert isinstance(summed.grad, DTensor)
         assert summed.grad.placements == (Replicate(), Replicate())
         assert torch.equal(summed.grad.to_local(), wholes[-1])
-        clip_gradients(gradients, torch.tensor(2.0), max_norm=1.0)  # what is clipped is what the optimizer takes
+        clip_gradients(gradients, torch.tensor(2.0), max_norm=1.0)  # clips the gradients that the optimizer uses
         for parameter, whole in zip(parameters, wholes, strict=False):
             assert isinstance(parameter.grad, DTensor)
             torch.testing.assert_close(parameter.grad.full_tensor(), whole / 2)
-        return [norm, torch.cat([one.flatten() for one in wholes]).norm().item()]
+        return [norm, torch.cat([whole.flatten() for whole in wholes]).norm().item()]
 
 
 def test_the_norm_of_dtensors_is_that_of_the_whole_gradients(gloo: GlooPool, tmp_path: Any) -> None:

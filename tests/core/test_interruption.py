@@ -1,4 +1,4 @@
-"""Signals: an interrupt ends a run after its step, and handlers of the application stay."""
+"""Signals: an interrupt ends a run after its step, and an application's handlers stay in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_interrupt_while_a_run_is_built_ends_it_at_once(in_tmp: Path, capfd: 
 
     with pytest.raises(KeyboardInterrupt):
         train(make_job("tiny", TINY), [Building()])
-    assert "titan: interrupted" not in capfd.readouterr().err  # the command says that
+    assert "titan: interrupted" not in capfd.readouterr().err  # the command prints that
 
 
 def test_an_application_that_handles_interrupts_keeps_its_handler(in_tmp: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_application_that_handles_interrupts_keeps_its_handler(in_tmp: Path) 
     assert heard == [signal.SIGINT]
 
 
-def test_signals_are_heard_inside_and_left_alone_outside() -> None:
+def test_signals_are_handled_only_inside() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
@@ -58,7 +58,7 @@ def test_signals_are_heard_inside_and_left_alone_outside() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             assert interruption.stop.asked
             assert heard == []
-            os.kill(os.getpid(), signal.SIGTERM)  # the second one is for the handler that was there before
+            os.kill(os.getpid(), signal.SIGTERM)  # the second signal reaches the previous handler
             assert heard == [signal.SIGTERM]
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM] * 2
@@ -66,7 +66,7 @@ def test_signals_are_heard_inside_and_left_alone_outside() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_an_interrupt_while_a_run_closes_does_not_speak_of_a_step(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_while_a_run_closes_mentions_no_step(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Interruption() as interruption:

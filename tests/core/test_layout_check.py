@@ -1,4 +1,4 @@
-"""A layout that does not fit its model is refused when the model is built."""
+"""A layout that contradicts its model is refused when the model is built."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LAYOUT = layout(ARGS)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (replace(LAYOUT, embedding=("wte",)), "embedding names 'wte', which is no module"),
+        (replace(LAYOUT, embedding=("wte",)), "embedding names 'wte', which is not a module"),
         (replace(LAYOUT, head=()), "head is empty"),
         (replace(LAYOUT, blocks="norm"), "'norm', which is a RMSNorm, not a ModuleList or ModuleDict"),
-        (replace(LAYOUT, num_blocks=3), "num_blocks is 3, and 'layers' has 6"),
+        (replace(LAYOUT, num_blocks=3), "num_blocks is 3, but 'layers' has 6"),
         (replace(LAYOUT, regions=("layers.*.mlp",)), r"regions pattern 'layers.\*.mlp' matches no module"),
         (replace(LAYOUT, sums=("layers.*.mlp",)), r"sums pattern 'layers.\*.mlp' matches no module"),
         (replace(LAYOUT, mixers={"mixer": causal_attention(1)}), "mixers pattern 'mixer' matches no module"),
         (replace(LAYOUT, rules={"layers.*.qkv": Column()}), r"rules pattern 'layers.\*.qkv' matches no parameter"),
         (
             replace(LAYOUT, rules={"norm.weight": Row()}),
-            r"Row\(\) for 'norm.weight', and its module is a RMSNorm, no nn.Linear",
+            r"Row\(\) for 'norm.weight', but its module is a RMSNorm, not an nn.Linear",
         ),
         (replace(LAYOUT, rules={"norm.weight": Shard(1)}), r"Shard\(dim=1\) for 'norm.weight', which has 1 dimension"),
         (
@@ -40,15 +40,18 @@ LAYOUT = layout(ARGS)
             r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension",
         ),
         (replace(LAYOUT, rules={"*.w1.weight": Experts(1, Shard(-1))}), "which divides one dimension twice"),
-        (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, and num_blocks is 6"),
-        (replace(LAYOUT, block_costs=(1.0,) * 5 + (0.0,)), r"block_costs must be positive, and are \[1.0, .*0.0\]"),
-        (replace(LAYOUT, parameters={"layers.*": Constant(0.0)}), "parameter 'output.weight' has no first value"),
+        (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),
+        (
+            replace(LAYOUT, block_costs=(1.0,) * 5 + (0.0,)),
+            r"block_costs must be positive and finite, but are \[1.0, .*0.0\]",
+        ),
+        (replace(LAYOUT, parameters={"layers.*": Constant(0.0)}), "parameter 'output.weight' has no initial value"),
         (
             replace(LAYOUT, parameters={"*": Constant(0.0), "x": Constant(0.0)}),
             "parameters pattern 'x' matches no parameter",
         ),
         (replace(LAYOUT, buffers={}), "buffer 'angles' has no function that computes it"),
-        (replace(LAYOUT, tied={"output.weight": "tok_embeddings.weight"}), "which the model does not share"),
+        (replace(LAYOUT, tied={"output.weight": "tok_embeddings.weight"}), "but they are not one parameter in the model"),
     ],
 )
 def test_contradictions(wrong: ModelLayout, message: str) -> None:
@@ -63,7 +66,7 @@ def test_blocks_must_be_numbered() -> None:
     with torch.device("meta"):
         model = TinyModel(ARGS)
     model.layers = torch.nn.ModuleDict({f"b{name}": block for name, block in model.layers.items()})
-    with pytest.raises(UserError, match="the blocks in 'layers' are called 'b0' to 'b5', not '0' to '5'"):
+    with pytest.raises(UserError, match="the blocks in 'layers' are named 'b0' to 'b5', not '0' to '5'"):
         check_layout(model, LAYOUT, "tiny")
 
 
@@ -87,6 +90,6 @@ def test_a_layers_weight_and_bias_have_one_rule() -> None:
     values = {"*bias": Constant(0.0), **LAYOUT.parameters}
     both: dict[str, Rule] = {"*.w2.bias": Row(), **LAYOUT.rules}
     check_layout(model, replace(LAYOUT, parameters=values, rules=both), "tiny")
-    one: dict[str, Rule] = {"*.w2.bias": Replicate(), **LAYOUT.rules}
-    with pytest.raises(UserError, match=r"Row\(\) for 'layers\.0\.feed_forward\.w2\.weight', and not for weight and bias"):
-        check_layout(model, replace(LAYOUT, parameters=values, rules=one), "tiny")
+    rules: dict[str, Rule] = {"*.w2.bias": Replicate(), **LAYOUT.rules}
+    with pytest.raises(UserError, match=r"Row\(\) for 'layers\.0\.feed_forward\.w2\.weight', but weight and bias"):
+        check_layout(model, replace(LAYOUT, parameters=values, rules=rules), "tiny")

@@ -1,4 +1,4 @@
-"""The lifecycle hooks: observers' states, misspelt hooks, observers that fail."""
+"""The lifecycle hooks: observers' state, misspelt hooks, failing observers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from titan_core.train.trainer import train
 
 
 class Keeps:
-    """An observer, or a metric logger, with a state."""
+    """An observer or a metric logger with state."""
 
     def __init__(self, state: Any) -> None:
         self.state, self.restored = state, None
@@ -31,12 +31,12 @@ class Keeps:
 
 
 @pytest.mark.parametrize("state", [{"mine": torch.ones(1)}, ["mine"], {"mine": {1: 2}}, {"mine": (1, 2)}], ids=str)
-def test_a_state_that_cannot_be_kept_is_reported_with_its_observer(state: Any) -> None:
-    with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a table of plain values"):
+def test_state_that_cannot_be_saved_is_reported_with_its_observer(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a dict of plain values"):
         Lifecycle([Keeps(state)]).save_state()
 
 
-def test_observers_that_come_after_a_restore_get_their_state_too() -> None:
+def test_observers_that_register_after_a_restore_get_their_state() -> None:
     lifecycle, early, late = Lifecycle(), Keeps({"mine": [1]}), Keeps(None)
     lifecycle.register(early)
     assert lifecycle.save_state() == {"mine": [1]}
@@ -82,24 +82,26 @@ class KeepsTensors:
         return self.tensors
 
 
-def test_tensors_of_observers_are_put_together() -> None:
-    one, other = torch.ones(1), torch.zeros(2)
-    lifecycle = Lifecycle([KeepsTensors({"a": one}), KeepsTensors(None), KeepsTensors({"b": other})])
-    assert lifecycle.state_tensors() == {"a": one, "b": other}
-    with pytest.raises(ValueError, match=r"KeepsTensors .* keeps tensors, and is built after a checkpoint is restored"):
+def test_tensors_of_observers_are_merged() -> None:
+    first, second = torch.ones(1), torch.zeros(2)
+    lifecycle = Lifecycle([KeepsTensors({"a": first}), KeepsTensors(None), KeepsTensors({"b": second})])
+    assert lifecycle.state_tensors() == {"a": first, "b": second}
+    with pytest.raises(ValueError, match=r"KeepsTensors .* metric loggers are built after the restore"):
         lifecycle.register(KeepsTensors({}))
-    with pytest.raises(ValueError, match="two observers keep a tensor under the name 'a'"):
-        Lifecycle([KeepsTensors({"a": one}), KeepsTensors({"a": one})]).state_tensors()
+    with pytest.raises(ValueError, match="two observers save a tensor under the name 'a'"):
+        Lifecycle([KeepsTensors({"a": first}), KeepsTensors({"a": first})]).state_tensors()
 
 
 @pytest.mark.parametrize("tensors", [{"mine": 1.0}, ["mine"], {1: torch.ones(1)}], ids=str)
-def test_tensors_that_are_none_are_refused_with_their_observer(tensors: Any) -> None:
-    with pytest.raises(ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a table of tensors"):
+def test_invalid_tensors_are_refused_with_their_observer(tensors: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a mapping from names to tensors"
+    ):
         Lifecycle([KeepsTensors(tensors)]).state_tensors()
 
 
 class Counts:
-    """An observer with figures of its own."""
+    """An observer that returns figures."""
 
     def __init__(self, figures: Any) -> None:
         self.figures = figures
@@ -109,12 +111,14 @@ class Counts:
         return self.figures
 
 
-def test_figures_of_observers_are_put_together() -> None:
+def test_figures_of_observers_are_merged() -> None:
     assert Lifecycle([Counts({"a": 1}), Counts(None), Counts({"b": None})]).figures({"step": 1}) == {"a": 1, "b": None}
     assert Lifecycle().figures({"step": 1}) == {}
 
 
 @pytest.mark.parametrize("figures", [["a"], 3.0, {"a": "text"}, {"step": 2}], ids=str)
-def test_figures_that_are_none_are_refused_with_their_observer(figures: Any) -> None:
-    with pytest.raises(ValueError, match=r"titan_figures of <.*Counts .*(must return a table of numbers|returned 'step')"):
+def test_invalid_figures_are_refused_with_their_observer(figures: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"titan_figures of <.*Counts .*(must return a mapping from names to numbers|returned 'step')"
+    ):
         Lifecycle([Counts(figures)]).figures({"step": 1})

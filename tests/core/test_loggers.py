@@ -1,4 +1,4 @@
-"""Where metrics go to: read back by the libraries that they were written for, and what happens when a place fails."""
+"""Metric loggers: their files, and failures while they write."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_a_logger_that_fails_is_switched_off_and_training_continues(
     record = run_recipe("tiny", RUN)
     assert record.reason == "all steps are done"
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
-    told = [line.message for line in caplog.records if "breaks" in line.message]
-    assert len(told) == 1  # once, and switched off
-    assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in told[0]
+    messages = [line.message for line in caplog.records if "breaks" in line.message]
+    assert len(messages) == 1  # reported once, then switched off
+    assert f"metric logger 'breaks' failed and is switched off: OSError: no space left, in {where}" in messages[0]
     assert broken_logger.counted == {"build": [], "log": [1], "hook": [], "close": [1, 2, 3, 4]}[where]
-    findings = [one for one in read_lines(in_tmp / "run/events.jsonl") if one["event"] == "finding"]
-    assert [one["kind"] for one in findings] == ["logger"]
+    findings = [event for event in read_lines(in_tmp / "run/events.jsonl") if event["event"] == "finding"]
+    assert [finding["kind"] for finding in findings] == ["logger"]
 
 
 def ranks_metrics(folder: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
     assert both[0] == both[1]
     for loss, by_rank in both[0]["steps"]:
         assert len(by_rank) == 2 and by_rank[0] != by_rank[1]
-        assert sum(by_rank) / 2 == pytest.approx(loss)  # as many targets on each
+        assert sum(by_rank) / 2 == pytest.approx(loss)  # both ranks have the same number of targets
     last = metrics(tmp_path / "run")[-1]
     assert last["loss_max"] == pytest.approx(max(both[0]["steps"][-1][1]))
     assert last["loss_max"] > last["loss"]
@@ -110,7 +110,7 @@ def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
     assert last["tokens_per_second_per_device"] == pytest.approx(last["tokens_per_second"] / 2)
     (start, end) = read_lines(tmp_path / "run/events.jsonl")
     assert start["event"] == "start" and start["world_size"] == 2 and start["mesh"] == {"dp_shard": 2}
-    assert len({one["pid"] for one in start["processes"]}) == 2
+    assert len({process["pid"] for process in start["processes"]}) == 2
     assert end["event"] == "end" and end["completed"]
 
 
@@ -128,7 +128,7 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> N
 
 
 def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> None:
-    """The file of a run that was killed again and again, and went on each time."""
+    """A process appends to a file, is killed, and is started again several times."""
     file = tmp_path / "metrics.jsonl"
     random.seed(0)
     for _ in range(20):
@@ -141,7 +141,7 @@ def test_a_process_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> No
                 time.sleep(0.0002)
         while (
             not file.exists() or file.read_bytes().count(b"\n") <= before
-        ):  # at least one more, however busy the machine is
+        ):  # at least one more line, even on a busy machine
             time.sleep(0.0002)
         time.sleep(random.uniform(0.0, 0.01))
         os.kill(child, signal.SIGKILL)
@@ -168,7 +168,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
-def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
+def test_lines_that_a_full_disk_rejected_are_written_later_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     disk, file = Disk(monkeypatch, number, first=2, failures=3), LineFile(tmp_path / "lines.jsonl")
@@ -181,7 +181,7 @@ def test_lines_that_a_disk_did_not_take_are_written_later_in_order(
     assert disk.writes == 9
 
 
-def test_lines_that_a_disk_never_takes_are_dropped_and_counted(
+def test_lines_that_a_full_disk_keeps_rejecting_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(json_lines, "MOST_WAITING_BYTES", 40)
@@ -219,10 +219,10 @@ def test_another_logger_survives_a_full_disk_too(
 
     monkeypatch.setattr(broken_logger.Breaks, "fail", fail)
     run_recipe("tiny", RUN)
-    told = [line.getMessage() for line in caplog.records if "breaks" in line.getMessage()]
-    assert told == [
-        f"metric logger 'breaks' failed, and is tried again at the next step: {os.strerror(number)}",
-        "metric logger 'breaks' works again; 1 calls of it failed",
+    messages = [line.getMessage() for line in caplog.records if "breaks" in line.getMessage()]
+    assert messages == [
+        f"metric logger 'breaks' failed and will be retried at the next step: {os.strerror(number)}",
+        "metric logger 'breaks' works again after 1 failed calls",
     ]
 
 

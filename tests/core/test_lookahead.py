@@ -1,4 +1,4 @@
-"""What all ranks know of the next step before it starts: totals, an end, a mistake, requests."""
+"""Facts that all ranks know before a step: totals, the end of data, mistakes, requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from titan_core.train.lookahead import Lookahead
 
 
 class Loader:
-    """Gives one step's data, or raises."""
+    """Returns one step's data, or raises."""
 
     def __init__(self, step: StepData | UserError | None) -> None:
         self.step = step
@@ -54,7 +54,7 @@ def test_ranks_that_see_the_same_tokens_count_them_once(dim: str, counted: int) 
     assert cast(Any, world).summed[0].tolist() == [0, 0, 0, *([3, 4, 5, 2, 6.5] if counted else [0] * 5)]
 
 
-def test_one_ranks_end_is_the_end_of_all() -> None:
+def test_the_end_of_one_ranks_data_ends_all() -> None:
     assert look(OneOfMany({}), None).data_ended
     world = OneOfMany({"dp_shard": 2})
     object.__setattr__(world, "others", torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]))
@@ -73,11 +73,11 @@ def test_requests_travel_with_the_totals() -> None:
     object.__setattr__(world, "others", torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
     look(world, STEP, SharedRequests([mine, theirs, none]))
     assert cast(Any, world).summed[0].tolist() == [0, 0, 0, 1, 0, 0, 3, 4, 5, 2, 6.5]
-    assert [one.agreed for one in (mine, theirs, none)] == [True, True, False]
-    assert [one.asked for one in (mine, theirs, none)] == [False, False, False]
+    assert [request.agreed for request in (mine, theirs, none)] == [True, True, False]
+    assert [request.asked for request in (mine, theirs, none)] == [False, False, False]
 
 
-def test_a_copys_targets_are_those_of_its_ranks() -> None:
+def test_a_replicas_targets_are_those_of_its_ranks() -> None:
     world = OneOfMany({"islands": 2}, extra=(ISLANDS,))
     object.__setattr__(world, "sum", lambda tensor: tensor + torch.tensor([0, 0, 0, 0, 0, 100, 0, 90]))
     object.__setattr__(world, "sum_over_copy", lambda tensor: tensor + 1)
@@ -85,7 +85,7 @@ def test_a_copys_targets_are_those_of_its_ranks() -> None:
     assert (totals.num_targets, totals.weight, totals.copy_weight) == (107, 96.5, 7.5)
 
 
-def test_a_request_is_taken_once_and_made_again_meanwhile() -> None:
+def test_a_request_is_taken_once_and_may_be_made_again_meanwhile() -> None:
     request = SharedRequest()
     assert not request.take()
     request.ask()

@@ -1,4 +1,4 @@
-"""The loss is computed in the model's last module, a chunk of the positions at a time."""
+"""The loss is computed in the model's last module, one chunk of positions at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from titan_core.train.world import join_world
 
 
 def batch() -> Batch:
-    """Three sequences; some positions have no target, and some targets count more."""
+    """Three sequences. Some positions have no target, and some targets have a larger weight."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, VOCAB, (3, 16), generator=generator)
     targets = tokens.roll(-1, 1)
@@ -39,7 +39,7 @@ def losses_and_gradients(chunk_tokens: int, objective: ObjectiveFunction | None 
     attach(part, chunk_tokens)
     loss = part.forward_loss(first_step(batch()))
     loss.backward()
-    return loss.detach(), {name: one.grad for name, one in part.module.named_parameters() if one.grad is not None}
+    return loss.detach(), {name: weight.grad for name, weight in part.module.named_parameters() if weight.grad is not None}
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 6, 20, 47])
@@ -61,7 +61,7 @@ class DroppingHead(nn.Linear):
         return super().forward(self.dropout(hidden))
 
 
-def test_a_last_module_that_drops_does_so_alike_in_chunks() -> None:
+def test_dropout_in_the_last_module_is_the_same_in_chunks() -> None:
     found = []
     for chunk_tokens in (48, 6):
         torch.manual_seed(0)
@@ -86,7 +86,7 @@ def test_weights_are_those_of_plain_torch() -> None:
 
 
 class Seen(ObjectiveFunction):
-    """Records what it is given."""
+    """Records its arguments."""
 
     def __init__(self, per_position: bool = True) -> None:
         self.per_position = per_position
@@ -97,10 +97,10 @@ class Seen(ObjectiveFunction):
         return logits.sum()
 
 
-def test_an_objective_of_whole_sequences_is_given_all_positions() -> None:
+def test_an_objective_of_whole_sequences_receives_all_positions() -> None:
     seen = Seen(per_position=False)
     losses_and_gradients(6, seen)
-    assert [one.tokens.shape for one in seen.batches] == [(3, 16)]
+    assert [batch.tokens.shape for batch in seen.batches] == [(3, 16)]
 
 
 def test_extra_tensors_are_divided_by_declaration() -> None:
@@ -111,11 +111,11 @@ def test_extra_tensors_are_divided_by_declaration() -> None:
     with torch.no_grad():
         part.forward_loss(first_step(replace(batch(), extras=extras)))
     chunks = part.objective.batches
-    assert torch.equal(torch.cat([one.extras["scores"].tensor for one in chunks], dim=1), seen)
-    assert [one.extras["names"].tensor.tolist() for one in chunks] == [[0, 1, 2]] * 4
+    assert torch.equal(torch.cat([chunk.extras["scores"].tensor for chunk in chunks], dim=1), seen)
+    assert [chunk.extras["names"].tensor.tolist() for chunk in chunks] == [[0, 1, 2]] * 4
 
 
-def test_logits_are_returned_where_no_loss_is_computed() -> None:
+def test_logits_are_returned_if_no_loss_is_computed() -> None:
     part = ModelPart(SmallGPT(), LAYOUT, NextToken())
     expected = part.module(batch().tokens)
     attach(part, 6)
@@ -123,7 +123,7 @@ def test_logits_are_returned_where_no_loss_is_computed() -> None:
 
 
 class Capped(SmallGPT):
-    """A model whose forward changes what its last module returns."""
+    """A model whose forward changes the output of its last module."""
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         return 3.0 * torch.tanh(super().forward(tokens, positions, documents) / 3.0)
@@ -161,7 +161,7 @@ def test_beside_the_logits_of_a_chunk_there_is_one_chunk_in_fp32() -> None:
     with LargestLive() as live:
         part.forward_loss(first_step(Batch(tokens, tokens))).backward()
     logits, fp32 = 2 * chunk * vocab_size, 4 * chunk * vocab_size
-    weight = 2 * 8 * vocab_size  # the gradient of the layer's weight, of this chunk and of those before
-    # The logits, their scores in fp32, and the gradient in bf16 that the scores become.
+    weight = 2 * 8 * vocab_size  # the gradient of the layer's weight, for this chunk and for the earlier chunks
+    # The logits, their scores in fp32, and the bf16 gradient made from the scores.
     assert live.largest < logits + fp32 + logits + 3 * weight
     assert live.largest < 4 * 128 * vocab_size / 2

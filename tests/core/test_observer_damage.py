@@ -15,7 +15,7 @@ from titan_core.api.hookspecs import hookimpl
 
 
 class Answers:
-    """Answers whether an update is to be left out."""
+    """Decides whether to skip an update."""
 
     def __init__(self, answer: Callable[[int], object]) -> None:
         self.answer, self.rank = answer, 0
@@ -30,8 +30,8 @@ class Answers:
 
 
 @pytest.mark.parametrize("answer", [1, 0.0, "no", []])
-def test_an_answer_that_is_none(in_tmp: Path, answer: object) -> None:
-    with pytest.raises(TypeError, match=r"a titan_before_update returned .* neither a bool nor None"):
+def test_an_answer_that_is_neither_bool_nor_none(in_tmp: Path, answer: object) -> None:
+    with pytest.raises(TypeError, match=r"titan_before_update of an observer returned .*; it must return a bool or None"):
         run_recipe("tiny", TINY, observers=[Answers(lambda rank: answer)])
 
 
@@ -47,10 +47,10 @@ def skipped(folder: str, ranks: tuple[int, ...]) -> str:
         return str(error)
 
 
-def test_an_update_that_some_ranks_leave_out(gloo: GlooPool, tmp_path: Path) -> None:
+def test_an_update_that_only_some_ranks_skip(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, skipped, str(tmp_path), (0, 1)) == ["all steps are done"] * 2
     for reason in gloo.run(2, skipped, str(tmp_path), (1,)):
-        assert reason.startswith("1 of 2 ranks left out the update of the last step")
+        assert reason.startswith("1 of 2 ranks skipped the update of the last step")
 
 
 def test_an_observer_that_loses_gradients(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,4 +66,4 @@ def test_an_observer_that_loses_gradients(in_tmp: Path, caplog: pytest.LogCaptur
                     parameter.grad = None
 
     run_recipe("tiny", TINY, observers=[Loses()])
-    assert "step 3: no gradient has reached 21 of 21 parameters" in caplog.text
+    assert "step 3: 21 of 21 parameters received no gradient" in caplog.text

@@ -61,7 +61,7 @@ def test_more_warmup_than_steps_is_all_warmup(caplog: pytest.LogCaptureFixture) 
     build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8, decay_ratio=0.5), 10))
     build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8), 4))
     assert "decaying over 2" in caplog.text
-    assert "training has 4 steps; warming up over all" in caplog.text
+    assert "training has only 4 steps; warming up over all" in caplog.text
 
 
 DECAYS: dict[str, Callable[[float], float]] = {

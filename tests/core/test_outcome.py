@@ -1,4 +1,4 @@
-"""Where a rank's error goes: its traceback to its log, a line to the terminal."""
+"""The destinations of a rank's error: the traceback goes to its log, one line to the terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train_with(act: Any) -> Any:
     return train
 
 
-@pytest.mark.parametrize(("act", "status", "line"), CASES, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(("act", "status", "line"), CASES, ids=lambda case: getattr(case, "__name__", ""))
 @pytest.mark.parametrize("launched", [True, False])
 def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
     in_tmp: Path,
@@ -96,14 +96,14 @@ def test_a_log_that_cannot_be_written_goes_to_standard_error(in_tmp: Path, capsy
     assert recorder.outcome.log == ""
 
 
-def test_tracebacks_of_ranks_can_be_had_on_the_terminal(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titan_traceback_shows_tracebacks_of_ranks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
     monkeypatch.setattr(trainer, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
         command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1)
 
 
-def test_one_process_ends_what_it_cannot_explain_by_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
         main(["train", "tiny"])

@@ -1,4 +1,4 @@
-"""A plugin's code that raises, or returns the wrong thing, is reported by the plugin's name; the rest still works."""
+"""Errors and wrong results of a plugin's code are reported with the plugin's name; other plugins still work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
-from titan_core.plugins.guard import Origin, take_definition, take_problems
+from titan_core.plugins.guard import Origin, checked_definition, checked_problems
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
 
@@ -65,7 +65,7 @@ class Own(Section):
 
 
 def registry_with(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, name: str = "odd") -> Registry:
-    """Everything that is installed, and a plugin of ``source``."""
+    """Return the registry of all installed plugins and of a plugin with ``source``."""
     write_distribution(folder, name, HEAD + source)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -121,9 +121,9 @@ def test_assembly_names_the_plugin_whose_code_fails(
     overrides = parse_overrides(SELECT.get(hook, []))
     with pytest.raises(UserError) as caught:
         assemble(*load_config("tiny", overrides, registry))
-    (problem,) = [one for one in caught.value.problems if message in str(one)]
+    (problem,) = [problem for problem in caught.value.problems if message in str(problem)]
     assert "plugin 'odd' (odd 1.0)" in str(problem)
-    # Without the plugin the job is assembled.
+    # Without the plugin the job assembles.
     off = [Override("plugins.disable", "['odd']")]
     assemble(*load_config("tiny", off, registry))
 
@@ -169,8 +169,8 @@ def titan_datasets(): return [Dataset(name='odd', summary='', build=Ref('odd:rai
 def titan_commands(): return [Command(name='odd', summary='', run=Ref('odd:raises'), arguments=Ref('odd:raises'))]
 """
     registry = registry_with(tmp_path, source, monkeypatch)
-    plugin = next(one for one in registry.found.plugins if one.name == "odd")
-    holders = [one for one in plugin.components if getattr(one, field, None) is not None]
+    plugin = next(plugin for plugin in registry.found.plugins if plugin.name == "odd")
+    holders = [component for component in plugin.components if getattr(component, field, None) is not None]
     assert holders
     for component in holders:
         with pytest.raises(PluginFailure, match=rf"plugin 'odd' \(odd 1.0\): .*'odd': {field} raised ZeroDivisionError"):
@@ -195,11 +195,11 @@ BAD = {
     "[Model(name='m', summary='', flavors=dict(one=Args), define=Ref('a:b'))]": "the class Args for 'one'",
     "[Model(name='m', summary='', flavors=dict(one=dict(dim=1)), define=Ref('a:b'))]": "must be a pydantic model",
     "[Model(name='m', summary='', flavors=dict(a=Args(), b=Own()), define=Ref('a:b'))]": "several classes: Args, Own",
-    "[Model(name='m', summary='', flavors={3: Args()}, define=Ref('a:b'))]": "a flavor called 3",
+    "[Model(name='m', summary='', flavors={3: Args()}, define=Ref('a:b'))]": "a flavor named 3",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=raises)]": "not a Ref: write Ref(",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define='a:b')]": "'a:b', not a Ref",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), formats=3)]": "not a tuple of WeightFormat",
-    "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), config=Args)]": "no subclass of Section",
+    "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), config=Args)]": "not a subclass of Section",
     "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('nonsense'))]": "a Ref is written",
     "leaves()": "raised SystemExit",
     "(1 / 0 for _ in [1])": "raised ZeroDivisionError",
@@ -209,7 +209,7 @@ BAD = {
 @pytest.mark.parametrize("returned", BAD)
 def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_models(): return {returned}\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert "hook titan_models " in broken.reason and BAD[returned] in broken.reason
     assemble(*load_config("tiny", [], registry))  # which does not need it
 
@@ -217,24 +217,24 @@ def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path,
 @pytest.mark.parametrize("hook", REGISTRATION_HOOKS)
 def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef {hook}(): pass\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert f"hook {hook} returned None; return a list of " in broken.reason
 
 
 @pytest.mark.parametrize(
     ("component", "reason"),
     [
-        (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref, and must be a plain function"),
+        (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref; it must be a plain function"),
         (TRANSFORM.format(active="True", more=""), "whose active is True, not a function"),
         (TRANSFORM.format(active="yes", more=", reduces='fsdp'"), "whose reduces is 'fsdp', not a tuple of str"),
-        (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves holds 1, not a str"),
-        (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims holds 'x', not a MeshDim"),
+        (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves contains 1, not a str"),
+        (TRANSFORM.format(active="yes", more=", mesh_dims=('x',)"), "whose mesh_dims contains 'x', not a MeshDim"),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),
     ],
 )
 def test_fields_of_the_wrong_type(component: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert reason in broken.reason
 
 
@@ -259,13 +259,13 @@ SECTIONS = {
     "    section: ClassVar[str] = ''\n    key: int = 1": "needs a section name",
     "    section: ClassVar[str] = 'a b'\n    key: int = 1": "needs a section name",
     NAMED + "    key: int": "a key without a default: key",
-    NAMED + "    key: int = 'x'": "a default that it refuses: key",
-    NAMED + "    key: float = float('inf')": "a default that it refuses: key",
+    NAMED + "    key: int = 'x'": "rejects its own default: key",
+    NAMED + "    key: float = float('inf')": "rejects its own default: key",
     NAMED + "    key: object() = 1": "odd",
-    NAMED + "    key: Observer = None": "S cannot be built",
-    NAMED + "    key: 'Undefined' = None": "S cannot be built: PydanticUserError: `S` is not fully",
+    NAMED + "    key: Observer = None": "S cannot be instantiated",
+    NAMED + "    key: 'Undefined' = None": "S cannot be instantiated: PydanticUserError: `S` is not fully",
     NAMED + "    key: str = Field(default='a', min_length='x')": "odd",
-    NAMED + "    key: list = Field(default_factory=raises)": "S cannot be built",
+    NAMED + "    key: list = Field(default_factory=raises)": "S cannot be instantiated",
 }
 
 
@@ -276,7 +276,7 @@ def test_a_section_that_cannot_work_breaks_its_plugin_alone(
     component = TRANSFORM.format(active="yes", more=", config=S")
     hook = f"class Observer: pass\nclass S(Section):\n{source}\n@hookimpl\ndef titan_parallelisms(): return [{component}]\n"
     registry = registry_with(tmp_path, hook, monkeypatch)
-    (broken,) = [one for one in registry.found.broken if one.name == "odd"]
+    (broken,) = [plugin for plugin in registry.found.broken if plugin.name == "odd"]
     assert SECTIONS[source] in broken.reason
     assemble(*load_config("tiny", [], registry))
 
@@ -305,7 +305,7 @@ class Observer:
 
 
 class Wrapping:
-    """Raises before or after the others, or lets what they raise pass."""
+    """Raises before or after the wrapped hooks, or lets their errors pass."""
 
     def __init__(self, when: str) -> None:
         self.when = when
@@ -337,7 +337,7 @@ def test_a_wrapper_names_its_plugin(when: str) -> None:
         lifecycle.step_start(1)
 
 
-def test_what_passes_through_a_wrapper_is_not_its_failure() -> None:
+def test_errors_that_pass_through_a_wrapper_are_not_its_failures() -> None:
     lifecycle = Lifecycle()
     lifecycle.register(Observer())
     lifecycle.register(Wrapping("never"), origin=ORIGIN)
@@ -346,7 +346,7 @@ def test_what_passes_through_a_wrapper_is_not_its_failure() -> None:
 
 
 @pytest.mark.parametrize("error", [UserError.one("a", "b"), RunStopped("enough"), KeyboardInterrupt()])
-def test_what_observers_raise_on_purpose_passes(error: BaseException) -> None:
+def test_errors_that_observers_raise_on_purpose_pass(error: BaseException) -> None:
     def stop(step: int) -> None:
         raise error
 
@@ -374,12 +374,12 @@ def test_a_definition_is_guarded_too() -> None:
         raise ZeroDivisionError
 
     layout: Any = SimpleNamespace()
-    made = take_definition(ORIGIN, ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails))
+    made = checked_definition(ORIGIN, ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails))
     for call in (made.build, lambda: made.flops_per_token(3)):
         with pytest.raises(PluginFailure, match="plugin 'odd'"):
             call()
 
 
 def test_problems_come_back_as_a_list() -> None:
-    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), take_problems)
-    assert [str(one) for one in found] == ["a: b", "a: b"]
+    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), checked_problems)
+    assert [str(problem) for problem in found] == ["a: b", "a: b"]

@@ -1,4 +1,4 @@
-"""Forward passes of observers and of validation leave no trace."""
+"""Forward passes of observers and of validation have no side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from titan_core.train.missing_gradients import MissingGradients
 
 
 class Counts(nn.Module):
-    """Draws random numbers, counts its calls in one buffer, and puts another tensor in the place of a second one."""
+    """Draws random numbers, counts its calls in one buffer, and replaces a second buffer by another tensor."""
 
     calls: Tensor
     mean: Tensor
@@ -50,7 +50,7 @@ def part_of(module: nn.Module, finished: list[str]) -> ModelPart:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_everything_is_as_it_was(fails: bool) -> None:
+def test_state_is_restored(fails: bool) -> None:
     module, finished = Counts(), []
     part = part_of(module, finished)
     module(torch.ones(2, 4)).sum().backward()
@@ -92,7 +92,7 @@ class DrawsAtFindings:
         random.random(), torch.rand(1)
 
 
-def test_who_hears_of_missing_gradients_draws_nothing_from_training() -> None:
+def test_observers_of_missing_gradients_do_not_change_training_draws() -> None:
     draws = DrawsAtFindings()
     world: Any = SimpleNamespace(is_first_along=lambda *_: True)
     missing = MissingGradients([("weight", nn.Parameter(torch.ones(2)))], world, Lifecycle([draws]))
@@ -127,5 +127,5 @@ def _divided_buffer() -> list[float]:
         dist.destroy_process_group()
 
 
-def test_buffers_that_are_dtensors_are_as_they_were(gloo: GlooPool) -> None:
+def test_buffers_that_are_dtensors_are_restored(gloo: GlooPool) -> None:
     assert gloo.run(2, _divided_buffer) == [[1.0, 2.0]] * 2

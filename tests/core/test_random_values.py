@@ -1,4 +1,4 @@
-"""Initial weights: the generator is Philox, and any shard is bit for bit its part of the whole."""
+"""Initial weights: the generator is Philox, and any shard equals its part of the whole bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from titan_core.model.random_values import fill
 
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
-    [  # the known answers that the authors of Philox publish with Random123
+    [  # known answers published with Random123 by the authors of Philox
         ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, 0xFFFFFFFF_FFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (
@@ -28,7 +28,7 @@ from titan_core.model.random_values import fill
         ),
     ],
 )
-def test_philox_gives_the_published_words(counter: tuple[int, ...], key: int, expected: tuple[int, ...]) -> None:
+def test_philox_returns_the_published_words(counter: tuple[int, ...], key: int, expected: tuple[int, ...]) -> None:
     words = philox_words(tuple(torch.tensor([word]) for word in counter), key)  # type: ignore[arg-type]
     assert tuple(int(word) for word in words) == expected
 
@@ -76,7 +76,7 @@ def test_distributions() -> None:
     normal = whole(Normal(2.0), size)
     assert abs(normal.mean()) < 0.01
     assert normal.std() == pytest.approx(2.0, rel=5e-3)
-    assert ((normal / 2) ** 4).mean() == pytest.approx(3.0, rel=2e-2)  # kurtosis: the tails are there
+    assert ((normal / 2) ** 4).mean() == pytest.approx(3.0, rel=2e-2)  # kurtosis: the tails are not cut off
     truncated = whole(TruncatedNormal(1.0, 2.0), size)
     assert truncated.abs().max() <= 2.0
     assert truncated.abs().max() > 1.99

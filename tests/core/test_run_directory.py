@@ -1,4 +1,4 @@
-"""A run's directory: an older run moves aside, a resumed one continues in its files."""
+"""The run directory: an older run is moved aside, and a resumed run continues its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_resumed_run_drops_what_was_logged_after_its_checkpoint_and_keeps_a_co
 
 
 @pytest.mark.parametrize("line", ['{"a": 1}', '{"step": "x"}', "no JSON", None], ids=str)
-def test_a_run_does_not_resume_in_damaged_files(tmp_path: Path, line: str | None) -> None:
+def test_a_run_does_not_resume_damaged_files(tmp_path: Path, line: str | None) -> None:
     metrics = tmp_path / "metrics.jsonl"
     if line is None:
         metrics.mkdir()

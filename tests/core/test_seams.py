@@ -1,4 +1,4 @@
-"""What one plugin has set, another neither drops nor replaces; ranks with different data have a sum of their gradients."""
+"""No plugin drops or replaces the settings of another, and gradients are summed over ranks with different data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def apply_all(*names: str) -> ModelPart:
     ],
     ids=str,
 )
-def test_what_a_transform_set_is_not_dropped(names: tuple[str, str], setting: str) -> None:
+def test_a_transforms_settings_are_not_dropped(names: tuple[str, str], setting: str) -> None:
     first, second = names
     message = f"transform '{second}': it drops or replaces the part's {setting} that transform '{first}' had set; switch one"
     with pytest.raises(UserError, match=message):
@@ -60,14 +60,14 @@ def test_transforms_may_build_on_each_other() -> None:
     assert isinstance(apply_all("bare").objective, NextToken)
 
 
-def test_the_job_s_objective_is_not_dropped() -> None:
+def test_the_jobs_objective_is_not_dropped() -> None:
     with pytest.raises(UserError, match="transform 'other_loss': it drops or replaces the part's objective that was set"):
         apply_all("other_loss")
 
 
 @pytest.mark.parametrize("divides", ["batch", "sequence"])
 def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divides) -> None:
-    message = rf"ring\.degree = 2.*: mesh dimension 'ring' divides the {divides} over 2 ranks, and no transform in use sums"
+    message = rf"ring\.degree = 2.*: mesh dimension 'ring' divides the {divides} over 2 ranks, but no transform in use sums"
     with pytest.raises(UserError, match=message) as caught:
         ring_job(divides)
     assert "reduces = ('ring',)" in str(caught.value)

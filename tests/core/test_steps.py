@@ -1,4 +1,4 @@
-"""What a step reports to observers, and when."""
+"""The reports of a step to observers, and their order."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_parameters_without_a_gradient_are_reported_once_by_name(in_tmp: Path, c
     run_recipe("tiny", TINY, observers=[loses])
     reports = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
     assert len(reports) == 2
-    assert reports[0].startswith("step 2: no gradient has reached 1 of 21 parameters, which keep their values: norm.weight;")
+    assert reports[0].startswith("step 2: 1 of 21 parameters received no gradient and are not trained: norm.weight;")
     names = ", ".join(f"layers.1.feed_forward.w{number}.weight" for number in (1, 2, 3))
-    assert reports[1].startswith(f"step 3: no gradient has reached 3 of 21 parameters, which keep their values: {names};")
+    assert reports[1].startswith(f"step 3: 3 of 21 parameters received no gradient and are not trained: {names};")
     events = [json.loads(line) for line in Path("outputs/tiny/events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event.get("kind") == "no gradient"] == [2, 3]
 
@@ -78,5 +78,5 @@ def test_a_step_begins_before_its_batch_is_loaded(in_tmp: Path, monkeypatch: pyt
     monkeypatch.setattr(DataLoader, "peek", loads)
     settings = {**TINY, "training.steps": 2}
     run_recipe("tiny", settings, observers=[watches])
-    steps = [event for before, event in pairwise(["", *watches.events]) if event != before]  # a batch is looked at twice
+    steps = [event for before, event in pairwise(["", *watches.events]) if event != before]  # a batch is read twice
     assert steps == ["start 1", "loads", "end 1", "start 2", "loads", "end 2"]

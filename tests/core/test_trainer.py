@@ -1,4 +1,4 @@
-"""A run on one device: what it does, what it writes, and how it ends."""
+"""A run on one device: its steps, its files and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from titan_core.train.lookahead import Lookahead
 from titan_core.train.trainer import train
 
 
-def test_the_story_of_a_run(in_tmp: Path) -> None:
+def test_a_run_from_start_to_end(in_tmp: Path) -> None:
     record = run_recipe("tiny", TINY)
     steps = [f"{event} {step}" for step in range(1, 5) for event in ("step_start", "step_end")]
     assert record.events == ["job_assembled", "train_start", *steps, "train_end"]
@@ -36,7 +36,7 @@ def test_the_story_of_a_run(in_tmp: Path) -> None:
     assert [line["loss"] for line in lines] == pytest.approx([record.losses[0], record.losses[1], record.losses[3]])
     assert {"grad_norm", "lr", "tokens_per_second", "memory_peak_gib", "data_seconds"} <= set(lines[0])
     assert lines[-1]["tokens_seen"] == 4 * 4 * 32
-    assert {one["distribution"] for one in json.loads((folder / "plugins.json").read_text())} >= {"titan-core"}
+    assert {plugin["distribution"] for plugin in json.loads((folder / "plugins.json").read_text())} >= {"titan-core"}
 
 
 def test_the_written_config_repeats_the_run(in_tmp: Path) -> None:
@@ -60,7 +60,7 @@ def test_accumulation_does_not_change_the_loss(in_tmp: Path) -> None:
     assert runs[0].grad_norms == pytest.approx(runs[1].grad_norms, rel=1e-5)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = {**TINY, "optimizer.lr": 100, "optimizer.weight_decay": 100, "training.max_norm": 0, "training.steps": 50}
     recorder = Recorder(weights=False)
     with pytest.raises(NonFiniteError, match=r"step \d+: .* nan; training stops.*Lower optimizer\.lr"):
@@ -89,10 +89,8 @@ def test_a_pattern_that_matches_no_parameter_is_refused(in_tmp: Path) -> None:
         train(make_job("tiny", overrides))
 
 
-def test_a_copy_of_the_weights_without_a_target_in_a_step_learns_nothing(
-    monkeypatch: pytest.MonkeyPatch, in_tmp: Path
-) -> None:
-    """Where copies train apart (local SGD), another may have all targets of a global batch: its share is 0, not 0 / 0."""
+def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
+    """With diverging replicas (local SGD), one replica may have all targets of a batch. The other's loss is 0, not 0 / 0."""
     look, batch = Lookahead.look, loader._batch
 
     def without_targets(rows: Any, weights: Any, lengths: Any, document_mask: bool) -> Batch:
@@ -120,7 +118,7 @@ def test_a_dataset_of_empty_texts_is_an_error_and_not_a_loss_of_zero(in_tmp: Pat
 
 
 class LeavesOutTheFirst:
-    """Has the first update left out."""
+    """Skips the first update."""
 
     @hookimpl
     def titan_before_update(self, update: Any) -> bool:
@@ -128,11 +126,11 @@ class LeavesOutTheFirst:
         return bool(update.step == 1)
 
 
-def test_leaving_out_the_first_update_warns_of_nothing(in_tmp: Path) -> None:
+def test_skipping_the_first_update_causes_no_warning(in_tmp: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         record = run_recipe("tiny", {**TINY, "training.steps": 2}, observers=[LeavesOutTheFirst()])
     assert record.skipped == [1]
-    ours = [one for one in caught if "lr_scheduler" in str(one.message)]
+    ours = [warning for warning in caught if "lr_scheduler" in str(warning.message)]
     assert not ours, ours[0].message
-    assert sum("an observer's own" in str(one.message) for one in caught) == 2
+    assert sum("an observer's own" in str(warning.message) for warning in caught) == 2

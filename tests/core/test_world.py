@@ -47,7 +47,7 @@ def other_version(rank: int) -> str:
 def test_ranks_with_different_plugin_versions_are_refused(gloo: GlooPool) -> None:
     for told in gloo.run(2, other_version, 1):
         plugin, _, problem = told.partition(": ")
-        assert problem.startswith("rank 1: its job differs from rank 0's in plugins.")
+        assert problem.startswith("rank 1: its job differs from that of rank 0 in plugins.")
         assert f":{plugin} ('1.0' on rank 0, '0.0.1' here)" in problem
 
 

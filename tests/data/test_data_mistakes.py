@@ -60,7 +60,7 @@ MISTAKES = {
     ),
     "one name": (
         {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'stdlib'}]"},
-        "two datasets are called 'stdlib'; give each a name of its own",
+        "two datasets are named 'stdlib'; give each a different name",
     ),
     "unknown": (
         {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'jsn'}]"},
@@ -68,7 +68,7 @@ MISTAKES = {
     ),
     "a path beside a mixture": (
         {"data.mixture": "[{dataset = 'stdlib'}]", "training.dataset_path": "good.jsonl"},
-        'training.dataset_path = "good.jsonl": data.mixture names the datasets, each with a path of its own',
+        'training.dataset_path = "good.jsonl": conflicts with data.mixture, in which each dataset has its own path',
     ),
     "validation": (
         {"validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "none.jsonl"},
@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "vocabulary": (
         {"model.args.vocab_size": "200"},
-        "its vocabulary has 258 tokens, and the model's only 200; choose another tokenizer or flavor",
+        "its vocabulary has 258 tokens, but the model's has only 200; choose another tokenizer or flavor",
     ),
 }
 
@@ -101,7 +101,7 @@ def test_several_mistakes_are_reported_at_once(folder: Path) -> None:
 def test_too_few_documents(folder: Path) -> None:
     job = make_job("tiny", {"training.dataset": "json", "training.dataset_path": "good.jsonl",
                                     "training.global_batch_size": "32"})  # fmt: skip
-    with pytest.raises(UserError, match="dataset 'json': it has 20 documents, fewer than the 32 streams"):
+    with pytest.raises(UserError, match="dataset 'json': has 20 documents, fewer than the 32 logical shards"):
         OpenedData.of(job)
 
 

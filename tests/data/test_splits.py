@@ -278,10 +278,10 @@ def test_the_requested_split_of_a_hub_dataset_is_streamed(
 
 
 JOBS: dict[str, tuple[dict[str, object], str]] = {
-    "no splits": ({"training.dataset_split": "train"}, "dataset 'stdlib' has no splits; drop it"),
+    "no splits": ({"training.dataset_split": "train"}, "dataset 'stdlib' has no splits; remove it"),
     "beside a mixture": (
         {"training.dataset_split": "train", "data.mixture": "[{dataset = 'stdlib'}]"},
-        'training.dataset_split = "train": data.mixture names the datasets, each with a split of its own',
+        'training.dataset_split = "train": conflicts with data.mixture, in which each dataset has its own split',
     ),
     "mixture": (
         {"data.mixture": "[{dataset = 'json', dataset_path = 'two', dataset_split = 'tst'}]"},

@@ -30,14 +30,14 @@ Divides = Literal["layers", "batch", "sequence", "weights"]
 Treated = Literal["shard", "replicate", "own"]
 
 
-def ring_job(divides: Divides, copies: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
+def ring_job(divides: Divides, diverges: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
     """Return a job on 2 ranks along a third party's mesh dimension."""
     ring = Transform(
         name="ring",
         summary="",
         config=RingKeys,
         phase=Phase.DATA,
-        mesh_dims=(MeshDim("ring", "ring.degree", divides, copies, data_parallel=treated),),
+        mesh_dims=(MeshDim("ring", "ring.degree", divides, diverges, data_parallel=treated),),
         active=lambda context: context.facts.mesh.degree("ring") > 1,
         serves=("ring.degree",),
         reduces=reduces,

@@ -210,7 +210,9 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_edited_data_is_refused(saved: None, edit: str) -> None:
     Path("data.jsonl").write_text("\n".join(EDITS[edit]) + "\n")
-    with pytest.raises(UserError, match=r"dataset 'json': its content: it is not the data .*sample .*dataset.json.content"):
+    with pytest.raises(
+        UserError, match=r"dataset 'json': its content: differs from the data .*sample .*dataset.json.content"
+    ):
         run_recipe("llama3_debug", TINY)
     if edit == "reordered":
         allowed = {**TINY, "checkpoint.allow_changed": '["dataset.json.content"]'}

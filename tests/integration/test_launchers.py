@@ -62,7 +62,7 @@ def test_options_of_a_launcher_name_the_package_to_install(
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"titan: error: {option}: this option comes with titan-launch; "
+        f"titan: error: {option}: is provided by titan-launch; "
         "install titan-launch (`uv pip install titan-launch`), or use torchrun\n"
     )
 
@@ -87,7 +87,7 @@ def test_a_plugin_can_provide_a_launcher(
     # Without its options, this process trains. Options of a missing launcher still name its package.
     assert main(["train", "--training.steps", "1"]) == 0
     assert main(["train", "--nproc-per-node", "3"]) == 2
-    assert "--nproc-per-node: this option comes with titan-launch; install" in capsys.readouterr().err
+    assert "--nproc-per-node: is provided by titan-launch; install" in capsys.readouterr().err
     sys.modules.pop("mine", None)
 
 
@@ -110,7 +110,7 @@ def test_a_broken_launcher_does_not_affect_jobs_that_do_not_need_it(
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["train", "--training.steps", "1"]) == 0
     error = capsys.readouterr().err
-    assert "titan: warning: launcher 'mine' is left out: " in error and why in error
+    assert "titan: warning: launcher 'mine' is ignored: " in error and why in error
     sys.modules.pop("mine", None)
 
 
@@ -122,7 +122,7 @@ def test_launchers_exclude_each_other(
     registry = Registry(Discovery((*INSTALLED.plugins, mine), ()))
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3", "--nproc-per-node", "2"]) == 2
-    assert "options of several launchers: local, mine; give those of one" in capsys.readouterr().err
+    assert "uses options of several launchers: local, mine; use the options of one launcher" in capsys.readouterr().err
     sys.modules.pop("mine", None)
 
 
@@ -164,4 +164,4 @@ def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, caps
     assert main(["config", "show", "my.toml"]) == 0
     assert 'name = "llama3"' in capsys.readouterr().out
     assert main(["config", "check", "my.toml", "--model.name="]) == 2
-    assert "no model is chosen, and no single one is installed; there is llama3" in capsys.readouterr().err
+    assert "no model is selected, and none or several are installed; there is llama3" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_a_recipe_without_its_secret_is_refused(in_tmp: Path) -> None:
         load_config("again.toml", [], registry)
     assert len(caught.value.problems) == len(SECRETS)
     assert (
-        "its secret was left out where this config was written; give it again, such as by --validation.dataset_path VALUE"
+        "its secret was removed when this config was written; set it again, for example with --validation.dataset_path VALUE"
         in str(caught.value)
     )
     again, _ = load_config("again.toml", given, registry)
@@ -103,7 +103,7 @@ def _compare(passwords: list[str]) -> str:
 
 def test_ranks_compare_secrets_and_do_not_show_them(gloo: GlooPool) -> None:
     for told in gloo.run(2, _compare, ["s3cret-1", "s3cret-2"]):
-        assert "s3cret" not in told and "rank 1: its job differs from rank 0's in a secret" in told
+        assert "s3cret" not in told and "rank 1: its job differs from that of rank 0 in a secret" in told
     assert gloo.run(2, _compare, ["s3cret-1", "s3cret-1"]) == ["", ""]
 
 

@@ -73,7 +73,7 @@ def test_a_mistake_is_reported_once_before_any_process_starts(tmp_path: Path) ->
     result = titan("train", "--nproc-per-node", "2", "--training.seq_len", "9999", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "training.seq_len = 9999: the model takes at most 2048 tokens" in result.stderr
+    assert "training.seq_len = 9999: the model accepts at most 2048 tokens" in result.stderr
 
 
 def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
     data = ["--training.dataset", "json", "--training.dataset_path", "few.jsonl"]
     result = titan("train", "--nproc-per-node", "2", *SMALL, *data, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.count("it has 3 documents, fewer than the 16 streams") == 1  # of two ranks
+    assert result.stderr.count("has 3 documents, fewer than the 16 logical shards") == 1  # of two ranks
     assert "Traceback" not in result.stderr
 
 
@@ -105,4 +105,4 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     first, last = err.strip().splitlines()
     assert first == "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
     assert re.fullmatch(r"titan: interrupted after step \d+; nothing was saved: .* \(checkpoint\.enable\)", last)
-    assert re.search(r"ended after step \d+ of 100000: interrupted, after a whole step", out)
+    assert re.search(r"ended after step \d+ of 100000: interrupted after a complete step", out)

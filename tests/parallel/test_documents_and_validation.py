@@ -151,5 +151,5 @@ def test_a_model_without_document_masks_is_refused(monkeypatch: pytest.MonkeyPat
 
     original: Callable[..., object] = tiny.layout
     monkeypatch.setattr(tiny, "layout", lambda args: replace(original(args), masks_documents=False))  # type: ignore[type-var]
-    with pytest.raises(UserError, match=r"data\.document_mask = true: model 'tiny' cannot keep attention inside"):
+    with pytest.raises(UserError, match=r"data\.document_mask = true: model 'tiny' cannot confine attention"):
         make_job("tiny", {"data.document_mask": "true"})

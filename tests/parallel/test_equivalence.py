@@ -199,7 +199,9 @@ def different_seeds(folder: str) -> str:
 
 def test_a_rank_with_another_config_is_named(gloo: GlooPool, tmp_path: Path) -> None:
     for message in gloo.run(4, different_seeds, str(tmp_path)):
-        assert message.startswith("rank 1: its job differs from rank 0's in config.training.seed (100 on rank 0, 101 here)")
+        assert message.startswith(
+            "rank 1: its job differs from that of rank 0 in config.training.seed (100 on rank 0, 101 here)"
+        )
 
 
 def uneven_data(folder: str) -> tuple[str, int]:

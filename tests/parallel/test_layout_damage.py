@@ -82,26 +82,26 @@ def ruled(rules: dict[str, Rule], **fields: Any) -> ModelLayout:
 
 DAMAGES = [
     # -- every parameter belongs to one unit
-    Damage("a head without its norm", ONE, r"'norm\.weight' belongs to none of .* name its module 'norm'", layout=replace(LAYOUT, head=("output",))),
+    Damage("a head without its norm", ONE, r"'norm\.weight' belongs to none of .* add its module 'norm'", layout=replace(LAYOUT, head=("output",))),
     Damage("half an embedding", ONE, r"'wpe\.weight' belongs to none of embedding", PositionsApart, replace(LAYOUT, embedding=("wte",))),
-    Damage("a part of the embedding in the head", ONE, r"head names 'embedding\.token', which is a part of 'embedding' in embedding", layout=replace(LAYOUT, head=("embedding.token", "norm", "output"))),
-    Damage("a module twice", ONE, "'norm' stands in embedding, blocks and head more than once", layout=replace(LAYOUT, embedding=("embedding", "norm"))),
+    Damage("a part of the embedding in the head", ONE, r"head names 'embedding\.token', which is part of 'embedding' in embedding", layout=replace(LAYOUT, head=("embedding.token", "norm", "output"))),
+    Damage("a module twice", ONE, "'norm' is named more than once in embedding, blocks and head", layout=replace(LAYOUT, embedding=("embedding", "norm"))),
     Damage("the model's own parameter", ONE, "'scale' belongs to none of .* move it into a module", lambda: OwnParameter("model")),
     Damage("a parameter beside the blocks", ONE, r"'blocks\.scale' belongs to none of", lambda: OwnParameter("blocks")),
     Damage("a buffer that is saved", ONE, "persistent buffer 'steps' belongs to none of", lambda: OwnParameter("buffer"), replace(LAYOUT, buffers=BUFFER)),
     # -- sizes
-    Damage("another vocabulary", ONE, r"logits \[batch, seq, vocab_size\] = \[2, 16, 300\], and returns \[2, 16, 288\]", layout=replace(LAYOUT, vocab_size=300)),
-    Damage("another width", ONE, r"hidden states \[batch, seq, dim\] = \[2, 16, 32\], and returns \[2, 16, 24\]; fix dim", layout=replace(LAYOUT, dim=32)),
-    Damage("other heads", ONE, "heads is 8 and kv_heads 2, and 'blocks.0.attention.mixer' is called with 4 and 2", layout=mixers(8, KV_HEADS)),
+    Damage("another vocabulary", ONE, r"logits \[batch, seq, vocab_size\] = \[2, 16, 300\], but returns \[2, 16, 288\]", layout=replace(LAYOUT, vocab_size=300)),
+    Damage("another width", ONE, r"hidden states \[batch, seq, dim\] = \[2, 16, 32\], but returns \[2, 16, 24\]; fix dim", layout=replace(LAYOUT, dim=32)),
+    Damage("other heads", ONE, "heads is 8 and kv_heads 2, but 'blocks.0.attention.mixer' is called with 4 and 2", layout=mixers(8, KV_HEADS)),
     Damage("other key heads", ONE, "heads is 4 and kv_heads 4, .* is called with 4 and 2", layout=mixers(HEADS, None)),
-    Damage("a longer context", ONE, "max_seq_len is 65, and position 64 raises IndexError", layout=replace(LAYOUT, max_seq_len=65)),
+    Damage("a longer context", ONE, "max_seq_len is 65, but position 64 raises IndexError", layout=replace(LAYOUT, max_seq_len=65)),
     # -- calls
-    Damage("a module that is not called", ONE, "names 'output', and the model's forward never calls it", UsesTheWeightAlone),
-    Damage("more than logits", ONE, r"must return logits .* and returns tuple", ReturnsMore),
-    Damage("mixers by keyword", ONE, r"mixers names '.*inner', which is called with keywords alone; call it with \(q, k, v\)", lambda: CallsMixers("keywords"), INNER_MIXER),
+    Damage("a module that is not called", ONE, "names 'output', but the model's forward never calls it", UsesTheWeightAlone),
+    Damage("more than logits", ONE, r"must return logits .* but returns tuple", ReturnsMore),
+    Damage("mixers by keyword", ONE, r"mixers names '.*inner', which is called with keyword arguments only; call it with \(q, k, v\)", lambda: CallsMixers("keywords"), INNER_MIXER),
     Damage("mixers in another order", ONE, r"mixers names '.*inner', which is called with \[2, 16, 4, 6\]", lambda: CallsMixers("transposed"), INNER_MIXER),
-    Damage("documents ignored", DOCUMENTS, "masks_documents is true, and two documents in one sequence do not come out as each does alone", IgnoresDocuments),
-    Damage("positions ignored, documents", DOCUMENTS, "two documents in one sequence do not come out as each does alone", IgnoresPositions),
+    Damage("documents ignored", DOCUMENTS, "masks_documents is true, but two documents in one sequence give other logits than each gives alone", IgnoresDocuments),
+    Damage("positions ignored, documents", DOCUMENTS, "two documents in one sequence give other logits than each gives alone", IgnoresPositions),
     # -- sequences of a batch
     Damage("a batch norm", DP, r"module 'blocks\.1\.extra\.norm' mixes the sequences of a batch", lambda: Mixed(BatchNorm)),
     # -- pipelines
@@ -127,7 +127,7 @@ DAMAGES = [
             ("a mean", r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.mean(1, keepdim=True)))),
             ("a norm that shifts", r"module 'blocks\.0\.norms\.0'", WithShiftedNorm),
             ("a shift behind the embedding", "the forward of the model, before it calls 'blocks.0'", lambda: Between(embedded=shifted)),
-            ("a shift of the logits", "behind its last module", lambda: Between(logits=shifted)),
+            ("a shift of the logits", "after its last module", lambda: Between(logits=shifted)),
             ("positions ignored", "", IgnoresPositions),
         ]
     ),

@@ -74,9 +74,9 @@ def test_the_loss_is_the_weighted_mean(gloo: GlooPool, tmp_path: Path, overrides
 @pytest.mark.parametrize(
     ("flaw", "why"),
     [
-        ("short", r"its weights have the shape \(\d+,\), and it has \d+ tokens"),
-        ("nan", "its weights are not all finite and at least 0"),
-        ("-1", "its weights are not all finite and at least 0"),
+        ("short", r"its weights have shape \(\d+,\), but it has \d+ tokens"),
+        ("nan", "its weights must all be finite and at least 0"),
+        ("-1", "its weights must all be finite and at least 0"),
     ],
 )
 def test_bad_weights_are_refused(in_tmp: Path, flaw: str, why: str) -> None:

@@ -2,7 +2,8 @@
 
 * ``DeviceMesh._concatenate``, ``_flatten`` and ``_unflatten``: torch has no public way to refold mesh dimensions.
 * ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset``: the public function rejects strided shards.
-* ``torch.distributed.tensor.debug._clear_sharding_prop_cache`` and the caches of ``torch.distributed.tensor._redistribute``.
+* ``DTensor._op_dispatcher``, ``torch._C._clear_DTensor_sharding_propagator_cache`` and the caches of
+  ``torch.distributed.tensor._redistribute``.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
 * ``torch._foreach_mul_``, ``Tensor._version``, and the hook tables of ``nn.Module``.
@@ -47,9 +48,9 @@ def global_offset(tensor: DTensor) -> tuple[int, ...]:
 
 def forget_meshes() -> None:
     """Clear DTensor's caches. Their keys are mesh shapes, and their values hold process groups that may be destroyed."""
-    from torch.distributed.tensor import debug
-
-    debug._clear_sharding_prop_cache()
+    # As ``torch.distributed.tensor.debug._clear_sharding_prop_cache``, whose module imports the compiler (2 s).
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute._planner_cache.clear()
 

@@ -12,21 +12,25 @@ from titan_core.config.schema import json_schema
 
 
 def show(context: Invocation) -> int:
-    """Print the resolved config."""
+    """Print the resolved config as TOML."""
     config = context.config()
     print(to_toml(config), end="")
     return 0
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan config check``."""
+    """Add the arguments of ``titan config check``."""
     recipe_arguments(parser)
     world_size_argument(parser)
     json_argument(parser)
 
 
 def check(context: Invocation) -> int:
-    """Assemble the job and say that it is valid (or, by the error that is raised, why not)."""
+    """Assemble the job and print that it is valid.
+
+    Raises:
+        UserError: the job is invalid.
+    """
     arguments = context.arguments
     facts = context.job(arguments.world_size).facts
     if arguments.json:
@@ -39,6 +43,6 @@ def check(context: Invocation) -> int:
 
 
 def schema(context: Invocation) -> int:
-    """Print the JSON Schema of a recipe under the installed plugins."""
+    """Print the JSON Schema of a recipe for the installed plugins."""
     print_json(json_schema(context.registry))
     return 0

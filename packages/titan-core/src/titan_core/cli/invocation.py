@@ -1,4 +1,4 @@
-"""One call of a command, as the command sees it."""
+"""The context of one call of a command."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from titan_core.plugins.registry import Registry
 
 
 def default_recipe(registry: Registry) -> str:
-    """The recipe of a command that names none: the one that an installed plugin has made its default.
+    """Return the recipe for a command line without one: the only default recipe of the installed plugins.
 
     Raises:
-        UserError: there is none, or several.
+        UserError: there is no default recipe, or there are several.
     """
     names = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
     if len(names) == 1:

@@ -12,14 +12,14 @@ from titan_core.api.tools.output import print_json, print_table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan job show``."""
+    """Add the arguments of ``titan job show``."""
     recipe_arguments(parser)
     world_size_argument(parser)
     json_argument(parser)
 
 
 def show(context: CommandContext) -> int:
-    """Print what a recipe assembles to: components, mesh, batch, and the order of the transforms."""
+    """Print the assembled job: components, mesh, batch and the order of transforms."""
     arguments = context.arguments
     job = context.job(arguments.world_size)
     facts = describe(job)
@@ -29,20 +29,20 @@ def show(context: CommandContext) -> int:
     model, batch = facts["model"], facts["batch"]
     mesh = " x ".join(f"{name}={degree}" for name, degree in facts["mesh"].items())
     rows = [
-        ("model", f"{model['name']}: {model['parameters']:,} parameters, {model['flops_per_token']:.4g} FLOPs a token"),
+        ("model", f"{model['name']}: {model['parameters']:,} parameters, {model['flops_per_token']:.4g} FLOPs per token"),
         ("mesh", f"{facts['world_size']} process(es): {mesh}"),
         ("batch", f"{batch['global_size']} sequences of {batch['seq_len']} tokens = {batch['ranks']} ranks x "
                   f"{batch['microbatches']} microbatches x {batch['local_size']}; {batch['logical_shards']} logical shards"),
         *((name, value) for name, value in facts["components"].items()),
-        *((f"transform {place}", f"{one['phase']}: {one['name']} ({one['distribution']})")
-          for place, one in enumerate(facts["transforms"], 1)),
+        *((f"transform {number}", f"{transform['phase']}: {transform['name']} ({transform['distribution']})")
+          for number, transform in enumerate(facts["transforms"], 1)),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
     return 0
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """The assembled job, for programs."""
+    """Return the assembled job for JSON output."""
     batch = job.facts.batch
     picked = {
         "tokenizer": job.tokenizer,
@@ -50,12 +50,12 @@ def describe(job: Job) -> dict[str, Any]:
         "lr schedule": job.lr_schedule,
     }
     components = {kind: component.name for kind, component in picked.items()}
-    components["dataset"] = ", ".join(one.name for one in job.data.datasets)
+    components["dataset"] = ", ".join(dataset.name for dataset in job.data.datasets)
     if job.validation is not None:
         components["validation"] = job.validation.datasets[0].name
     components["checkpoint"] = job.checkpoint.name if job.checkpoint is not None else "none"
-    components["metric loggers"] = ", ".join(one.name for one in job.loggers) or "none"
-    components["debug"] = ", ".join(one.name for one in job.debuggers) or "none"
+    components["metric loggers"] = ", ".join(logger.name for logger in job.loggers) or "none"
+    components["debug"] = ", ".join(debugger.name for debugger in job.debuggers) or "none"
     return {
         "source": job.config.source,
         "digest": job.digest(),
@@ -76,8 +76,12 @@ def describe(job: Job) -> dict[str, Any]:
         },
         "components": components,
         "transforms": [
-            {"phase": one.phase.name, "name": one.name, "distribution": job.registry.distribution(one)}
-            for one in job.transforms
+            {
+                "phase": transform.phase.name,
+                "name": transform.name,
+                "distribution": job.registry.distribution(transform),
+            }
+            for transform in job.transforms
         ],
         "dump_folder": job.dump_folder,
     }

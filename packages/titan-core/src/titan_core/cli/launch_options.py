@@ -1,4 +1,4 @@
-"""The options of ``titan train`` that start several processes: those of the installed launchers."""
+"""The launch options of ``titan train``, provided by the installed launchers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from titan_core.plugins.registry import Registry
 
 
 class LaunchOptions:
-    """Adds the options of each launcher to ``parser``. One whose options cannot be added is reported and left out: a job in
-    this process does not need it. Options of packages that are not in use are refused with the fix."""
+    """Adds the options of each launcher to ``parser``. A launcher whose options cannot be added is skipped with a warning,
+    because a job in this process does not need it. Options of packages that are not in use are errors that name the fix."""
 
     def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
         self._defaults: dict[str, dict[str, Any]] = {}
@@ -28,31 +28,33 @@ class LaunchOptions:
                 defaults = vars(alone.parse_args([]))
                 add(parser)
             except UserError as error:
-                print(f"titan: warning: launcher {launcher.name!r} is left out: {error}", file=sys.stderr)
+                print(f"titan: warning: launcher {launcher.name!r} is ignored: {error}", file=sys.stderr)
                 continue
             self._defaults[launcher.name] = defaults
         in_use = {plugin.distribution for plugin in registry.found.plugins}
         for option, package in index().get("option", {}).items():
             if package not in in_use:
-                refused = _refusal(f"this option comes with {package}", f"{registry.remedy(package)}, or use torchrun")
+                refused = _refusal(f"is provided by {package}", f"{registry.remedy(package)}, or use torchrun")
                 with contextlib.suppress(argparse.ArgumentError):  # another launcher has an option of this name
                     parser.add_argument(option, action=refused, nargs="?", help=argparse.SUPPRESS)
 
     def requested(self, arguments: argparse.Namespace) -> Launcher | None:
-        """The launcher that has an option with another value than its default.
+        """Return the launcher with an option that differs from its default, if any.
 
         Raises:
-            UserError: several have one.
+            UserError: several launchers have one.
         """
-        given = vars(arguments)
+        values = vars(arguments)
         found = [
             launcher
             for launcher in self._launchers
-            if any(given[name] != value for name, value in self._defaults.get(launcher.name, {}).items())
+            if any(values[name] != default for name, default in self._defaults.get(launcher.name, {}).items())
         ]
         if len(found) > 1:
             names = ", ".join(launcher.name for launcher in found)
-            raise UserError.one("command line", f"options of several launchers: {names}", "give those of one")
+            raise UserError.one(
+                "command line", f"uses options of several launchers: {names}", "use the options of one launcher"
+            )
         return found[0] if found else None
 
 

@@ -1,4 +1,4 @@
-"""The command ``titan``: finds the subcommand among the plugins' and runs it. Imports no torch itself."""
+"""The ``titan`` command: finds a command among those of the plugins and runs it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its complaints reported like all others."""
+    """An argument parser whose errors are reported like all other errors."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError.one("command line", message, f"see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``titan`` with ``argv`` (default: the process's arguments); returns the exit status."""
+    """Run ``titan`` with ``argv`` (default: the arguments of the process) and return the exit status."""
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except UserError as error:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _stdout_is_closed():
             raise
-        # Whoever read our output has had enough (`titan plugins | head`). Keep the interpreter from complaining too.
+        # The reader has closed the pipe (`titan plugins | head`). Keep Python from reporting that when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _path_error(error: OSError) -> UserError | None:
-    """An argument that no file system can have as a path, as a mistake; ``None`` for other failures of files."""
+    """Return a user error if the path cannot exist on any file system; ``None`` for other failures."""
     if error.errno not in _NO_PATH or error.filename is None:
         return None
     return UserError.one(shorten(os.fsdecode(error.filename)), f"cannot be used: {error.strerror}", "give another path")
@@ -75,19 +75,21 @@ def _stdout_is_closed() -> bool:
 
 
 def report(error: UserError) -> None:
-    """Print a line for each problem, with the rank in front where there are several."""
+    """Print one line per problem. Ranks other than 0 prefix their number."""
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     for problem in error.problems:
         line = f"{prefix}{text_without_secrets(str(problem))}"
-        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)  # arguments may hold bytes that are no text
+        print(
+            line.encode(errors="backslashreplace").decode(), file=sys.stderr
+        )  # arguments may contain bytes that are not text
 
 
 def _run(argv: list[str]) -> int:
     registry = Registry.from_installed()
     commands: dict[str, Command] = {}
     for command in registry.all(Command):
-        commands.setdefault(command.name, command)  # the core's come first; a second claim is a conflict, reported below
+        commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview(commands))
         return 0
@@ -106,7 +108,9 @@ def _run(argv: list[str]) -> int:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if command.overrides and not {"-h", "--help"}.isdisjoint(own):  # it reads every section's source, for who asked
+    if command.overrides and not {"-h", "--help"}.isdisjoint(
+        own
+    ):  # only on request, because it reads the source of every section
         parser.epilog = describe_options(registry.sections())
     if command.arguments is not None:
         command.arguments.load()(parser)
@@ -123,7 +127,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> tuple[Command, list[str]]:
-    """The command that ``argv`` begins with, one word or two, and what follows it."""
+    """Return the command that ``argv`` begins with (one or two words), and the remaining arguments."""
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in commands and len(argv) >= words:
@@ -131,23 +135,23 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> 
         _require_installed(name, provider("command", name), registry)
     group = [name.split()[1] for name in commands if name.startswith(argv[0] + " ")]
     if group:
-        wanted = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
-        if not wanted:
-            raise UserError.one(f"titan {argv[0]}", "a subcommand is needed", f"one of {', '.join(group)}")
-        raise UserError.one(f"titan {argv[0]} {wanted}", "no such command", nearest(wanted, group))
+        subcommand = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
+        if not subcommand:
+            raise UserError.one(f"titan {argv[0]}", "needs a subcommand", f"use one of {', '.join(group)}")
+        raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", nearest(subcommand, group))
     _require_installed(argv[0], provider_of_group(argv[0]), registry)
     first_words = list(dict.fromkeys(name.split()[0] for name in commands))
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
 
 
 def _require_installed(command: str, package: str | None, registry: Registry) -> None:
-    """Raise where ``command`` is one of a ``package`` that is not in use."""
+    """Raise if ``command`` belongs to a ``package`` that is not in use."""
     if package is not None and package not in {plugin.distribution for plugin in registry.found.plugins}:
-        raise UserError.one(f"titan {command}", f"this command comes with {package}", registry.remedy(package))
+        raise UserError.one(f"titan {command}", f"is provided by {package}", registry.remedy(package))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Part ``--section.key value`` from a command's own arguments: argparse would take the values for positionals."""
+    """Separate ``--section.key VALUE`` from a command's own arguments: argparse would take the values as positionals."""
     own: list[str] = []
     overrides: list[str] = []
     waiting = list(reversed(arguments))
@@ -167,4 +171,4 @@ def _overview(commands: dict[str, Command]) -> str:
     width = max(map(len, commands)) + 2
     lines = ["usage: titan COMMAND ...", "", "Pre-train language models with jobs assembled from plugins.", ""]
     lines += [f"  titan {name:<{width}} {command.summary}" for name, command in commands.items()]
-    return "\n".join([*lines, "", "See `titan COMMAND --help`. Errors: TITAN_TRACEBACK=1 shows tracebacks."])
+    return "\n".join([*lines, "", "See `titan COMMAND --help`. TITAN_TRACEBACK=1 shows the tracebacks of errors."])

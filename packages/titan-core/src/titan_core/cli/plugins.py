@@ -10,7 +10,7 @@ from titan_core.plugins.registry import Registry
 
 
 def run(context: Invocation) -> int:
-    """List plugins with what they provide, broken ones with why, and conflicts."""
+    """List plugins with their components, broken plugins with the reason, and conflicts."""
     arguments = context.arguments
     registry = context.registry
     if arguments.json:
@@ -36,7 +36,7 @@ def run(context: Invocation) -> int:
 
 
 def as_json(registry: Registry) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the list for JSON output."""
     found = registry.found
     return {
         "plugins": [
@@ -52,9 +52,17 @@ def as_json(registry: Registry) -> dict[str, Any]:
             for plugin in found.plugins
         ],
         "broken": [
-            {"name": one.name, "distribution": one.distribution, "version": one.version, "reason": one.reason}
-            for one in found.broken
+            {
+                "name": broken.name,
+                "distribution": broken.distribution,
+                "version": broken.version,
+                "reason": broken.reason,
+            }
+            for broken in found.broken
         ],
-        "disabled": [{"name": one.name, "distribution": one.distribution, "version": one.version} for one in found.disabled],
+        "disabled": [
+            {"name": disabled.name, "distribution": disabled.distribution, "version": disabled.version}
+            for disabled in found.disabled
+        ],
         "conflicts": [str(problem) for problem in registry.conflicts],
     }

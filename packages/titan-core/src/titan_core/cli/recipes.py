@@ -12,17 +12,17 @@ def run(context: Invocation) -> int:
     arguments = context.arguments
     registry = context.registry
     recipes = registry.all(Recipe)
-    owners = [registry.owner(one).distribution for one in recipes]
+    owners = [registry.owner(recipe).distribution for recipe in recipes]
     if arguments.json:
         listing = [
-            {"name": one.name, "distribution": owner, "summary": one.summary, "default": one.default}
-            for one, owner in zip(recipes, owners, strict=True)
+            {"name": recipe.name, "distribution": owner, "summary": recipe.summary, "default": recipe.default}
+            for recipe, owner in zip(recipes, owners, strict=True)
         ]
         print_json(listing)
     else:
         rows = [
-            (f"{one.name} (default)" if one.default else one.name, owner, one.summary)
-            for one, owner in zip(recipes, owners, strict=True)
+            (f"{recipe.name} (default)" if recipe.default else recipe.name, owner, recipe.summary)
+            for recipe, owner in zip(recipes, owners, strict=True)
         ]
-        print_table(("recipe", "distribution", "what"), rows)
+        print_table(("recipe", "distribution", "summary"), rows)
     return 0

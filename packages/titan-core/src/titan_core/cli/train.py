@@ -1,4 +1,4 @@
-"""``titan train``: one process, one rank of several, or what an installed launcher starts."""
+"""``titan train``: trains in this process, alone or as one of several ranks, or runs a launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def run(context: CommandContext) -> int:
-    """Start the ranks, where the options of a launcher were given; else check the job and train it in this process."""
+    """Run a launcher if its options are set; else assemble the job and train it in this process."""
     end_with_parent()
     launcher: Launcher | None = context.arguments.launcher
     if launcher is not None:
@@ -48,7 +48,7 @@ def run(context: CommandContext) -> int:
 
 
 def _train_alone(job: Job) -> int:
-    """One process, without a launcher: what it cannot explain ends in a traceback."""
+    """Train in one process without a launcher. Unexpected errors end in a traceback."""
     from titan_core.train.outcome import OutcomeRecorder
     from titan_core.train.trainer import train
 
@@ -64,14 +64,14 @@ def _train_alone(job: Job) -> int:
 
 
 def _train_rank(job: Job, rank: int) -> int:
-    """One of several processes. Its errors end in its log, and in a line of the launcher's."""
+    """Train as one of several ranks. Errors go to the rank's log, and as one line to the launcher."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from titan_core.train.outcome import OutcomeRecorder
     from titan_core.train.trainer import train
 
     recorder = OutcomeRecorder(rank, job.dump_folder)
-    # Under torchrun, ``record`` leaves the error where that finds it.
+    # ``record`` writes the error for torchrun.
     run: Callable[..., TrainEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
     try:
         end = run(job, [recorder])
@@ -89,9 +89,9 @@ def _train_rank(job: Job, rank: int) -> int:
     if end is None or not end.interrupted:
         return _status(end)
     if reported_by_launcher():
-        return 0  # else torch's agent would start the ranks again
+        return 0  # torch's agent would restart the ranks after any other status
     if rank == 0:
-        line = interrupted_line(recorder.outcome, "start the job again as before")
+        line = interrupted_line(recorder.outcome, "start the job again with the same command")
         print(f"titan: {line}", file=sys.stderr)
     return EXIT_INTERRUPTED
 
@@ -103,27 +103,27 @@ def _status(end: TrainEnd | None) -> int:
 
 
 class _WithoutSecrets(logging.Formatter):
-    """Logs are kept and passed on: addresses with passwords, such as a checkpoint's, are shown without them."""
+    """Removes secrets, such as a password in the address of a checkpoint, because logs are kept and shared."""
 
     def format(self, record: logging.LogRecord) -> str:
         return text_without_secrets(super().format(record))
 
 
 def _place_in_environment() -> tuple[int, int]:
-    """Rank and world size as a launcher such as torchrun says; 0 of 1 without one.
+    """Return rank and world size, as set by a launcher such as torchrun; 0 and 1 without a launcher.
 
     Raises:
-        UserError: half of what a launcher sets, or no numbers.
+        UserError: only one of the variables is set, or the values are invalid.
     """
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
         return 0, 1
-    here = parse_whole(rank or "", 0, MOST_RANKS - 1)
+    place = parse_whole(rank or "", 0, MOST_RANKS - 1)
     ranks = parse_whole(world_size or "", 1, MOST_RANKS)
-    if here is None or ranks is None or here >= ranks:
+    if place is None or ranks is None or place >= ranks:
         raise UserError.one(
             f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
-            "a launcher sets both, to whole numbers, RANK below WORLD_SIZE",
-            "start with torchrun, or unset them",
+            "both must be whole numbers, with RANK below WORLD_SIZE",
+            "start with a launcher such as torchrun, or unset both",
         )
-    return here, ranks
+    return place, ranks

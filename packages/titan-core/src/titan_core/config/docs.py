@@ -1,7 +1,7 @@
-"""The docstring under each field of a section: the one source of ``--help``, errors and the JSON Schema.
+"""Docstrings under the fields of sections, the only source for ``--help``, errors and the JSON Schema.
 
-Pydantic can collect them itself (``use_attribute_docstrings``), but does so for every class on import, which would cost
-every command 50 ms.
+Pydantic can collect them (``use_attribute_docstrings``), but does so for every class on import, which costs every command
+50 ms.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pydantic import BaseModel
 
 @cache
 def field_docs(cls: type[BaseModel]) -> dict[str, str]:
-    """Field name -> its documentation in one line; a ``Field(description=...)`` counts too."""
+    """Return field name -> documentation in one line, from docstrings and ``Field(description=...)``."""
     docs: dict[str, str] = {}
     for base in cls.__bases__:
         if issubclass(base, BaseModel) and base is not BaseModel:
             docs |= field_docs(base)
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError):  # a class made without a source file
+    except (OSError, TypeError):  # a class without a source file
         definition = ast.ClassDef(name=cls.__name__, bases=[], keywords=[], body=[], decorator_list=[])
     assert isinstance(definition, ast.ClassDef)
     for statement, following in pairwise(definition.body):

@@ -1,4 +1,4 @@
-"""TOML and overrides to a resolved config."""
+"""Loading: TOML and overrides to a resolved config."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class RawConfig:
-    """A TOML document, not validated yet."""
+    """A TOML document that is not validated yet."""
 
     source: str
     name: str
-    """The recipe's name, or the file's without its ending; names the default run directory."""
+    """Name of the recipe, or of the file without its suffix; part of the default run directory."""
     tables: Table
 
 
 def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) -> tuple[Config, Registry]:
-    """Read ``recipe`` (a recipe's name or a TOML file's path), apply ``overrides``, validate every section.
+    """Read ``recipe`` (the name of a recipe or the path of a TOML file), apply ``overrides`` and validate every section.
 
     Returns the config, and ``registry`` without the plugins that the config switches off.
 
     Raises:
-        UserError: everything that is wrong with it, at once where possible.
+        UserError: the config is invalid. Lists all problems at once if possible.
     """
     raw = read_raw(recipe, registry)
     registry = registry.without(_disabled(raw, overrides))
@@ -52,7 +52,7 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
     """Find and parse the TOML.
 
     Raises:
-        UserError: no such recipe or file, not readable, or not TOML.
+        UserError: the recipe or file does not exist, cannot be read or is not TOML.
     """
     names = [component.name for component in registry.all(Recipe)]
     if recipe in names:
@@ -61,16 +61,18 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
     path = Path(recipe)
     if not (recipe.endswith(".toml") or _exists(path)):
         fix = registry.suggest(Recipe, recipe)
-        raise UserError.one(recipe, "no recipe of this name, and no file", f"{fix} (see `titan recipes`)")
+        raise UserError.one(recipe, "is neither a recipe nor a file", f"{fix} (see `titan recipes`)")
     try:
         with path.open("rb") as file:
-            content = file.read(LONGEST + 1)  # one byte more than is taken: it may be endless, such as a device
+            content = file.read(LONGEST + 1)  # one byte more than allowed: the file may be endless, such as a device
         if len(content) > LONGEST:
-            raise UserError.one(shorten(recipe), f"longer than {LONGEST:,} bytes", "give a recipe")
+            raise UserError.one(shorten(recipe), f"is longer than {LONGEST:,} bytes", "give a recipe")
         text = content.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
-        raise UserError.one(recipe, f"not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8") from None
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise UserError.one(
+            recipe, f"is not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: not a possible file name
         reason = getattr(error, "strerror", None) or error
         raise UserError.one(shorten(recipe), f"cannot be read: {reason}", "check the path") from None
     return RawConfig(recipe, path.stem, _parse(text, recipe))
@@ -79,7 +81,7 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name that is too long
+    except OSError:  # such as a name that is too long
         return False
 
 
@@ -89,13 +91,13 @@ def _parse(text: str, source: str) -> Table:
     except BadToml as error:
         lines = text.splitlines()
         if error.line is None:
-            raise UserError.one(source, str(error), "write it as in a recipe (see `titan config show`)") from None
+            raise UserError.one(source, str(error), "follow the format of a recipe (see `titan config show`)") from None
         line = shorten(lines[error.line - 1].strip()) if error.line <= len(lines) else "end of file"
         raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {text_without_secrets(line)}") from None
 
 
 def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
-    """The plugins to switch off. Read before anything else, since it decides which sections there are."""
+    """Return the names of plugins to switch off. They are read first, because they decide which sections exist."""
     table = raw.tables.get(PluginsSection.section, {})
     names = table.get("disable", []) if isinstance(table, dict) else []
     for override in overrides:
@@ -105,7 +107,11 @@ def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
 
 
 def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -> Config:
-    """Apply ``overrides`` to ``raw`` and validate every section by its owner's class."""
+    """Apply ``overrides`` to ``raw`` and validate every section with the classes that own its keys.
+
+    Raises:
+        UserError: one problem per mistake.
+    """
     classes = registry.sections()
     tables: Table = {name: dict(value) if isinstance(value, dict) else value for name, value in raw.tables.items()}
     for override in overrides:
@@ -116,9 +122,9 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     problems: list[Problem] = []
     for name, value in tables.items():
         if isinstance(value, list) and name in classes:
-            problems.append(Problem(config.where(name, value), "a section is one table", f"write [{name}], once"))
+            problems.append(Problem(config.where(name, value), "must be a single table", f"write [{name}] once"))
         elif not isinstance(value, dict):
-            problems.append(Problem(config.where(name, value), "a key outside of any section", "put it under a [section]"))
+            problems.append(Problem(config.where(name, value), "is outside of any section", "move it into a [section]"))
         elif name not in classes:
             problems.append(unknown_section(config, name, registry))
     sections: dict[type[Section], Section] = {}
@@ -136,8 +142,8 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             if key not in known:
                 problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
             elif lacks_secret(table[key]):
-                why = "its secret was left out where this config was written"
-                problems.append(Problem(where, why, f"give it again, such as by --{name}.{key} VALUE"))
+                why = "its secret was removed when this config was written"
+                problems.append(Problem(where, why, f"set it again, for example with --{name}.{key} VALUE"))
         for cls in owners:
             mine = {key: value for key, value in table.items() if key in cls.model_fields}
             found = registry.origin_of(cls).call(f"section [{name}]", _validate, (cls, mine))
@@ -151,7 +157,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
-    """The error is returned: it is the user's mistake, and whatever else a validator raises is its plugin's."""
+    """Return a ValidationError, a mistake of the user's. Any other exception of a validator is a failure of its plugin."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -159,7 +165,7 @@ def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
 
 
 def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
-    """No installed plugin owns ``[name]``: a misspelling, a plugin to install, or one that is broken or switched off."""
+    """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off."""
     sections = list(registry.sections())
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
@@ -173,7 +179,7 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
 
 
 def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:
-    """A misspelling, or a key that a package adds which is not there."""
+    """Return the fix for an unknown key: misspelt, or provided by a package that is not in use."""
     package = provider("key", f"{section}.{key}")
     return registry.remedy(package) if package is not None else nearest(key, known)
 
@@ -188,7 +194,7 @@ def _apply(override: Override, tables: Table, classes: Mapping[str, Sequence[typ
         table[part] = dict(table[part]) if isinstance(table.get(part), dict) else {}
         table = table[part]
     if not isinstance(table, dict) or not all(path):
-        raise UserError.one(where, f"does not name a key ({show(override.text)})", "write --section.key VALUE")
+        raise UserError.one(where, f"is not the name of a key (value {show(override.text)})", "write --section.key VALUE")
     owners = classes.get(section, ()) if len(path) == 1 else ()
     cls = next((cls for cls in owners if path[-1] in cls.model_fields), None)
     table[path[-1]] = value_of(override.text, cls, path[-1])

@@ -1,4 +1,4 @@
-"""``--section.key value`` on the command line."""
+"""Values of ``--section.key VALUE`` on the command line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from titan_core.api.tools.toml import BadToml, parse_toml
 
 
 def value_of(text: str, cls: type[BaseModel] | None, field: str) -> Any:
-    """``text`` as a value of ``cls``'s ``field``: a TOML value where that fits the field's type, else the text itself.
+    """Return ``text`` as a value for ``field`` of ``cls``: a TOML value if the field accepts it, else the text itself.
 
-    A value that fits neither way comes back as TOML reads it, and is refused by the validation that follows.
+    If the field accepts neither, the TOML value is returned, which later validation rejects.
     """
     as_toml = _toml_value(text)
     info = cls.model_fields.get(field) if cls is not None else None
@@ -34,4 +34,4 @@ def _toml_value(text: str) -> Any:
         document = parse_toml(f"value = {text}")
     except BadToml:
         return text
-    return document["value"] if len(document) == 1 else text  # a text of several lines may hold further keys
+    return document["value"] if len(document) == 1 else text  # a text of several lines may contain further keys

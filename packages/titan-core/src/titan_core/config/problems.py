@@ -1,4 +1,4 @@
-"""Pydantic's complaints in Titan's form: file, key, value, reason, fix."""
+"""Pydantic's errors as problems with file, key, value, reason and fix."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from titan_core.api.errors import Problem, nearest
 from titan_core.config.docs import field_docs
 
 Where = Callable[[str, Any], str]
-"""(dotted key, value) -> where it came from, as a person would say it."""
+"""(dotted key, value) -> readable source of the value."""
 
 
 def problems_of(
     error: ValidationError, prefix: str, cls: type[BaseModel], raw: Mapping[str, Any], where: Where
 ) -> list[Problem]:
-    """The problems in ``error``, which was raised while ``raw`` was validated as ``cls`` under the key ``prefix``."""
+    """Return the problems in ``error``, raised by the validation of ``raw``, under the key ``prefix``, as ``cls``."""
     problems = []
     for entry in error.errors(include_url=False):
         path = [str(part) for part in entry["loc"]]
@@ -29,45 +29,47 @@ def problems_of(
             fields = list(owner.model_fields) if owner is not None else []
             problems.append(Problem(where(key, value), "unknown key", nearest(path[-1], fields)))
         elif entry["type"] == "missing":
-            problems.append(Problem(where(key, None), "a value is needed", "add the key"))
+            problems.append(Problem(where(key, None), "is required", "add the key"))
         elif not path:
-            # A rule over several keys of the section: what was validated says more than the whole section would.
+            # A rule over several keys. Its message is clearer than the value of the whole section.
             problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
         else:
             owner = _model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
-            fix = f"{key} is: {about.rstrip('.')}" if about else "give another value"
-            if entry["type"] == "list_type":
-                fix = f'write a list, such as ["a", "b"]; {fix}'
+            fix = 'write a list, such as ["a", "b"]' if entry["type"] == "list_type" else "set another value"
+            if about:
+                fix += f" ({key}: {about.rstrip('.')})"
             field = owner.model_fields.get(path[-1]) if owner is not None else None
             problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
     return problems
 
 
 _RELATIONS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
-"""What pydantic calls bounds, and in words."""
+"""Pydantic's name of a bound -> the bound in words."""
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """The bounds of a numeric field in words, such as ``"greater than 0 and at most 2592000"``; empty without any."""
+    """Return the bounds of a numeric field, such as ``"greater than 0 and at most 2592000"``; empty without bounds."""
     found = dict(_bounds((field.annotation, *field.metadata)))
     return " and ".join(f"{words} {_number(found[name])}" for name, words in _RELATIONS.items() if name in found)
 
 
 def _bounds(annotations: Iterable[Any]) -> Iterator[tuple[str, float]]:
-    for one in annotations:
-        if isinstance(one, FieldInfo):
-            yield from _bounds(one.metadata)
-        elif get_origin(one) is not None:
-            yield from _bounds((*get_args(one), *getattr(one, "__metadata__", ())))
+    for annotation in annotations:
+        if isinstance(annotation, FieldInfo):
+            yield from _bounds(annotation.metadata)
+        elif get_origin(annotation) is not None:
+            yield from _bounds((*get_args(annotation), *getattr(annotation, "__metadata__", ())))
         else:
             yield from (
-                (name, getattr(one, name)) for name in _RELATIONS if isinstance(getattr(one, name, None), int | float)
+                (name, getattr(annotation, name))
+                for name in _RELATIONS
+                if isinstance(getattr(annotation, name, None), int | float)
             )
 
 
 def _number(value: float) -> str:
-    """Without a row of zeros: 1e-30, and 2592000 as it is."""
+    """Return a short form of ``value``: 1e-30 rather than a row of zeros, but 2592000 in full."""
     whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e16)
     return str(int(value)) if whole else f"{value:g}"
 
@@ -85,7 +87,7 @@ def _reason(entry: Any, bounds: str = "") -> str:
 
 
 def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The model whose keys may stand at ``path`` inside ``cls`` (one nested list of models is all that sections have)."""
+    """Return the model that owns the keys at ``path`` inside ``cls``. Sections nest one list of models at most."""
     if not path:
         return cls
     field = cls.model_fields.get(path[0])

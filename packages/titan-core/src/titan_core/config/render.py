@@ -1,4 +1,4 @@
-"""A config as TOML, and as documentation."""
+"""Rendering of a config as TOML and as help text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from titan_core.config.docs import field_docs
 
 
 def to_toml(config: Config) -> str:
-    """The resolved config, every section and key, as TOML that gives the same config when read; but without secrets, which
-    nothing that is written or shown may hold. A recipe that lacks one is refused until it is set again."""
-    import tomli_w  # only wanted here, and every command imports this module
+    """Return the resolved config, with every section and key, as TOML that resolves to the same config.
+
+    Secrets are removed, because no output may contain them. Such a recipe is rejected until they are set again.
+    """
+    import tomli_w  # needed only here, and every command imports this module
 
     return tomli_w.dumps(without_secrets(config.as_dict()))
 
 
 def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int = 100) -> str:
-    """All keys with types, defaults and meaning, as ``--help`` prints them."""
+    """Return the ``--help`` text of all keys: types, defaults and documentation."""
     import textwrap
 
     lines = ["config overrides (--section.key VALUE):"]
@@ -42,7 +44,7 @@ def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a person would write it in a help text."""
+    """Return a readable name of a type for help texts."""
     if annotation in (type(None), None):
         return "none"
     origin = get_origin(annotation)

@@ -12,7 +12,7 @@ from titan_core.plugins.registry import Registry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
-    """The schema of a recipe under the plugins of ``registry``. ``[model.args]`` is that of any model family found."""
+    """Return the schema of a recipe for the plugins of ``registry``. ``[model.args]`` accepts those of any model family."""
     sections = registry.sections()
     families = {model.name: type(next(iter(model.flavors.values()))) for model in registry.all(Model) if model.flavors}
     described = (*(cls for owners in sections.values() for cls in owners), *families.values())
@@ -22,7 +22,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         for key, text in field_docs(cls).items():
             properties[key]["description"] = text
     for cls in families.values():
-        # A recipe gives only what differs from the flavor, so nothing in [model.args] is required.
+        # A recipe sets only the arguments that differ from the flavor, so none is required.
         _definition(definitions, references[cls, "validation"]).pop("required", None)
     properties = {}
     for name, owners in sections.items():

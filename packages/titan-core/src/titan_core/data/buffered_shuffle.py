@@ -1,7 +1,7 @@
-"""Shuffling a stream: documents are read in blocks of a fixed number, and each block is given in an order of its own.
+"""Shuffling of streams: documents are read in blocks of fixed size, and each block is returned in random order.
 
-The order is a function of (seed, shard, epoch, block), so the position is that of the block's beginning and a number: the
-documents of the block that are read already are not part of it, and are read again after a restore.
+The order is a function of (seed, shard, epoch, block), so a position consists of the position where the block begins and the
+number of documents returned from it. The buffered documents are not saved; they are read again after a restore.
 """
 
 from __future__ import annotations
@@ -12,36 +12,40 @@ from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, Docum
 
 
 class BufferedShuffle:
-    """A :class:`~titan_core.api.dataset.DocumentShard` over another."""
+    """A :class:`~titan_core.api.dataset.DocumentShard` that shuffles another."""
 
     def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...]) -> None:
-        """``size``: documents in a block; ``key``: what decides the order, beside the block's number."""
+        """
+        Args:
+            size: documents per block.
+            key: seeds the order, together with the block's number.
+        """
         self._shard, self._size, self._key = shard, size, key
         self._block = 0
         self._begin = shard.state_dict()
         self._documents: list[Document | CorruptRecord] | None = None
-        self._given = 0
+        self._returned = 0
 
     def __iter__(self) -> BufferedShuffle:
         return self
 
     def __next__(self) -> Document:
         if self._at_end():
-            self._begin, self._documents, self._given = self._shard.state_dict(), None, 0
+            self._begin, self._documents, self._returned = self._shard.state_dict(), None, 0
             self._block += 1
         if self._documents is None:
             self._documents = self._read_block()
-        if self._given >= len(self._documents):
+        if self._returned >= len(self._documents):
             raise StopIteration
-        document = self._documents[self._given]
-        self._given += 1
+        document = self._documents[self._returned]
+        self._returned += 1
         if isinstance(document, CorruptRecord):
             raise document
         return document
 
     def _at_end(self) -> bool:
-        """Whether the block has been given whole."""
-        return self._documents is not None and self._given == len(self._documents) > 0
+        """Return whether all documents of the block have been returned."""
+        return self._documents is not None and self._returned == len(self._documents) > 0
 
     def _read_block(self) -> list[Document | CorruptRecord]:
         block: list[Document | CorruptRecord] = []
@@ -49,7 +53,7 @@ class BufferedShuffle:
             try:
                 document = next(self._shard, None)
             except CorruptRecord as error:
-                block.append(error)  # raised when its turn comes
+                block.append(error)  # raised in its turn
                 continue
             if document is None:
                 break
@@ -61,17 +65,17 @@ class BufferedShuffle:
         """See :class:`~titan_core.api.dataset.DocumentShard`."""
         if self._at_end():
             return {"block": self._block + 1, "begin": self._shard.state_dict(), "given": 0}
-        return {"block": self._block, "begin": self._begin, "given": self._given}
+        return {"block": self._block, "begin": self._begin, "given": self._returned}
 
     def load_state_dict(self, state: State) -> None:
-        """See :class:`~titan_core.api.dataset.DocumentShard`. Nothing is read yet: reading may fail."""
+        """See :class:`~titan_core.api.dataset.DocumentShard`. Reads nothing, because reading may fail."""
         self._block, self._begin = int(state["block"]), state["begin"]
         self._shard.load_state_dict(self._begin)
-        self._documents, self._given = None, int(state["given"])
+        self._documents, self._returned = None, int(state["given"])
 
 
 class ShuffledStream:
-    """A streamed source, shuffled."""
+    """A shuffled stream of documents."""
 
     num_documents = None
 
@@ -79,6 +83,6 @@ class ShuffledStream:
         self._source, self._size, self._seed = source, size, seed
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """The source's shard, in another order."""
+        """Return the source's shard, shuffled."""
         shard = self._source.shard(index, count, epoch)
         return BufferedShuffle(shard, self._size, (self._seed, index, count, epoch))

@@ -1,4 +1,4 @@
-"""The embedded tokenizer: an id for each byte of UTF-8, and two marks. Needs no file and no library."""
+"""The embedded tokenizer: one id per UTF-8 byte, and two special ids. Needs no file and no library."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class ByteTokenizer:
 
     @property
     def begin_ids(self) -> list[int]:
-        """What a document begins with."""
+        """Ids at the beginning of a document."""
         return [256]
 
     @property
     def end_ids(self) -> list[int]:
-        """What a document ends with."""
+        """Ids at the end of a document."""
         return [257]
 
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
-        """The ids of ``text`` between begin and end of text."""
-        import numpy  # not with this module, which commands import that tokenise nothing
+        """Return the ids of ``text`` between the begin and end ids."""
+        import numpy  # here, because commands that tokenise nothing import this module
 
         try:
             data = text.encode()
@@ -43,18 +43,22 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 are shown as U+FFFD."""
-        return b"".join(_MARKS[one].encode() if one in _MARKS else bytes([one]) for one in ids).decode(errors="replace")
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(_MARKS[token].encode() if token in _MARKS else bytes([token]) for token in ids).decode(
+            errors="replace"
+        )
 
 
 def build(context: TokenizerContext[None]) -> ByteTokenizer:
-    """The default.
+    """Build the byte tokenizer.
 
     Raises:
-        UserError: a path was given, which says that another tokenizer was meant.
+        UserError: ``model.tokenizer_path`` is set, so another tokenizer was intended.
     """
     if context.path is not None:
         raise UserError.one(
-            context.path, "tokenizer 'byte' takes no file", "set model.tokenizer to another one, or drop the path"
+            context.path,
+            "tokenizer 'byte' takes no file",
+            "set model.tokenizer to the tokenizer of this file, or remove the path",
         )
     return ByteTokenizer()

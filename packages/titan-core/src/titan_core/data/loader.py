@@ -1,4 +1,4 @@
-"""A rank's share of each global batch."""
+"""The data loader: this rank's share of each global batch."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepData:
-    """What one rank computes on in one optimizer step."""
+    """One rank's data for one optimizer step."""
 
     microbatches: list[Batch]
     epoch: int
-    """How many times the dataset was read to its end."""
+    """Number of times that the dataset was read to its end."""
     targets_by_dataset: list[int]
-    """Target tokens of this rank's share, by dataset."""
+    """Number of target tokens in this rank's share, by dataset."""
     target_weight: float
-    """The weight of the targets of this rank's share."""
+    """Total weight of the targets in this rank's share."""
     corrupt: int = 0
-    """Corrupt records that this rank has skipped so far."""
+    """Number of corrupt records that this rank has skipped so far."""
     empty: int = 0
-    """Empty documents that this rank has left out so far."""
+    """Number of empty documents that this rank has skipped so far."""
     ended: bool = False
-    """Whether nothing is left to compute on (of a dataset that is read once; other ranks may have something still)."""
+    """Whether this rank has no data left. Only for datasets that are read once; other ranks may still have data."""
 
 
 class DataLoader:
     """Cuts the logical shards that a rank owns into microbatches.
 
-    The global batch has a fixed number of places; each logical shard fills the same places in every step, and a rank owns
-    whole shards: which tokens a step consumes does not depend on the number of ranks.
+    Each logical shard fills the same rows of every global batch, and a rank owns whole shards. The tokens of a step thus do
+    not depend on the number of ranks.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class DataLoader:
         """
         Args:
             sources: the datasets of ``spec``, opened.
-            rank: counts the groups of ranks that see different sequences, from 0 to ``spec.plan.ranks - 1``.
+            rank: number of this rank's data-parallel group, from 0 to ``spec.plan.ranks - 1``.
             document_mask: whether positions and attention restart with each document.
-            workers: processes that read; 0 reads in a thread.
-            ahead: steps that are read before they are wanted.
+            workers: number of reader processes; 0 reads in a thread.
+            ahead: number of steps to read ahead.
         """
         owned = spec.plan.logical_shards // spec.plan.ranks
         self._spec, self._sources, self._tokenizer = spec, sources, tokenizer
@@ -78,11 +78,11 @@ class DataLoader:
         self._prefetch: Prefetch | None = None
         self._positions: dict[str, State] | None = None
         self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
-        self._untrainable: set[int] = set()  # datasets that this was logged of
+        self._untrainable: set[int] = set()  # datasets that this was logged for
 
     def peek(self) -> StepData | None:
-        """The next step's microbatches, or ``None`` where a logical shard has ended and is not to be repeated. Positions
-        stay those before them until :meth:`next_step` consumes them."""
+        """Return the next step's data, or ``None`` if a logical shard has ended and is not repeated. The positions do not
+        advance until :meth:`next_step` consumes the data."""
         if not self._peeked:
             if self._prefetch is None:
                 self._prefetch = Prefetch(
@@ -94,7 +94,7 @@ class DataLoader:
         return step[0] if step is not None else None
 
     def next_step(self) -> StepData | None:
-        """Consume the next step's microbatches."""
+        """Return and consume the next step's data, or ``None`` like :meth:`peek`."""
         self.peek()
         step = self._peeked[0]
         if step is None:
@@ -104,51 +104,51 @@ class DataLoader:
         return data
 
     def state_dict(self) -> State:
-        """The position of each logical shard that this rank owns, after the last step that was consumed; and what the
-        positions are positions in."""
+        """Return the position of each of this rank's logical shards after the last consumed step, and the identity of the
+        stream that the positions belong to."""
         if self._positions is None:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
         return {"stream_of": self._stream, "shards": self._positions}
 
     def refused_changes(self, state: State, allowed: Sequence[str] = ()) -> list[RefusedChange]:
-        """What keeps the positions of ``state``, which :meth:`state_dict` returned, from being positions in this stream.
+        """Return the differences between this stream and that of ``state``, returned by :meth:`state_dict`.
 
         Args:
-            allowed: patterns of what may differ (:func:`~titan_core.data.streams.stream_changes`).
+            allowed: patterns of accepted differences (:func:`~titan_core.data.streams.stream_changes`).
         """
         refused, _ = stream_changes(self._spec, state["stream_of"], self._stream, allowed)
         return refused
 
     def load_state_dict(self, state: State, allowed: Sequence[str] = ()) -> None:
-        """Resume from positions that :meth:`state_dict` returned, here or on other ranks, whose shards may be in it too.
+        """Resume from positions that :meth:`state_dict` returned on any ranks; ``state`` may include shards of others.
 
         Args:
-            allowed: patterns of what may differ (:func:`~titan_core.data.streams.stream_changes`).
+            allowed: patterns of accepted differences (:func:`~titan_core.data.streams.stream_changes`).
 
         Raises:
-            UserError: they are positions in another stream.
-            ValueError: they are no positions.
+            UserError: the positions belong to another stream.
+            ValueError: a position is missing or malformed.
         """
         refused, accepted = stream_changes(self._spec, state["stream_of"], self._stream, allowed)
         if refused:
             raise refusal(refused, allowed)
         for change in accepted:
-            log.warning("the data has changed since it was last read: %s", change)
+            log.warning("the data has changed since the checkpoint: %s", change)
         self.close()
-        # What is wrong with them shall be known now, and not in the thread or the process that reads.
+        # Check now, rather than fail in the thread or process that reads.
         first = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
         for index, position in first.items():
-            if not _like(state["shards"].get(index), position):
-                raise ValueError(f"logical shard {index} has no position in the data")
+            if not _has_form_of(state["shards"].get(index), position):
+                raise ValueError(f"logical shard {index} has no valid position in the data")
         self._positions = {index: state["shards"][index] for index in first}
 
     @cached_property
     def _stream(self) -> State:
-        """What the positions are positions in. Found out once: it looks at the data."""
+        """Identity of the stream that positions belong to. Cached, because computing it reads the data."""
         return stream_identity(self._spec, self._sources, self._tokenizer)
 
     def close(self) -> None:
-        """Read no further ahead."""
+        """Stop reading ahead."""
         if self._prefetch is not None:
             self._prefetch.close()
         self._prefetch = None
@@ -156,7 +156,7 @@ class DataLoader:
 
     def _step_of(self, parts: list[StepRows]) -> tuple[StepData, dict[str, State]]:
         rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
-        whole = _batch(rows, _weights(parts), [one for part in parts for one in part.lengths], self._document_mask)
+        whole = _batch(rows, _weights(parts), [lengths for part in parts for lengths in part.lengths], self._document_mask)
         first = self._indices.start * (len(rows) // len(self._indices))  # a logical shard fills the same rows of each batch
         whole = replace(whole, rows=torch.arange(first, first + len(rows)))
         targets: Counter[int] = Counter()
@@ -166,10 +166,10 @@ class DataLoader:
             targets[dataset] += count
             if sum(row) > 1 and not count and dataset not in self._untrainable:
                 self._untrainable.add(dataset)
-                # As an error: only these are logged on ranks other than the first, which have documents of their own.
+                # An error, because ranks other than the first, which read other documents, log only errors.
                 log.error(
-                    "dataset %r: a sequence has no token to train on: each of its documents is one token, and "
-                    "data.document_mask keeps documents apart; or the weights of all its tokens are 0",
+                    "dataset %r: a sequence has no token to train on: each of its documents has one token and "
+                    "data.document_mask separates them, or the weights of all its tokens are 0",
                     self._spec.datasets[dataset].name,
                 )
         size = self._spec.plan.local_size
@@ -186,7 +186,7 @@ class DataLoader:
 
 
 def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataLoader:
-    """The loader of the job's training data, for the ``rank``-th of the ranks that see different sequences."""
+    """Return the loader of the job's training data for data-parallel group ``rank``."""
     section = job.config.section(DataSection)
     return DataLoader(
         job.data,
@@ -199,16 +199,16 @@ def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataL
     )
 
 
-def _like(position: Any, first: Any, of_source: bool = False) -> bool:
-    """Whether ``position`` is made as ``first``, that of a beginning, is: ``None`` there may become anything. What a source
-    says of a position of its own (``of_source``) may have other keys and longer lists later."""
+def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
+    """Return whether ``position`` has the structure of ``first``, the position of a beginning, in which ``None`` matches
+    anything. Within the position of a source (``of_source``), keys may differ and lists may grow."""
     if isinstance(first, dict):
         same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
         common = (key for key in first if same and key in position)
-        return same and all(_like(position[key], first[key], of_source or key == "document") for key in common)
+        return same and all(_has_form_of(position[key], first[key], of_source or key == "document") for key in common)
     if isinstance(first, list):
         same = isinstance(position, list) and (of_source or len(position) == len(first))
-        return same and (of_source or all(map(_like, position, first)))
+        return same and (of_source or all(map(_has_form_of, position, first)))
     if isinstance(first, int):
         return type(position) is type(first) and position >= 0
     return first is None or isinstance(position, type(first))
@@ -224,7 +224,7 @@ def _weights(parts: list[StepRows]) -> NDArray[Any] | None:
 
 
 def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[int]], document_mask: bool) -> Batch:
-    """Rows of one token more than the sequence is long: each position's target is its successor."""
+    """Return the batch of ``rows``, each one token longer than a sequence: the target of a position is the next token."""
     width = rows.shape[1]
     tokens, targets = torch.from_numpy(rows[:, :-1].astype(numpy.int64)), rows[:, 1:].astype(numpy.int64)
     for row, pieces in zip(targets, lengths, strict=True):
@@ -238,7 +238,7 @@ def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[
         return Batch(tokens, torch.from_numpy(targets), weights=of_targets)
     documents, starts = numpy.empty(rows.shape, numpy.int64), numpy.empty(rows.shape, numpy.int64)
     for number, pieces in enumerate(lengths):
-        sizes = numpy.array([*pieces, width - sum(pieces)])  # what a short row lacks is a document of its own
+        sizes = numpy.array([*pieces, width - sum(pieces)])  # padding of a short row counts as a document
         documents[number] = numpy.arange(len(sizes)).repeat(sizes)
         starts[number] = (sizes.cumsum() - sizes).repeat(sizes)
     positions = numpy.arange(width) - starts

@@ -1,4 +1,4 @@
-"""Which dataset each sequence of a run comes from. A function of the sequence's number alone."""
+"""Selection of a dataset for each sequence of a run, as a function of the sequence's number alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import accumulate
 
 _BITS = 64
 _GOLDEN = 0x9E3779B97F4A7C15
-"""``2 ** 64`` divided by the golden ratio: multiples of it are spread over a circle as evenly as any (Weyl's sequence)."""
+"""``2 ** 64`` divided by the golden ratio. Its multiples are spread evenly over a circle (a Weyl sequence)."""
 
 
 class Mixture:
-    """Datasets by weight. The share of each dataset in any run of successive sequences is its weight, up to a few sequences:
-    nothing is drawn at random, so short runs and single batches are mixed well too."""
+    """Datasets by weight. In any range of successive sequences the share of a dataset equals its weight, up to a few
+    sequences. Nothing is drawn at random, so short runs and single batches are well mixed too."""
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         """``weights`` need not sum to 1."""
@@ -24,6 +24,6 @@ class Mixture:
         self._offset = int.from_bytes(digest[:8], "little")
 
     def dataset_of(self, sequence: int) -> int:
-        """The dataset of the ``sequence``-th sequence of the run, counted over all ranks."""
+        """Return the number of the dataset for sequence ``sequence`` of the run, counted over all ranks."""
         point = (sequence * _GOLDEN + self._offset) % 2**_BITS
         return bisect_right(self._bounds, point)

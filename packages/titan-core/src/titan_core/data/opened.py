@@ -1,4 +1,4 @@
-"""A job's datasets, opened: what is wrong with them is found here, before any process group or model exists."""
+"""Opening of a job's datasets, which finds their mistakes before any process group or model exists."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedData:
-    """In the order of the job's datasets."""
+    """The opened sources, in the order of the job's datasets."""
 
     training: Sequence[DocumentSource]
     validation: Sequence[DocumentSource] = ()
 
     @classmethod
     def of(cls, job: Job) -> OpenedData:
-        """Open them all.
+        """Open all datasets of ``job``.
 
         Raises:
-            UserError: one cannot be.
+            UserError: a dataset cannot be opened.
         """
         if isinstance(job.text_tokenizer, DescribesMarks):
             for line in job.text_tokenizer.describe_marks():

@@ -1,4 +1,4 @@
-"""Reading ahead, beside training: in a thread, or in worker processes. Free of torch."""
+"""Background reading of data, in a thread or in worker processes. Free of torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Positions = dict[str, State]
 
 
 class Prefetch:
-    """Reads the steps of some logical shards ahead. Each worker has logical shards of its own, so that their number changes
-    nothing in what is read."""
+    """Reads the steps of some logical shards ahead. Each worker reads its own shards, so the number of workers does not
+    affect the data."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Prefetch:
         ahead: int,
         positions: Positions | None,
     ) -> None:
-        """``positions``: where to begin; ``None`` at the beginning."""
+        """``positions``: where to start; ``None`` starts at the beginning."""
         self._lanes = (
             [_Process(spec, part, positions) for part in _divided(indices, workers)]
             if workers
@@ -43,16 +43,16 @@ class Prefetch:
         )
         self._ahead: deque[list[Future[StepRows | None]]] = deque()
         for _ in range(ahead):
-            self._ask()
+            self._request()
 
     def next(self) -> list[StepRows] | None:
-        """The next step's rows, in the order of the logical shards; ``None`` at the end of the data.
+        """Return the next step's rows, in the order of the logical shards; ``None`` at the end of the data.
 
         Raises:
             UserError: the data cannot be read.
         """
         try:
-            self._ask()
+            self._request()
             parts = [future.result() for future in self._ahead.popleft()]
         except BrokenProcessPool:
             raise UserError.one("a data worker", ENDED, "lower data.num_workers or data.shuffle_buffer") from None
@@ -60,16 +60,16 @@ class Prefetch:
         return whole if len(whole) == len(parts) else None
 
     def close(self) -> None:
-        """Read no further. What is being read is let go."""
+        """Stop reading, and abandon reads that are under way."""
         for lane in self._lanes:
             lane.close()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         self._ahead.append([lane.read() for lane in self._lanes])
 
 
 class _Thread:
-    """Reads in a thread of this process: one that does not keep it from ending, wherever an interrupt has left it."""
+    """Reads in a daemon thread, which cannot keep the process alive after an interrupt."""
 
     def __init__(
         self,
@@ -81,35 +81,35 @@ class _Thread:
     ) -> None:
         self._make = partial(_make_group, spec, sources, tokenizer, indices, positions)
         self._group: ShardGroup | None = None
-        self._asked: SimpleQueue[Future[StepRows | None] | None] = SimpleQueue()
+        self._requests: SimpleQueue[Future[StepRows | None] | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="data", daemon=True)
         self._thread.start()
 
     def read(self) -> Future[StepRows | None]:
         future: Future[StepRows | None] = Future()
-        self._asked.put(future)
+        self._requests.put(future)
         return future
 
     def close(self) -> None:
         self._closed = True
-        self._asked.put(None)
+        self._requests.put(None)
         if self._group is not None:
             self._group.stop()
         self._thread.join(timeout=10)
 
     def _work(self) -> None:
-        while (future := self._asked.get()) is not None and not self._closed:
+        while (future := self._requests.get()) is not None and not self._closed:
             try:
                 if self._group is None:
                     self._group = self._make()
                 future.set_result(self._group.read())
-            except Exception as error:  # noqa: BLE001 - raised where the result is waited for
+            except Exception as error:  # noqa: BLE001 - raised by ``result()``
                 future.set_exception(error)
 
 
 class _Process:
-    """Reads in a process of its own."""
+    """Reads in a separate process."""
 
     def __init__(self, spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
         self._executor = worker_processes(1)
@@ -123,14 +123,14 @@ class _Process:
 
 
 _group: Future[ShardGroup] = Future()
-"""In a worker process: what it reads."""
+"""The shards that a worker process reads; set in worker processes only."""
 
 
 def _open(spec: StreamSpec, indices: Sequence[int], positions: Positions | None) -> None:
     try:
         tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
         _group.set_result(_make_group(spec, open_sources(spec), tokenizer, indices, positions))
-    except Exception as error:  # noqa: BLE001 - kept for the first read, which raises it where it is waited for
+    except Exception as error:  # noqa: BLE001 - raised by the first read
         _group.set_exception(error)
 
 
@@ -147,12 +147,12 @@ def _make_group(
 ) -> ShardGroup:
     group = ShardGroup(spec, sources, tokenizer, indices)
     if positions is not None:
-        group.go_to(positions)
+        group.load_positions(positions)
     return group
 
 
 def _divided(indices: Sequence[int], workers: int) -> list[Sequence[int]]:
-    """``indices`` in order, in parts of almost the same size; no more parts than there are indices."""
+    """Divide ``indices``, in order, into at most ``workers`` nonempty parts of almost equal size."""
     workers = min(workers, len(indices))
     cuts = [len(indices) * number // workers for number in range(workers + 1)]
     return [indices[first:last] for first, last in pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""Logical shards: what they read next, and where they are. Free of torch, so that a worker process starts in a blink."""
+"""Logical shards: their next sequences and their positions. Free of torch, so that worker processes start quickly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from titan_core.data.tokens import TokenStream, Window
 
 
 class LogicalShard:
-    """One logical shard: a stream of each dataset, and which one is next."""
+    """One logical shard: a stream per dataset, and the choice of the next one."""
 
     def __init__(
         self,
@@ -28,25 +28,25 @@ class LogicalShard:
         index: int,
     ) -> None:
         plan = spec.plan
-        self._mixture = Mixture([one.weight for one in spec.datasets], spec.seed)
+        self._mixture = Mixture([dataset.weight for dataset in spec.datasets], spec.seed)
         self._index, self._per_step = index, plan.global_size // plan.logical_shards
         self._global_size, self._length = plan.global_size, plan.seq_len + 1
         self._streams = [
-            TokenStream(source, tokenizer, index, plan.logical_shards, spec.on_end, one.name, reader)
-            for one, source, reader in zip(spec.datasets, sources, readers, strict=True)
+            TokenStream(source, tokenizer, index, plan.logical_shards, spec.on_end, dataset.name, reader)
+            for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
         self._taken = 0
 
     @property
     def epoch(self) -> int:
-        """How many times every dataset was read to its end."""
+        """Number of times that every dataset was read to its end."""
         return min(stream.epoch for stream in self._streams)
 
     def take(self) -> tuple[Window, int] | None:
-        """The next window, and its dataset."""
-        step, place = divmod(self._taken, self._per_step)
-        # A logical shard fills the same places of every global batch, on whatever rank.
-        sequence = step * self._global_size + self._index * self._per_step + place
+        """Return the next window and the number of its dataset, or ``None`` at the end of the data."""
+        step, row = divmod(self._taken, self._per_step)
+        # A logical shard fills the same rows of every global batch, on any rank.
+        sequence = step * self._global_size + self._index * self._per_step + row
         dataset = self._mixture.dataset_of(sequence)
         window = self._streams[dataset].take(self._length)
         if window is None:
@@ -55,11 +55,11 @@ class LogicalShard:
         return window, dataset
 
     def state_dict(self) -> State:
-        """The position after the last window."""
+        """Return the position after the last window."""
         return {"taken": self._taken, "streams": [stream.state_dict() for stream in self._streams]}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a position that :meth:`state_dict` gave."""
+        """Resume from a position that :meth:`state_dict` returned."""
         self._taken = int(state["taken"])
         for stream, position in zip(self._streams, state["streams"], strict=True):
             stream.load_state_dict(position)
@@ -74,21 +74,21 @@ class ShardGroup:
         plan = spec.plan
         self._once = spec.on_end == "once"
         self._per_step, self._length = plan.global_size // plan.logical_shards, plan.seq_len + 1
-        self._readers = [DocumentReader(spec.policy, one.name) for one in spec.datasets]
+        self._readers = [DocumentReader(spec.policy, dataset.name) for dataset in spec.datasets]
         shuffled = _shuffled(spec, sources)
         self._shards = {index: LogicalShard(spec, shuffled, tokenizer, self._readers, index) for index in indices}
 
     def read(self) -> StepRows | None:
-        """The next step's rows, or ``None`` where a logical shard has ended and is not to be repeated."""
+        """Return the next step's rows, or ``None`` if a logical shard has ended and is not repeated."""
         taken: list[tuple[Window, int]] = []
         for shard in self._shards.values():
             for _ in range(self._per_step):
-                one = shard.take()
-                if one is None:
+                sequence = shard.take()
+                if sequence is None:
                     if not self._once:
                         return None
-                    one = Window([]), 0
-                taken.append(one)
+                    sequence = Window([]), 0
+                taken.append(sequence)
         rows = numpy.zeros((len(taken), self._length), numpy.uint32)
         for row, (window, _) in zip(rows, taken, strict=True):
             if window.pieces:
@@ -106,22 +106,22 @@ class ShardGroup:
         )
 
     def stop(self) -> None:
-        """Wait for nothing that is to be tried again; from another thread."""
+        """Abort waits before retries. Called from another thread."""
         for reader in self._readers:
             reader.stopped.set()
 
     def positions(self) -> dict[str, State]:
-        """Each logical shard's position, after what was read."""
+        """Return the position of each logical shard after the last read."""
         return {str(index): shard.state_dict() for index, shard in self._shards.items()}
 
-    def go_to(self, positions: dict[str, State]) -> None:
-        """Go on from positions that :meth:`positions` gave, here or elsewhere."""
+    def load_positions(self, positions: dict[str, State]) -> None:
+        """Resume from positions that :meth:`positions` returned, in any process."""
         for index, shard in self._shards.items():
             shard.load_state_dict(positions[str(index)])
 
 
 def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] | None:
-    if all(one is None for window in windows for one in window.weights):
+    if all(weights is None for window in windows for weights in window.weights):
         return None
     weights = numpy.ones(shape, numpy.float32)
     for row, window in zip(weights, windows, strict=True):
@@ -134,8 +134,8 @@ def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] 
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:
-    """Streams read through a buffer, where one is wanted; the others have an order of their own in each epoch already."""
+    """Return ``sources`` with streams shuffled through a buffer, if configured. Other sources already shuffle each epoch."""
     if not spec.shuffle_buffer:
         return list(sources)
     size, seed = spec.shuffle_buffer, spec.seed
-    return [ShuffledStream(one, size, seed) if one.num_documents is None else one for one in sources]
+    return [ShuffledStream(source, size, seed) if source.num_documents is None else source for source in sources]

@@ -1,4 +1,4 @@
-"""The embedded corpus: the Python standard library's own source text. Real text on every machine, without a network."""
+"""The embedded corpus: source text of Python's standard library. Real text on every machine, without a network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from titan_core.api.dataset import DatasetContext, DocumentSource
 from titan_core.api.errors import Problem
 
-_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
+_EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
 
 
 class StandardLibrary:
-    """A document is a source file."""
+    """The corpus; each source file is a document."""
 
     def __init__(self, root: Path) -> None:
         self.files = sorted(_source_files(root))
@@ -24,29 +24,29 @@ class StandardLibrary:
         return len(self.files)
 
     def text(self, index: int) -> str:
-        """The file's text, decoded as Python would."""
+        """Return the text of file ``index``, decoded like Python source."""
         with tokenize.open(self.files[index]) as file:
             return file.read()
 
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # site-packages may be large
-        yield from (Path(folder, name) for name in files if name.endswith(".py") and name not in _LEFT_OUT)
+        folders[:] = [name for name in folders if name not in _EXCLUDED]  # site-packages may be large
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and name not in _EXCLUDED)
 
 
 def open_stdlib(context: DatasetContext[None]) -> DocumentSource:
-    """The corpus of the Python that runs this."""
-    from titan_core.api.tools.shuffled import ShuffledDocuments  # numpy, which the check below can do without
+    """Open the corpus of the running Python."""
+    from titan_core.api.tools.shuffled import ShuffledDocuments  # needs numpy; the check below does not
 
     library = StandardLibrary(_root())
     return ShuffledDocuments(library, context.seed, library.files)
 
 
 def check_stdlib(context: DatasetContext[None]) -> list[Problem]:
-    """A Python without its library's source (a frozen or zipped one) has no such corpus."""
+    """Check that the library's source exists, unlike in a frozen or zipped Python, and that no path is set."""
     if not (_root() / "argparse.py").is_file():
-        return [Problem("dataset 'stdlib'", f"there is no source text in {_root()}", "set training.dataset")]
+        return [Problem("dataset 'stdlib'", f"{_root()} contains no source text", "set training.dataset to another dataset")]
     if context.path is not None:
         return [Problem(context.where, "dataset 'stdlib' takes no path", 'set training.dataset = "text" or "json"')]
     return []

@@ -1,4 +1,4 @@
-"""All that decides a stream of sequences, in a form that travels to other processes. Free of torch."""
+"""Identity of a stream of sequences, and opening of its sources. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """What a position in this stream means something in alone, by the names under which changes of it are allowed."""
+    """Return the properties that a position in this stream depends on, by the names under which changes can be allowed."""
     identity: dict[str, Any] = {
         "data.logical_shards": spec.plan.logical_shards,
-        "datasets": [one.context.name for one in spec.datasets],
+        "datasets": [dataset.context.name for dataset in spec.datasets],
         "model.tokenizer": fingerprint(tokenizer),
         "training.seed": spec.seed,
         "data.shuffle_buffer": spec.shuffle_buffer,
     }
-    for number, (one, source) in enumerate(zip(spec.datasets, sources, strict=True)):
-        found = getattr(source, "fingerprint", None)  # a stream has none, nor may a third party's source
+    for number, (dataset, source) in enumerate(zip(spec.datasets, sources, strict=True)):
+        found = getattr(source, "fingerprint", None)  # streams have none, and third-party sources may have none
         content = dict(found) if found is not None else None
         identity |= {
-            # Where the content is known, it may be in another place.
-            f"dataset.{number}.path": None if content else text_without_secrets(one.context.path or ""),
-            f"dataset.{number}.weight": one.weight,
-            f"dataset.{number}.split": one.context.split,
-            f"dataset.{number}.text_field": None if one.context.format else one.context.text_field,
-            f"dataset.{number}.format": one.context.format,
+            # Known content may move to another path.
+            f"dataset.{number}.path": None if content else text_without_secrets(dataset.context.path or ""),
+            f"dataset.{number}.weight": dataset.weight,
+            f"dataset.{number}.split": dataset.context.split,
+            f"dataset.{number}.text_field": None if dataset.context.format else dataset.context.text_field,
+            f"dataset.{number}.format": dataset.context.format,
             f"dataset.{number}.documents": source.num_documents,
             f"dataset.{number}.content": content,
         }
@@ -44,14 +44,14 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
 def stream_changes(
     spec: StreamSpec, before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
 ) -> tuple[list[RefusedChange], list[str]]:
-    """What differs between two :func:`stream_identity`.
+    """Compare two results of :func:`stream_identity`.
 
     Args:
-        allowed: patterns of what may differ: ``dataset.NAME.content`` and the like, or a config's key. What divides the
-            positions may not.
+        allowed: patterns of accepted differences, such as ``dataset.NAME.content`` or a config key. Differences in
+            ``data.logical_shards`` and in the list of datasets are never accepted.
 
     Returns:
-        What is not allowed, and what is.
+        The refused changes, and a description of each accepted one.
     """
     refused, accepted = [], []
     for key, value in now.items():
@@ -66,32 +66,32 @@ def stream_changes(
         where = f"dataset {spec.datasets[int(number)].name!r}: its {aspect}" if number else key
         if aspect == "content" and isinstance(old, Mapping) and isinstance(value, Mapping):
             differs = [part for part in ("files", "bytes", "sample") if old.get(part) != value.get(part)]
-            what = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
-            why = f"it is not the data that the run was trained on ({what}), and the saved position means nothing in it"
+            changes = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
+            why = f"differs from the data that the run was trained on ({changes}), so the saved position is meaningless"
         else:
             where = f"{where} = {value!r}"
-            why = f"the saved position in the data was made with {old!r}, and means nothing here"
-        problem = Problem(where, why, "set it as it was, or start over")
+            why = f"was {old!r} when the position in the data was saved, so the position is meaningless"
+        problem = Problem(where, why, "restore the old value, or start a new run")
         refused.append(RefusedChange(name, problem, allowable=not fixed))
     return refused, accepted
 
 
 def open_sources(spec: StreamSpec) -> list[DocumentSource]:
-    """Every dataset, opened.
+    """Open every dataset of ``spec``.
 
     Raises:
-        UserError: one that cannot be, or that has no document for each logical shard.
+        UserError: a dataset cannot be opened, or has fewer documents than logical shards.
     """
-    sources = [one.build.load()(one.context) for one in spec.datasets]
+    sources = [dataset.build.load()(dataset.context) for dataset in spec.datasets]
     shards = spec.plan.logical_shards
     problems = [
         Problem(
-            f"dataset {one.name!r}",
-            f"it has {source.num_documents} documents, fewer than the {shards} streams that they are divided into",
-            "lower data.logical_shards (or training.global_batch_size), or give more documents",
+            f"dataset {dataset.name!r}",
+            f"has {source.num_documents} documents, fewer than the {shards} logical shards",
+            "lower data.logical_shards (or training.global_batch_size), or add documents",
         )
-        for one, source in zip(spec.datasets, sources, strict=True)
-        if source.num_documents is not None and source.num_documents < shards and one.weight and spec.on_end != "once"
+        for dataset, source in zip(spec.datasets, sources, strict=True)
+        if source.num_documents is not None and source.num_documents < shards and dataset.weight and spec.on_end != "once"
     ]
     if problems:
         raise UserError(*problems)

@@ -1,4 +1,4 @@
-"""Documents to token sequences: one endless stream for each dataset of each logical shard. Free of torch."""
+"""Documents to token sequences: one stream per dataset and logical shard. Free of torch."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Window:
-    """Successive tokens of a stream: the end of a document, whole ones, the beginning of another."""
+    """Successive tokens of a stream: the end of one document, whole documents, the beginning of another."""
 
     pieces: list[NDArray[Any]]
-    """The tokens, by the document that they belong to."""
+    """The tokens, one array per document."""
     weights: list[NDArray[Any] | None] = field(default_factory=list)
-    """Of each piece, how much its tokens count as targets; ``None``: each counts 1."""
+    """The weights of each piece's tokens as targets; ``None``: every weight is 1."""
 
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
 
 class TokenStream:
-    """Documents of one logical shard, each between its begin and end tokens, one after another, cut into windows. A document
-    of these two alone is left out, and counted: a model would only learn that nothing follows a begin.
+    """The documents of one logical shard, each between begin and end tokens, concatenated and cut into windows.
 
-    The state is the position of the document that is being cut, and how many of its tokens are used up: what is
-    tokenised but not consumed is tokenised again after a restore, so nothing is lost and nothing comes twice.
+    Empty documents are skipped and counted; they would only teach a model that a begin may be followed by nothing.
+
+    The state is the position of the current document and the number of its tokens already used. Tokens that are not used
+    are tokenised again after a restore, so none is lost or repeated.
     """
 
     def __init__(
@@ -57,16 +58,17 @@ class TokenStream:
         self._reader = reader
         self._vocab_size = tokenizer.vocab_size
         self._nothing = numpy.asarray(tokenizer.encode_document(""))
-        self._go_to(epoch=0)
+        self._start_epoch(epoch=0)
         self._position: State = {"epoch": 0, "document": self._document_state, "used": 0}
 
     @property
     def epoch(self) -> int:
-        """How many times the shard was read to its end."""
+        """Number of times that the shard was read to its end."""
         return self._epoch
 
     def take(self, length: int) -> Window | None:
-        """The next ``length`` tokens; at the end of the shard, what ``on_end`` says."""
+        """Return the next ``length`` tokens. At the end of the shard ``on_end`` decides: repeat it, return ``None``, or
+        return the remaining tokens first."""
         pieces: list[NDArray[Any]] = []
         weights: list[NDArray[Any] | None] = []
         missing = length
@@ -86,12 +88,12 @@ class TokenStream:
         return Window(pieces, weights)
 
     def state_dict(self) -> State:
-        """The position after the last window that was taken."""
+        """Return the position after the last window."""
         return self._position
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a position that :meth:`state_dict` gave."""
-        self._go_to(state["epoch"])
+        """Resume from a position that :meth:`state_dict` returned."""
+        self._start_epoch(state["epoch"])
         self._shard.load_state_dict(state["document"])
         self._document_state = state["document"]
         self._position = state
@@ -101,22 +103,22 @@ class TokenStream:
             if self._used > len(self._document):
                 raise UserError.one(
                     f"dataset {self._name!r}",
-                    f"the data has changed: of the document at the saved position {self._used} tokens were used, and it has "
-                    f"{len(self._document)}",
-                    "restore the data, or start over",
+                    f"the data has changed: the document at the saved position has {len(self._document)} tokens, but "
+                    f"{self._used} of them were used",
+                    "restore the data, or start a new run",
                 )
 
-    def _go_to(self, epoch: int) -> None:
+    def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._shard: DocumentShard = self._source.shard(self._index, self._count, epoch)
         self._tokens_read = self._empty = 0
-        self._document_state = self._shard.state_dict()  # the shard's position before the document that is being cut
+        self._document_state = self._shard.state_dict()  # the shard's position before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._weights: NDArray[Any] | None = None
         self._used = 0
 
     def _read_document(self) -> bool:
-        """Go to the next document that has tokens; ``False`` where there is none and none will come."""
+        """Read the next document with tokens; return ``False`` if the data has ended."""
         while True:
             state = self._shard.state_dict()
             document = self._reader.next(self._shard)
@@ -134,10 +136,10 @@ class TokenStream:
         return True
 
     def _tokens_of(self, document: Document, state: State) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """The document's ids, and how much each counts as a target.
+        """Return the document's ids and their weights as targets.
 
         Raises:
-            UserError: they are none of the tokenizer's.
+            UserError: an id is outside of the vocabulary, or the weights are invalid.
         """
         try:
             if isinstance(document, WeightedTokens):
@@ -149,7 +151,7 @@ class TokenStream:
             raise UserError.one(
                 f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}",
                 str(error),
-                f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which gives these ids",
+                f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them",
             ) from None
 
     def _begin_next_epoch(self) -> bool:
@@ -159,7 +161,7 @@ class TokenStream:
             raise UserError.one(
                 f"dataset {self._name!r}",
                 f"all {self._empty:,} documents of logical shard {self._index} of {self._count} are empty",
-                "check data.text_field (or data.format), or give documents with text",
+                "check data.text_field (or data.format), or add documents with text",
             )
         if self._on_end != "repeat":
             return False
@@ -167,23 +169,23 @@ class TokenStream:
             raise UserError.one(
                 f"dataset {self._name!r}",
                 f"logical shard {self._index} of {self._count} has no tokens",
-                "lower data.logical_shards (or training.global_batch_size), or give more documents",
+                "lower data.logical_shards (or training.global_batch_size), or add documents",
             )
         if self._index == 0:
             log.info("dataset %r has ended; reading it again (epoch %d)", self._name, self._epoch + 2)
-        self._go_to(self._epoch + 1)
+        self._start_epoch(self._epoch + 1)
         return True
 
 
 def _checked_weights(weights: Any, count: int) -> NDArray[Any]:
-    """``weights`` as fp32.
+    """Return ``weights`` as fp32.
 
     Raises:
-        ValueError: they are not the weights of ``count`` tokens.
+        ValueError: the shape is not ``(count,)``, or a weight is negative or not finite.
     """
     result = numpy.asarray(weights, dtype=numpy.float32)
     if result.shape != (count,):
-        raise ValueError(f"its weights have the shape {result.shape}, and it has {count} tokens")
+        raise ValueError(f"its weights have shape {result.shape}, but it has {count} tokens")
     if not (numpy.isfinite(result).all() and (result >= 0).all()):
-        raise ValueError("its weights are not all finite and at least 0")
+        raise ValueError("its weights must all be finite and at least 0")
     return result

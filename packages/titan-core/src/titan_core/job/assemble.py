@@ -1,4 +1,4 @@
-"""Config and plugins to a job: pick components by name, check them against each other. Pure, and free of torch."""
+"""Assembly: picks components by name and checks them against each other. Pure, and free of torch."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ R = TypeVar("R")
 
 
 def assemble(config: Config, registry: Registry, world_size: int | None = None) -> Job:
-    """Decide everything about the job that ``config`` describes.
+    """Return the job that ``config`` describes.
 
     Args:
-        world_size: number of ranks; ``None`` takes the smallest world that the config allows.
+        world_size: number of ranks; ``None`` for the smallest world that the config allows.
 
     Raises:
-        UserError: every problem that could be found, in one error.
+        UserError: the job is invalid. Lists every problem found.
     """
     registry.require_sound()
     problems: list[Problem] = []
 
     def attempt(make: Callable[..., R], *arguments: object) -> R | None:
-        """Collect what is wrong instead of ending at the first mistake."""
+        """Collect problems instead of stopping at the first."""
         try:
             return make(*arguments)
         except UserError as error:
@@ -88,17 +88,19 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     active = [transform for transform in registry.all(Transform) if transform.active(transform.context(facts))]
     problems += check_served(facts, active, registry)
     problems += check_reduced(facts, active)
-    loggers = [one for one in registry.all(MetricLogger) if one.active(one.context(facts))]
-    debuggers = [one for one in registry.all(Debugger) if one.active(one.context(facts))]
+    loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(facts))]
+    debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(facts))]
     objectives = [] if objective is None else [objective]
     checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
     for component in checked:
         if component.check is not None:
             problems += component.check.load()(component.context(facts))
-    checkpoints = [one for one in registry.all(Checkpoint) if one.active(one.context(facts))]
+    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
     if len(checkpoints) > 1:
-        names = ", ".join(one.name for one in checkpoints)
-        problems.append(Problem(f"checkpoints {names}", "a job has one checkpoint format", "switch one off"))
+        names = ", ".join(checkpoint.name for checkpoint in checkpoints)
+        problems.append(
+            Problem(f"checkpoints {names}", "a job can use only one checkpoint format", "switch off all but one")
+        )
     if problems:
         raise UserError(*problems)
     assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
@@ -108,7 +110,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
         registry=registry,
         model=model,
         model_args=args,
-        transforms=tuple(sorted(active, key=lambda one: (one.phase, one.name))),
+        transforms=tuple(sorted(active, key=lambda transform: (transform.phase, transform.name))),
         data=stream,
         validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
         tokenizer=tokenizer,
@@ -125,7 +127,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
 def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
     name = config.value(key)
     if name not in registry.names(kind):
-        why = registry.unknown(kind) if name else f"no {kind.kind} is chosen, and no single one is installed"
+        why = registry.unknown(kind) if name else f"no {kind.kind} is selected, and none or several are installed"
         raise UserError(config.problem(key, why, registry.suggest(kind, name)))
     return registry.get(kind, name)
 
@@ -138,24 +140,26 @@ def _plan_mesh(config: Config, registry: Registry, world_size: int | None) -> Me
 
 
 def define_model(model: Model, args: BaseModel) -> ModelDefinition:
-    """The model of this size.
+    """Return the definition of ``model`` with ``args``.
 
     Raises:
-        UserError: its code cannot be imported, or refuses the arguments.
+        UserError: its code cannot be imported, or rejects the arguments.
     """
     return model.define.load()(args)
 
 
 def model_args(config: Config, model: Model) -> BaseModel:
-    """The model's flavor with ``[model.args]`` applied.
+    """Return the arguments of the model's flavor with ``[model.args]`` applied.
 
     Raises:
-        UserError: no such flavor, or arguments that the model refuses.
+        UserError: the flavor does not exist, or the model rejects the arguments.
     """
     section = config.section(ModelSection)
     if section.flavor not in model.flavors:
         flavors = ", ".join(model.flavors)
-        raise UserError(config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"it has {flavors}"))
+        raise UserError(
+            config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"choose one of {flavors}")
+        )
     args: BaseModel = model.flavors[section.flavor]
     cls = type(args)
     try:
@@ -166,7 +170,7 @@ def model_args(config: Config, model: Model) -> BaseModel:
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """``values`` with ``changes``; tables within tables are merged too."""
+    """Return ``values`` updated with ``changes``; nested tables are merged."""
     merged = dict(values)
     for key, change in changes.items():
         inner = merged.get(key)
@@ -182,70 +186,71 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
         raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
-        raise UserError(*(Problem(where, one.why, one.fix) for one in error.problems)) from error
+        raise UserError(*(Problem(where, problem.why, problem.fix) for problem in error.problems)) from error
 
 
 def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer | None) -> Iterator[Problem]:
-    """Whether the sequences and the vocabulary fit the model."""
+    """Check that the sequences and the vocabulary fit the model."""
     layout = model.layout
     if config.section(TrainingSection).seq_len > layout.max_seq_len:
         yield config.problem(
             "training.seq_len",
-            f"the model takes at most {layout.max_seq_len} tokens",
-            "shorten it, or give the model a longer context with model.args",
+            f"the model accepts at most {layout.max_seq_len} tokens",
+            "lower it, or lengthen the model's context with model.args",
         )
     if tokenizer is not None and tokenizer.vocab_size > layout.vocab_size:
         yield config.problem(
             "model.tokenizer",
-            f"its vocabulary has {tokenizer.vocab_size} tokens, and the model's only {layout.vocab_size}",
+            f"its vocabulary has {tokenizer.vocab_size} tokens, but the model's has only {layout.vocab_size}",
             "choose another tokenizer or flavor, or set the model's vocabulary with model.args",
         )
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:
-    """Whether the model can keep attention inside of documents."""
+    """Check that the model can confine attention to documents, if the config requests it."""
     if config.section(DataSection).document_mask and not model.layout.masks_documents:
-        why = f"model {config.section(ModelSection).name!r} cannot keep attention inside of a document"
-        yield config.problem("data.document_mask", why, "switch it off, or let the model's layout and mixers know documents")
+        why = f"model {config.section(ModelSection).name!r} cannot confine attention to a document"
+        fix = "set it to false, or add support to the model (masks_documents in its layout)"
+        yield config.problem("data.document_mask", why, fix)
 
 
 def check_param_groups(config: Config) -> Iterator[Problem]:
-    """Whether each pattern can decide for a parameter."""
+    """Check that each pattern can take effect."""
     groups = config.section(OptimizerSection).param_groups or []
     if len({group.pattern for group in groups}) < len(groups):
-        yield config.problem("optimizer.param_groups", "a pattern stands there twice, and the first always wins", "drop one")
+        yield config.problem("optimizer.param_groups", "contains a pattern twice, and the first always wins", "remove one")
 
 
 def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
-    """Whether every degree above 1, mixed precision and offloading are made real by a transform: never silently ignored."""
+    """Check that a transform serves each degree above 1, mixed precision and offloading: none is silently ignored."""
     served = {key for transform in active for key in transform.serves}
     named: tuple[MeshDim | MeshView, ...] = (*facts.mesh.dims, *facts.mesh.views)
-    asked = [one.degree_key for one in named if facts.mesh.degree(one.name) > 1]
+    requested = [dim.degree_key for dim in named if facts.mesh.degree(dim.name) > 1]
     training = facts.section(TrainingSection)
     for key in ("mixed_precision_param", "mixed_precision_reduce", "enable_cpu_offload"):
         if getattr(training, key) != type(training).model_fields[key].default:
-            asked.append(f"training.{key}")
-    for key in asked:
+            requested.append(f"training.{key}")
+    for key in requested:
         if key in served:
             continue
         shown = facts.config.value(key)
         why = "no plugin in use provides it"
         if shown == -1:
             dim = next(dim for dim in facts.mesh.dims if dim.degree_key == key)
-            why = f"{facts.mesh.degrees[dim.name]} processes are left to it, and {why}"
+            why = f"it takes the remaining {facts.mesh.degrees[dim.name]} processes, but {why}"
         package = provider("key", key)
         yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
 
 
 def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]:
-    """Whether gradients are summed over every mesh dimension whose ranks see different tokens."""
+    """Check that gradients are summed over every mesh dimension whose ranks see different tokens."""
     reduced = {name for transform in active for name in transform.reduces}
     for dim in facts.mesh.dims:
         served = any(dim.degree_key in transform.serves for transform in active)
         if not (dim.sees_other_data and served and facts.mesh.degrees[dim.name] > 1):
             continue
         if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
-            why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, and no "
-            why += "transform in use sums gradients over it, so that their weights would diverge"
-            fix = f"set it to 1; the plugin's transform that sums gradients over it should declare reduces = ({dim.name!r},)"
+            why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, but no "
+            why += "transform in use sums gradients over it, so the ranks' weights would diverge"
+            fix = f"set it to 1, or declare reduces = ({dim.name!r},) in the transform that sums gradients over it"
             yield facts.config.problem(dim.degree_key, why, fix)

@@ -1,4 +1,4 @@
-"""How a global batch is divided: ranks, microbatches, logical shards of the data. Arithmetic only."""
+"""Division of the global batch over ranks, microbatches and logical shards of the data. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from titan_core.api.errors import UserError
 from titan_core.api.sections import DataSection, TrainingSection
 
 MOST_TOKENS_AHEAD = 2**31
-"""Tokens that one rank may read ahead: 16 GiB of ids."""
+"""Most tokens that one rank may read ahead: 16 GiB of ids."""
 
 
 def plan_batch(config: Config, ranks: int) -> BatchPlan:
-    """Divide the global batch over ``ranks``.
+    """Divide the global batch over ``ranks`` groups of ranks that see different data.
 
     Raises:
-        UserError: sizes that do not divide each other.
+        UserError: a size does not divide another, or ``data.prefetch`` exceeds the limit.
     """
     training = config.section(TrainingSection)
     local = training.local_batch_size
@@ -29,7 +29,7 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
             config.problem(
                 "training.global_batch_size",
                 f"must be a multiple of local_batch_size {local} x data-parallel degree {ranks} = {local * ranks}",
-                f"for example {' or '.join(map(str, nearest))}, or another local_batch_size",
+                f"set it to {' or '.join(map(str, nearest))}, or change local_batch_size",
             )
         )
     shards = config.section(DataSection).logical_shards or size
@@ -38,7 +38,7 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
             config.problem(
                 "data.logical_shards",
                 f"must be a multiple of the data-parallel degree {ranks} and divide the global batch of {size} sequences",
-                f"0 takes {size}",
+                f"set it to 0 for the default of {size}",
             )
         )
     ahead = size // ranks * training.seq_len * config.section(DataSection).prefetch
@@ -46,8 +46,9 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
         raise UserError(
             config.problem(
                 "data.prefetch",
-                f"each rank would hold {ahead:.3g} tokens in memory ({size // ranks} sequences a step)",
-                f"at most {MOST_TOKENS_AHEAD:.3g}: lower it, training.global_batch_size or training.seq_len",
+                f"each rank would hold {ahead:.3g} tokens in memory ({size // ranks} sequences per step); the limit is "
+                f"{MOST_TOKENS_AHEAD:.3g}",
+                "lower it, training.global_batch_size or training.seq_len",
             )
         )
     return BatchPlan(size, local, size // (local * ranks), ranks, shards, training.seq_len)

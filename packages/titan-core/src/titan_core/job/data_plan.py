@@ -1,4 +1,4 @@
-"""Which datasets a job reads, and how. Free of torch."""
+"""The datasets of a job, and how it reads them. Free of torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MIXTURE = "data.mixture"
 
 
 def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> tuple[DatasetSpec, ...]:
-    """The datasets that are trained on, each looked at as far as that is cheap.
+    """Return the training datasets. Each is checked as far as that is cheap.
 
     Raises:
-        UserError: all that is wrong with them.
+        UserError: a dataset is invalid. Lists every problem found.
     """
     training, data = config.section(TrainingSection), config.section(DataSection)
     if data.mixture is None:
@@ -30,15 +30,15 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
         )
         return (_pick(config, registry, entry, "training", tokenizer),)
     problems: list[Problem] = []
-    for key, what in (("dataset_path", "path"), ("dataset_split", "split")):
+    for key, noun in (("dataset_path", "path"), ("dataset_split", "split")):
         if getattr(training, key) is not None:
-            why = f"{MIXTURE} names the datasets, each with a {what} of its own"
-            problems.append(config.problem(f"training.{key}", why, f"drop it, or {MIXTURE}"))
+            why = f"conflicts with {MIXTURE}, in which each dataset has its own {noun}"
+            problems.append(config.problem(f"training.{key}", why, f"remove it or {MIXTURE}"))
     if not any(entry.weight for entry in data.mixture):
-        problems.append(config.problem(MIXTURE, "no dataset has a weight above 0", "give one a weight"))
+        problems.append(config.problem(MIXTURE, "no dataset has a weight above 0", "set the weight of a dataset"))
     names = Counter(entry.name or entry.dataset for entry in data.mixture)
     for name in (name for name, count in names.items() if count > 1):
-        problems.append(config.problem(MIXTURE, f"two datasets are called {name!r}", "give each a name of its own"))
+        problems.append(config.problem(MIXTURE, f"two datasets are named {name!r}", "give each a different name"))
     specs = []
     for number, entry in enumerate(data.mixture):
         try:
@@ -51,16 +51,16 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
 
 
 def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> DatasetSpec | None:
-    """The dataset that is validated on, if any.
+    """Return the validation dataset, or ``None`` if validation is off.
 
     Raises:
-        UserError: all that is wrong with it.
+        UserError: the dataset is invalid. Lists every problem found.
     """
     section = config.section(ValidationSection)
     if not section.enable:
         return None
     if not section.dataset:
-        raise UserError(config.problem("validation.dataset", "a value is needed", "name the dataset to validate on"))
+        raise UserError(config.problem("validation.dataset", "is required", "set it to the dataset to validate on"))
     entry = MixtureEntry(
         dataset=section.dataset,
         dataset_path=section.dataset_path,
@@ -72,7 +72,7 @@ def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer
 
 
 def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets: tuple[DatasetSpec, ...]) -> StreamSpec:
-    """How ``datasets`` become sequences."""
+    """Return the spec by which ``datasets`` become sequences."""
     data = config.section(DataSection)
     return StreamSpec(
         datasets,
@@ -87,7 +87,7 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
 
 
 def tokenizer_context(config: Config, tokenizer: Tokenizer) -> TokenizerContext[Any]:
-    """What ``tokenizer`` is built with."""
+    """Return the context that ``tokenizer`` is built with."""
     return TokenizerContext(section=tokenizer.section_in(config), path=config.section(ModelSection).tokenizer_path)
 
 
@@ -99,7 +99,7 @@ def _pick(
     tokenizer: TextTokenizer | None,
     default_split: Literal["train", "validation"] = "train",
 ) -> DatasetSpec:
-    """The dataset that ``entry``, which stands in the config under ``table``, names."""
+    """Return the spec of the dataset that ``entry`` names; ``table`` is its place in the config."""
     data = config.section(DataSection)
     if entry.dataset not in registry.names(Dataset):
         fix = registry.suggest(Dataset, entry.dataset)
@@ -107,7 +107,7 @@ def _pick(
     dataset = registry.get(Dataset, entry.dataset)
     if entry.dataset_split is not None and not dataset.splits:
         where = config.where(f"{table}.dataset_split", entry.dataset_split)
-        raise UserError.one(where, f"dataset {entry.dataset!r} has no splits", "drop it")
+        raise UserError.one(where, f"dataset {entry.dataset!r} has no splits", "remove it")
     context: DatasetContext[Any] = DatasetContext(
         section=dataset.section_in(config),
         name=entry.dataset,

@@ -1,4 +1,4 @@
-"""Config and world size to a mesh plan. Free of torch."""
+"""The mesh plan for a config and a world size. Free of torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 def plan_mesh(
     config: Config, extra_dims: Iterable[MeshDim], world_size: int | None, extra_views: Iterable[MeshView] = ()
 ) -> MeshPlan:
-    """The degrees that ``config`` sets, ``-1`` resolved.
+    """Return the mesh with the degrees that ``config`` sets, ``-1`` resolved.
 
     Args:
-        world_size: number of ranks, or ``None`` for the smallest world that the config allows.
+        world_size: number of ranks; ``None`` for the smallest world that the config allows.
 
     Raises:
-        UserError: the degrees do not multiply to ``world_size``, or a view's degree does not divide what it borrows.
+        UserError: the degrees do not multiply to ``world_size``, or a view's degree does not divide the ranks that it
+            borrows.
     """
     dims = dims_in_order(extra_dims)
     views = sound_views(extra_views, dims)
@@ -30,7 +31,7 @@ def plan_mesh(
     view_degrees: dict[str, int] = {view.name: int(config.value(view.degree_key)) for view in views}
     fixed = math.prod(degree for degree in degrees.values() if degree > 0)
     if degrees["dp_shard"] == 0:
-        raise UserError(config.problem(REMAINDER_KEY, "must be at least 1, or -1 for all ranks that are left"))
+        raise UserError(config.problem(REMAINDER_KEY, "must be at least 1, or -1 for all remaining ranks"))
     if degrees["dp_shard"] == -1:
         if world_size is not None and world_size % fixed:
             raise UserError(_mismatch(config, dims, degrees, world_size))
@@ -46,7 +47,7 @@ def plan_mesh(
 
 
 def _smallest(views: Iterable[MeshView], degrees: Mapping[str, int], view_degrees: Mapping[str, int]) -> int:
-    """The smallest ``dp_shard`` with which each view's degree divides what it borrows."""
+    """Return the smallest ``dp_shard`` for which each view's degree divides the ranks that it borrows."""
     needed = [1]
     for view in views:
         if "dp_shard" in view.borrows:
@@ -62,18 +63,18 @@ def _indivisible(config: Config, plan: MeshPlan, view: MeshView) -> Problem:
     return config.problem(
         view.degree_key,
         f"must divide the {ranks} ranks that mesh view {view.name!r} borrows ({terms})",
-        f"set it to one of {', '.join(map(str, fitting))}, or enlarge {view.borrows[0]}",
+        f"set it to one of {', '.join(map(str, fitting))}, or increase {view.borrows[0]}",
     )
 
 
 def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:
-    asked = {dim.degree_key: degrees[dim.name] for dim in dims if degrees[dim.name] > 1}
-    fixed = math.prod(asked.values())
-    terms = " x ".join(f"{key} {degree}" for key, degree in asked.items())
-    wide = [key for key in asked if key != REMAINDER_KEY] or [REMAINDER_KEY]
+    requested = {dim.degree_key: degrees[dim.name] for dim in dims if degrees[dim.name] > 1}
+    fixed = math.prod(requested.values())
+    terms = " x ".join(f"{key} {degree}" for key, degree in requested.items())
+    wide = [key for key in requested if key != REMAINDER_KEY] or [REMAINDER_KEY]
     if degrees["dp_shard"] > 0:
-        fix = f"set {REMAINDER_KEY} = -1 to take all ranks that are left, or start {fixed} processes"
+        fix = f"set {REMAINDER_KEY} = -1 to use all remaining ranks, or start {fixed} processes"
     else:
         fix = f"start a multiple of {fixed} processes, or lower a degree"
-    reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), and there are {world_size} processes"
+    reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), but the world has {world_size} process(es)"
     return Problem(config.where(wide[0], config.value(wide[0])), reason, fix)

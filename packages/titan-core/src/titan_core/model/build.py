@@ -1,4 +1,4 @@
-"""Building what a rank trains: the model on the meta device, transformed, then materialised."""
+"""Building this rank's parts of the model: on the meta device, transformed, then materialised."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from titan_core.model.streams import begin_streams
 
 
 def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
-    """This rank's parts of the job's model (one, unless a pipeline cut makes more), with weights.
+    """Return this rank's parts of the job's model, with weights. Without a pipeline there is one part.
 
     Raises:
-        UserError: the model and its layout contradict each other, or a transform cannot divide the model.
+        UserError: the model contradicts its layout, or a transform cannot divide the model.
     """
     definition = job.facts.model
     with torch.device("meta"):
@@ -43,7 +43,7 @@ def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart
     guard = PartGuard(parts[0])
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job.facts, mesh, device))
-        parts = [one for part in parts for one in guard.apply(transform.name, apply, part)]
+        parts = [result for part in parts for result in guard.apply(transform.name, apply, part)]
     for part in parts:
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
@@ -58,15 +58,15 @@ def _apply(transform: Transform, context: TrainingContext[Any], part: ModelPart)
 
 
 def _check_param_groups(model: nn.Module, config: Config) -> None:
-    """A pattern of ``optimizer.param_groups`` that matches nothing is a misspelling. The whole model is here, not a part.
+    """Check that each pattern of ``optimizer.param_groups`` matches a parameter of the whole ``model``.
 
     Raises:
-        UserError: naming the pattern.
+        UserError: a pattern matches nothing.
     """
     names = [name for name, _ in model.named_parameters()]
     for group in config.section(OptimizerSection).param_groups or []:
         if not any(matches(name, [group.pattern]) for name in names):
             where = config.where("optimizer.param_groups", group.pattern)
             raise UserError.one(
-                where, "the pattern matches no parameter", f"the model has {names[0]}, {names[-1]} and the like"
+                where, "the pattern matches no parameter", f"match parameters such as {names[0]} or {names[-1]}"
             )

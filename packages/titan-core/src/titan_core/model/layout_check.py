@@ -1,4 +1,4 @@
-"""Holding a layout against its model, when the model is built."""
+"""Checks of a layout against its model, when the model is built."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from titan_core.api.tools.patterns import matches
 
 
 def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
-    """Hold ``layout`` against ``model`` (whole, before any transform).
+    """Check ``layout`` against the whole ``model``, before any transform.
 
     Raises:
-        UserError: names or patterns that match nothing, parameters or buffers without a first value, sizes that differ,
-            parameters that belong to none of embedding, blocks and head, or to two of them.
+        UserError: a name or pattern matches nothing, a parameter or buffer has no initial value, sizes differ, or a
+            parameter does not belong to exactly one of embedding, blocks and head.
     """
     where, fix = f"layout of model {name!r}", "fix the model plugin"
     problems = [Problem(where, why, fix) for why in _mistakes(model, layout)]
@@ -35,30 +35,30 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     buffers = dict(model.named_buffers())
     for field in ("embedding", "head"):
         names = getattr(layout, field)
-        yield from (f"{field} names {path!r}, which is no module" for path in names if path not in modules)
+        yield from (f"{field} names {path!r}, which is not a module" for path in names if path not in modules)
         if not names:
             yield f"{field} is empty"
     if layout.blocks not in modules:
-        yield f"blocks names {layout.blocks!r}, which is no module"
+        yield f"blocks names {layout.blocks!r}, which is not a module"
     else:
         blocks = model.get_submodule(layout.blocks)
         names = [name for name, _ in blocks.named_children()]
         if not isinstance(blocks, nn.ModuleList | nn.ModuleDict):
             yield f"blocks names {layout.blocks!r}, which is a {type(blocks).__name__}, not a ModuleList or ModuleDict"
         elif len(names) != layout.num_blocks:
-            yield f"num_blocks is {layout.num_blocks}, and {layout.blocks!r} has {len(names)}"
+            yield f"num_blocks is {layout.num_blocks}, but {layout.blocks!r} has {len(names)}"
         elif names != [str(index) for index in range(layout.num_blocks)]:
-            yield f"the blocks in {layout.blocks!r} are called {names[0]!r} to {names[-1]!r}, not '0' to '{len(names) - 1}'"
+            yield f"the blocks in {layout.blocks!r} are named {names[0]!r} to {names[-1]!r}, not '0' to '{len(names) - 1}'"
     if layout.block_costs and len(layout.block_costs) != layout.num_blocks:
-        yield f"block_costs has {len(layout.block_costs)} numbers, and num_blocks is {layout.num_blocks}"
+        yield f"block_costs has {len(layout.block_costs)} numbers, but num_blocks is {layout.num_blocks}"
     if not all(0.0 < cost < math.inf for cost in layout.block_costs):
-        yield f"block_costs must be positive, and are {list(layout.block_costs)}"
+        yield f"block_costs must be positive and finite, but are {list(layout.block_costs)}"
     for field in ("regions", "sums", "mixers"):
         for pattern in getattr(layout, field):
             if not any(matches(path, [pattern]) for path in modules):
                 yield f"{field} pattern {pattern!r} matches no module"
     if layout.masks_documents and "documents" not in inspect.signature(model.forward).parameters:
-        yield "masks_documents is true, and the model's forward takes no documents"
+        yield "masks_documents is true, but the model's forward has no parameter 'documents'"
     for field in ("rules", "parameters"):
         for pattern in getattr(layout, field):
             if not any(matches(path, [pattern]) for path in parameters):
@@ -66,7 +66,7 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     yield from _rules(model, layout)
     for path in (path for path, _ in model.named_parameters()):
         if layout.initial_value(path) is None:
-            yield f"parameter {path!r} has no first value"
+            yield f"parameter {path!r} has no initial value"
     for pattern in layout.buffers:
         if not any(matches(path, [pattern]) for path in buffers):
             yield f"buffers pattern {pattern!r} matches no buffer"
@@ -75,54 +75,57 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
             yield f"buffer {path!r} has no function that computes it"
     for path, source in layout.tied.items():
         if path not in parameters or source not in parameters:
-            yield f"tied names {path!r} and {source!r}, of which one is no parameter"
+            yield f"tied names {path!r} and {source!r}, but one of them is not a parameter"
         elif parameters[path] is not parameters[source]:
-            yield f"tied names {path!r} and {source!r}, which the model does not share"
+            yield f"tied names {path!r} and {source!r}, but they are not one parameter in the model"
     aliases = set(parameters) - {path for path, _ in model.named_parameters()}
     for path in sorted(aliases - set(layout.tied)):
-        yield f"parameter {path!r} is shared with another, and tied does not say with which"
+        yield f"parameter {path!r} is shared with another one that tied does not name"
 
 
 def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
-    """Rules that their parameters cannot have."""
+    """Yield rules that do not fit their parameters."""
     for path, parameter in model.named_parameters(remove_duplicate=False):
         rule = layout.rule(path)
         name = path.rpartition(".")[0]
         if isinstance(rule, Column | Row):
             module = model.get_submodule(name)
             if not isinstance(module, nn.Linear):
-                shown = f"{type(rule).__name__}() for {path!r}, and its module is a {type(module).__name__}, no nn.Linear"
-                yield f"rules have {shown}: Shard(dim) divides any other parameter"
+                shown = (
+                    f"{type(rule).__name__}() for {path!r}, but its module is a {type(module).__name__}, not an nn.Linear"
+                )
+                yield f"rules contain {shown}: use Shard(dim) for other parameters"
             elif layout.rule(f"{name}.weight") != rule or (module.bias is not None and layout.rule(f"{name}.bias") != rule):
-                yield f"rules have {rule} for {path!r}, and not for weight and bias of that layer alike"
+                yield f"rules contain {rule} for {path!r}, but weight and bias of a layer must have the same rule"
         dims = [rule.dim] if isinstance(rule, Shard | Experts) else []
         if isinstance(rule, Experts) and isinstance(rule.within, Shard):
             dims.append(rule.within.dim)
         for dim in dims:
             if not -parameter.dim() <= dim < parameter.dim():
-                yield f"rules have {rule} for {path!r}, which has {parameter.dim()} dimension(s)"
+                yield f"rules contain {rule} for {path!r}, which has {parameter.dim()} dimension(s)"
         if len({dim % max(1, parameter.dim()) for dim in dims}) < len(dims):
-            yield f"rules have {rule} for {path!r}, which divides one dimension twice"
+            yield f"rules contain {rule} for {path!r}, which divides one dimension twice"
 
 
 def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
-    """What breaks the rule that each parameter belongs to exactly one of the modules that hidden states pass through, which
-    are the units that a pipeline distributes and FSDP gathers. Yields (why, fix)."""
+    """Yield (why, fix) for each parameter that does not belong to exactly one module of embedding, blocks and head. Hidden
+    states pass through these modules; pipelines distribute them, and FSDP gathers them, as units.
+    """
     fields = {name: field for field in ("embedding", "head") for name in getattr(layout, field)}
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
     fields |= dict.fromkeys(blocks, "blocks")
     named = [*layout.embedding, *blocks, *layout.head]
     for name in sorted({name for name in named if named.count(name) > 1}):
-        yield f"module {name!r} stands in embedding, blocks and head more than once", "name it in one of them"
+        yield f"module {name!r} is named more than once in embedding, blocks and head", "name it once"
     for name, field in fields.items():
         for outer, other in fields.items():
             if name.startswith(f"{outer}."):
-                yield f"{field} names {name!r}, which is a part of {outer!r} in {other}", "name only one of the two"
+                yield f"{field} names {name!r}, which is part of {outer!r} in {other}", "name only one of the two"
     persistent = set(model.state_dict(keep_vars=True))
     tensors = {path: "parameter" for path, _ in model.named_parameters()}
     tensors |= {path: "persistent buffer" for path, _ in model.named_buffers() if path in persistent}
     for path, kind in tensors.items():
         if not any(path.startswith(f"{unit}.") for unit in fields):
             owner = path.rpartition(".")[0]
-            fix = f"name its module {owner!r} in one of them" if owner else "move it into a module that one of them names"
+            fix = f"add its module {owner!r} to one of them" if owner else "move it into a module that one of them names"
             yield f"{kind} {path!r} belongs to none of embedding, blocks and head", fix

@@ -1,4 +1,4 @@
-"""Comparing a layout with what its model does: one forward pass of a small copy, and more where the job divides it."""
+"""Checks of a layout against what its model computes: a forward pass of a small copy, and more if the job divides it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -> bool:
-    """Try ``model`` (whole, on the meta device) with a few tokens.
+    """Try the whole ``model``, on the meta device, with a few tokens.
 
     Returns:
-        Whether its forward returns what the last module returns, so that the loss may be computed there.
+        Whether its forward returns the output of the last module, so that the loss may be computed there.
 
     Raises:
-        UserError: it does not do what its layout says, or what a transform of the job needs.
+        UserError: the model contradicts its layout, or does not meet the needs of a transform.
     """
     try:
         trial = _trial(model, job, device)
@@ -37,13 +37,13 @@ def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -
         needs = [transform.name for transform in job.transforms if transform.check_model is not None]
         why = f"a trial of its forward on a few tokens raised {error}"
         if needs:
-            fix = "fix the model plugin, or do without these"
-            raise UserError.one(f"model {job.model.name!r}", f"{why}, and {', '.join(needs)} depend on one", fix) from error
-        log.warning("layout of model %r: unchecked, since %s", job.model.name, why)
+            fix = "fix the model plugin, or switch these off"
+            raise UserError.one(f"model {job.model.name!r}", f"{why}; required by {', '.join(needs)}", fix) from error
+        log.warning("layout of model %r: not checked, because %s", job.model.name, why)
         return False
     problems = [*_mistakes(trial), *check_streams(model, trial)]
     if not problems:
-        # Dropout, and statistics that training keeps, make a sequence depend on others in every model that has them.
+        # Not in training mode, where dropout and running statistics make a sequence depend on the others.
         with trial.evaluating():
             problems = list(_dependences(trial, job))
     if not problems:
@@ -68,15 +68,15 @@ def _returns_the_head(trial: SmallModelTrial) -> bool:
 
 
 def _trial(model: nn.Module, job: Job, device: torch.device) -> SmallModelTrial:
-    """On the CPU; where the model fails there, with longer sequences, and on the device that it trains on."""
+    """Try on the CPU; if that fails, with longer sequences, and then on the training device."""
     cpu, layout = torch.device("cpu"), job.facts.model.layout
     attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.facts.batch.seq_len))]
     if device.type != "cpu":
         attempts += [(device, length) for _, length in attempts]
     first: CannotTry | None = None
-    for place, length in attempts:
+    for trial_device, length in attempts:
         try:
-            return SmallModelTrial(model, layout, job.model.name, place, length)
+            return SmallModelTrial(model, layout, job.model.name, trial_device, length)
         except CannotTry as error:
             first = first or error
     assert first is not None
@@ -84,25 +84,27 @@ def _trial(model: nn.Module, job: Job, device: torch.device) -> SmallModelTrial:
 
 
 def _mistakes(trial: SmallModelTrial) -> Iterator[Problem]:
-    """What the layout says of every model, whatever is done to it."""
+    """Yield what contradicts the layout even without any division."""
     layout, batch, seq = trial.layout, *trial.tokens.shape
     logits = (batch, seq, layout.vocab_size)
     if not isinstance(trial.logits, Tensor) or tuple(trial.logits.shape) != logits:
         found = list(trial.logits.shape) if isinstance(trial.logits, Tensor) else type(trial.logits).__name__
-        why = f"forward must return logits [batch, seq, vocab_size] = {list(logits)}, and returns {found}"
+        why = f"forward must return logits [batch, seq, vocab_size] = {list(logits)}, but returns {found}"
         yield trial.problem(why, "fix vocab_size, or the model's forward")
         return
     called = {call.name for call in trial.calls}
     for name in trial.units():
         if name not in called:
             field = "blocks" if name.startswith(f"{layout.blocks}.") else "embedding or head"
-            why = f"{field} names {name!r}, and the model's forward never calls it"
-            yield trial.problem(why, "call the module itself, not its weight; or name the modules that are called")
+            why = f"{field} names {name!r}, but the model's forward never calls it"
+            yield trial.problem(
+                why, "call the module itself rather than use its weight, or name the modules that are called"
+            )
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
     hidden = (batch, seq, layout.dim)
     for call in trial.calls_of(blocks):
         if call.output != hidden:
-            shown = f"[batch, seq, dim] = {list(hidden)}, and returns {_text(call.output)}"
+            shown = f"[batch, seq, dim] = {list(hidden)}, but returns {_text(call.output)}"
             why = f"{call.name!r} must return hidden states {shown}"
             yield trial.problem(why, "fix dim, or the module's forward")
             break
@@ -113,12 +115,14 @@ def _mistakes(trial: SmallModelTrial) -> Iterator[Problem]:
         try:
             trial.run(trial.tokens, last)
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything
-            why = f"max_seq_len is {layout.max_seq_len}, and position {layout.max_seq_len - 1} raises {type(error).__name__}"
-            yield trial.problem(f"{why}: {' '.join(str(error).split())[:120]}", "fix max_seq_len, or the model's table")
+            why = f"max_seq_len is {layout.max_seq_len}, but position {layout.max_seq_len - 1} raises {type(error).__name__}"
+            yield trial.problem(
+                f"{why}: {' '.join(str(error).split())[:120]}", "fix max_seq_len, or enlarge the model's position table"
+            )
 
 
 def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
-    """How mixers are called."""
+    """Yield mixers that are called with the wrong tensors, or return the wrong ones."""
     layout, batch, seq = trial.layout, *trial.tokens.shape
     for call in trial.calls:
         mixer = layout.mixer(call.name)
@@ -127,18 +131,19 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
         if mixer.kind != CAUSAL_ATTENTION:
             yield from _own_mixer(trial, call, mixer)
             continue
-        tensors = [one for one in call.arguments[:3] if isinstance(one, tuple) and len(one) == 4]
+        shapes = [shape for shape in call.arguments[:3] if isinstance(shape, tuple) and len(shape) == 4]
         count = 4 if layout.masks_documents else 3
         fix = "call it with (q, k, v), each [batch, heads, seq, head_dim], by position"
-        if len(tensors) != 3 or len(call.arguments) > count or any(one[0] != batch or one[2] != seq for one in tensors):
-            found = ", ".join(map(_text, call.arguments)) or "keywords alone"
+        strange = any(shape[0] != batch or shape[2] != seq for shape in shapes)
+        if len(shapes) != 3 or len(call.arguments) > count or strange:
+            found = ", ".join(map(_text, call.arguments)) or "keyword arguments only"
             why = f"mixers names {call.name!r}, which is called with {found}"
             yield trial.problem(why, fix)
             return
-        q, k, v = tensors
+        q, k, v = shapes
         if (q[1], k[1], v[1]) != (mixer.heads, mixer.key_heads, mixer.key_heads):
             why = (
-                f"heads is {mixer.heads} and kv_heads {mixer.key_heads}, and {call.name!r} is called with {q[1]} and {k[1]}"
+                f"heads is {mixer.heads} and kv_heads {mixer.key_heads}, but {call.name!r} is called with {q[1]} and {k[1]}"
             )
             yield trial.problem(why, "fix heads and kv_heads of its mixer")
             return
@@ -148,49 +153,51 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
 
 
 def _own_mixer(trial: SmallModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
-    """Of kinds that only their models know, tensors in and out have their positions where the layout says."""
+    """Yield a mixer, of a kind that only its model knows, whose positions are in another dimension than declared."""
     batch, dim = len(trial.tokens), mixer.sequence_dim
-    tensors = [one for one in (*call.arguments, call.output) if isinstance(one, tuple)]
-    for shape in (tensors[0] if tensors else None, call.output):
+    shapes = [shape for shape in (*call.arguments, call.output) if isinstance(shape, tuple)]
+    for shape in (shapes[0] if shapes else None, call.output):
         if not (isinstance(shape, tuple) and 0 < dim < len(shape) and (shape[0], shape[dim]) == (batch, trial.seq)):
-            why = f"mixers names {call.name!r}, whose tensors have positions in dimension {dim}, and one is {_text(shape)}"
-            fix = "fix sequence_dim, call it with tensors by position, and let it return one tensor"
+            why = (
+                f"mixers names {call.name!r}; its tensors must have positions in dimension {dim}, but one is {_text(shape)}"
+            )
+            fix = "fix sequence_dim, pass tensors as positional arguments, and return one tensor"
             yield trial.problem(why, fix)
             return
 
 
 def _dependences(trial: SmallModelTrial, job: Job) -> Iterator[Problem]:
-    """No sequence, and no document where these are masked, may depend on what else is in the batch."""
+    """Yield a problem if a sequence (or a document, if documents are masked) depends on the rest of the batch."""
     facts = job.facts
     if facts.batch.ranks * facts.batch.microbatches > 1 or facts.mesh.world_size > 1:
         for number in range(len(trial.tokens)):
             place = trial.fault(partial(trial.run, trial.tokens[number : number + 1]), sequence=number)
             if place is not None:
-                why = f"{place} mixes the sequences of a batch, so that results depend on how the global batch is divided"
-                yield trial.problem(why, "compute each sequence by itself, or train on one rank with one microbatch")
+                why = f"{place} mixes the sequences of a batch, so results would depend on the division of the global batch"
+                yield trial.problem(why, "compute each sequence separately, or train on one rank with one microbatch")
                 return
     if facts.config.section(DataSection).document_mask:
         yield from _documents(trial)
 
 
 def _documents(trial: SmallModelTrial) -> Iterator[Problem]:
-    """Two documents in a sequence must come out as each does alone."""
+    """Yield a problem if two documents in one sequence give other logits than each gives alone."""
     place = trial.positions_fault()
     if place is not None:
-        yield trial.problem(f"{place} gives other results where positions 0 .. seq - 1 are given", "use positions")
+        yield trial.problem(f"{place} gives other results if positions 0 .. seq - 1 are passed explicitly", "use positions")
         return
     cut = trial.seq // 2 - 1
     positions = torch.cat((trial.positions[:, :cut], trial.positions[:, : trial.seq - cut]), dim=1)
     documents = (trial.positions >= cut).long()
-    why = "masks_documents is true, and two documents in one sequence do not come out as each does alone"
+    why = "masks_documents is true, but two documents in one sequence give other logits than each gives alone"
     try:
         packed = trial.run(trial.tokens, positions, documents)
-        alone = torch.cat([trial.run(one) for one in (trial.tokens[:, :cut], trial.tokens[:, cut:])], dim=1)
+        alone = torch.cat([trial.run(tokens) for tokens in (trial.tokens[:, :cut], trial.tokens[:, cut:])], dim=1)
         same = trial.same(packed, alone)
     except Exception as error:  # noqa: BLE001 - the model's code may raise anything
         same, why = False, f"{why}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if not same:
-        fix = "hand documents to every mixer, take positions from positions, or set masks_documents = False"
+        fix = "pass documents to every mixer, use the positions argument, or set masks_documents = False"
         yield trial.problem(why, fix)
 
 

@@ -1,4 +1,4 @@
-"""From the meta device to real weights: each rank allocates and fills its own shards, never more."""
+"""Materialisation: each rank allocates and fills its own shards, never more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from titan_core.model.random_values import fill
 
 
 def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
-    """Allocate the part's parameters and buffers on ``device`` and give them their first values."""
+    """Allocate the part's parameters and buffers on ``device`` and fill them with their initial values."""
     module, layout = part.module, part.layout
     module.to_empty(device=part.parameters_on or device)
     part.retie()
@@ -24,7 +24,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             value = layout.initial_value(name)
-            assert value is not None, f"layout_check lets no parameter without a first value through, but {name} has none"
+            assert value is not None, f"layout_check rejects parameters without an initial value, but {name} has none"
             local, offset = local_box(parameter)
             fill(local, value, seed=seed, name=name, global_shape=parameter.shape, offset=offset)
         for name, buffer in module.named_buffers():
@@ -33,7 +33,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The part of ``tensor`` that this rank holds, and the global index of its first element."""
+    """Return this rank's shard of ``tensor`` and the global index of its first element."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
     return tensor.to_local(), global_offset(tensor)

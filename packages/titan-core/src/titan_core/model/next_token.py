@@ -1,4 +1,4 @@
-"""The objective of language models: to predict the next token."""
+"""The language-modelling objective: predict the next token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NextToken(ObjectiveFunction):
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
         if vocabulary.group is None and logits.dtype == torch.float32 and batch.weights is None:
-            # torch's kernel is faster, and has nothing to convert.
+            # torch's kernel is faster, and fp32 logits need no conversion.
             return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")
         likelihood, _ = vocabulary.log_likelihood(logits, batch.targets)
         if batch.weights is not None:
@@ -27,5 +27,5 @@ class NextToken(ObjectiveFunction):
 
 
 def build(context: TrainingContext[None]) -> NextToken:
-    """For the core's plugin."""
+    """Build the objective."""
     return NextToken()

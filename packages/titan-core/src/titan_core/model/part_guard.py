@@ -1,4 +1,4 @@
-"""What one transform has set on a part of the model, another must not drop or replace."""
+"""Check that no transform drops or replaces the settings of another on a model part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.model_part import ModelPart
 
-_REMEDY = "switch one of the two off, or let the later one build on what it finds"
+_REMEDY = "switch one of the two off, or make the later one extend the existing setting"
 
 
 class PartGuard:
@@ -20,19 +20,19 @@ class PartGuard:
     def apply(
         self, name: str, transform: Callable[[ModelPart], ModelPart | Sequence[ModelPart]], part: ModelPart
     ) -> list[ModelPart]:
-        """The parts that transform ``name`` makes of ``part``.
+        """Return the parts that transform ``name`` makes of ``part``.
 
         Raises:
-            UserError: it dropped or replaced what an earlier one had set.
+            UserError: it dropped or replaced a setting of an earlier transform.
         """
         before = _settings(part)
         result = transform(part)
         parts = [result] if isinstance(result, ModelPart) else list(result)
         problems = {}
-        for one in parts:
-            after = _settings(one)
+        for made in parts:
+            after = _settings(made)
             for setting in before:
-                if not self._kept(setting, before[setting], after.get(setting), one):
+                if not self._kept(setting, before[setting], after.get(setting), made):
                     problems[setting] = self._problem(name, setting)
             for setting in after:
                 if setting not in problems and after[setting] != before.get(setting):
@@ -45,13 +45,13 @@ class PartGuard:
         if after is before or not before:
             return True
         if setting == "vocabulary":
-            return before.group is None  # the whole, which the core set
+            return before.group is None  # the whole vocabulary, set by the core
         if setting == "objective":
             return before in part.wrapped_objectives
         if isinstance(before, tuple):
-            return all(one in after for one in before)
+            return all(entry in after for entry in before)
         if isinstance(before, dict):
-            kept = part.present(before)  # a pipeline stage has the entries of its own modules
+            kept = part.present(before)  # a pipeline stage keeps only the entries of its modules
             return all((after or {}).get(name) is before[name] for name in kept)
         return bool(after == before)
 

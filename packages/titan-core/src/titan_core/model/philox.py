@@ -1,8 +1,8 @@
 """Philox4x32-10: a counter-based random generator (Salmon et al., SC'11), in plain torch operations.
 
-A counter-based generator has no state: the n-th number is computed from n. That is what makes weights the same on any
-mesh. torch's own generators are not enough here: on the CPU a DTensor's shards all get the same values, and torch's
-stateless ``torch.func._random`` is private and newer than the oldest torch that Titan supports.
+A counter-based generator has no state: the n-th number is computed from n, so weights are the same on any mesh. torch's
+generators do not suffice: on the CPU all shards of a DTensor get the same values, and torch's stateless
+``torch.func._random`` is private and newer than the oldest torch that Titan supports.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MASK = 0xFFFFFFFF
 
 
 def philox(counters: Tensor, key: int) -> Tensor:
-    """Four random 32-bit words for each counter.
+    """Return four random 32-bit words per counter.
 
     Args:
-        counters: int64, any shape; the lower 64 bits of the 128-bit counter (the upper ones are zero).
+        counters: int64, any shape; the lower 64 bits of the 128-bit counter (the upper bits are zero).
         key: 64-bit key.
 
     Returns:
@@ -31,11 +31,11 @@ def philox(counters: Tensor, key: int) -> Tensor:
 
 
 def philox_words(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The generator itself, on a counter of four int64 tensors that hold 32-bit words."""
+    """Apply the generator to a counter of four int64 tensors that contain 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(_ROUNDS):
-        # The product of two 32-bit words fills 64 bits; int64 wraps around, and shift and mask give the right halves.
+        # The product of two 32-bit words fills 64 bits; int64 wraps around, and shift and mask still give both halves.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = ((product1 >> 32) & _MASK) ^ c1 ^ k0
         c1 = product1 & _MASK

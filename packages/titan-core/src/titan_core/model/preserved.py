@@ -1,4 +1,4 @@
-"""Forward passes that leave no trace: what observers and validation compute changes nothing that training depends on."""
+"""Forward passes without side effects, for observers and validation: training state stays unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from titan_core.api.torch_private import version_of
 
 @contextmanager
 def preserved_state(parts: Sequence[ModelPart]) -> Iterator[None]:
-    """:func:`preserved_module` for every part; parameters that were gathered for forward passes are sharded again."""
+    """Apply :func:`preserved_module` to every part, and reshard the parameters that forward passes gathered."""
     with ExitStack() as stack:
         for part in parts:
             stack.enter_context(preserved_module(part.module))
@@ -29,15 +29,14 @@ def preserved_state(parts: Sequence[ModelPart]) -> Iterator[None]:
 
 @contextmanager
 def preserved_module(model: nn.Module) -> Iterator[None]:
-    """On exit, gradients, buffers, training modes and random generators are bit for bit what they were on entry, whatever
-    the forward passes in between did.
+    """Restore gradients, buffers, training modes and random generators on exit, bit for bit.
 
-    Gradients are kept by reference, so they must not be changed in place. A schedule of pipeline stages drops them when it
-    switches between training and evaluation (torch 2.11 to 2.15); modules may count their calls or keep running statistics.
+    Gradients are kept by reference, so the body must not change them in place. Pipeline schedules drop gradients when they
+    switch between training and evaluation (torch 2.11 to 2.15); modules may count calls or keep running statistics.
     """
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
-    # Storages: of a table whose rows overlap in memory a copy of the tensor would be larger than the table.
+    # Storages, because rows of a table may overlap in memory: a copy of the tensor would be larger than the table.
     buffers = [
         (module, name, buffer, _storage(buffer).clone(), version_of(buffer))
         for module in model.modules()
@@ -58,6 +57,6 @@ def preserved_module(model: nn.Module) -> Iterator[None]:
 
 
 def _storage(buffer: Tensor) -> UntypedStorage:
-    """Where this rank's numbers are: under tensor parallelism buffers may be DTensors, which hold none themselves."""
+    """Return the storage of this rank's values. Under tensor parallelism buffers may be DTensors, which own no storage."""
     local = buffer.to_local() if isinstance(buffer, DTensor) else buffer
     return local.untyped_storage()

@@ -1,8 +1,8 @@
-"""First values of parameters: a function of (seed, fully qualified name, global element index) alone.
+"""Initial values of parameters, each a function of (seed, fully qualified name, global element index) alone.
 
-Each element has a random 32-bit word of its own, ``philox(index // 4)[index % 4]`` under a key made from seed and name,
-and its value is a function of that word. So any shard of a parameter can be filled by itself, on any mesh, and the
-shards together are bit for bit the whole.
+Each element has its own random 32-bit word, ``philox(index // 4)[index % 4]`` under a key derived from seed and name, and
+its value is a function of that word. Any shard of a parameter can therefore be filled separately, on any mesh, and all
+shards together equal the whole parameter bit for bit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from titan_core.api.initial_values import Constant, InitialValue, Normal, Trunca
 from titan_core.model.philox import philox
 
 _CHUNK = 1 << 20
-"""Elements filled at a time; bounds the generator's temporary memory to some 100 MB."""
+"""Number of elements filled at a time; bounds the generator's temporary memory to about 100 MB."""
 
 
 def fill(
     local: Tensor, value: InitialValue, *, seed: int, name: str, global_shape: Sequence[int], offset: Sequence[int]
 ) -> None:
-    """Fill ``local``, a contiguous tensor that holds the box of the parameter ``name`` beginning at ``offset``.
+    """Fill ``local``, a contiguous tensor with the box of parameter ``name`` that begins at ``offset``.
 
     Args:
-        local: this rank's shard; the whole parameter where it is not sharded.
+        local: this rank's shard, or the whole parameter if it is not sharded.
         global_shape: shape of the whole parameter.
-        offset: index of ``local``'s first element in it, one number a dimension.
+        offset: global index of ``local``'s first element, one number per dimension.
     """
     if isinstance(value, Constant):
         local.fill_(value.value)
@@ -40,7 +40,7 @@ def fill(
     run = _run_length(local.shape, global_shape)
     rows = local.view(-1, run)
     starts = _run_starts(local.shape, global_shape, offset, run, local.device)
-    # Chunks over rows, and over a long row: a one-dimensional view of billions of elements is one row.
+    # Chunks over rows and within a row: a one-dimensional parameter is a single row, however long.
     rows_at_once = max(1, _CHUNK // run)
     for top in range(0, rows.shape[0], rows_at_once):
         some = starts[top : top + rows_at_once]
@@ -51,7 +51,7 @@ def fill(
 
 
 def _run_length(shape: Sequence[int], global_shape: Sequence[int]) -> int:
-    """How many elements of the shard lie side by side in the global tensor too."""
+    """Return how many contiguous elements of the shard are contiguous in the global tensor too."""
     run = 1
     for size, global_size in zip(reversed(shape), reversed(global_shape), strict=True):
         run *= size
@@ -63,7 +63,7 @@ def _run_length(shape: Sequence[int], global_shape: Sequence[int]) -> int:
 def _run_starts(
     shape: Sequence[int], global_shape: Sequence[int], offset: Sequence[int], run: int, device: torch.device
 ) -> Tensor:
-    """Global index of the first element of each run of the shard, int64 ``[runs]``."""
+    """Return the global index of the first element of each run of the shard, int64 ``[runs]``."""
     starts = torch.zeros(1, dtype=torch.int64, device=device)
     stride = 1
     covered = 1  # local elements of the dimensions seen so far, from the innermost
@@ -79,7 +79,7 @@ def _run_starts(
 
 
 def _words(starts: Tensor, width: int, key: int) -> Tensor:
-    """The random words of ``width`` elements from each of ``starts``: int64 ``[len(starts), width]``."""
+    """Return the random words of ``width`` elements from each of ``starts``, int64 ``[len(starts), width]``."""
     counters = (starts // 4)[:, None] + torch.arange((width + 6) // 4, device=starts.device)
     words = philox(counters, key).flatten(1)
     skipped = starts % 4
@@ -90,7 +90,7 @@ def _words(starts: Tensor, width: int, key: int) -> Tensor:
 
 
 def _to_values(words: Tensor, value: InitialValue) -> Tensor:
-    """Random words to fp32 values of the distribution that ``value`` names, by its inverse cumulative distribution."""
+    """Map random words to fp32 values of the distribution ``value``, by its inverse cumulative distribution function."""
     # The upper 23 bits and one half: symmetric, never 0 or 1, and exact in fp32.
     centred = (2.0 * (words >> 9).float() + (1.0 - 2.0**23)) * 2.0**-23  # in (-1, 1)
     match value:

@@ -1,9 +1,9 @@
-"""A small real copy of a model that is on the meta device, so that its forward pass can be tried on a few tokens.
+"""Stand-ins: small real copies of models on the meta device, to try a forward pass on a few tokens.
 
-The copy computes what the model computes, except for its numbers: weights are random, each large one (an embedding, a
-projection of a large model) overlaps itself in memory and so takes the memory of a few rows, products with large weights
-compute a few columns and repeat them, and random draws are constants. Blocks that are built like an earlier one are replaced
-by an addition. A 405B model is tried in a second and in some megabytes.
+A stand-in runs the code of the model on other numbers. Weights are random; a large one overlaps itself in memory, and so
+takes the memory of a few rows. Matmuls with large weights compute a few columns and repeat them. Random draws are constants.
+Blocks that are built like an earlier block are replaced by an addition. A 405B model is tried in a second with some
+megabytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from titan_core.api.tools.patterns import matches
 from titan_core.api.torch_private import TorchDispatchMode, number_of_hooks
 
 LARGE = 1 << 20
-"""Elements from which on a weight overlaps itself."""
+"""Weights with more elements than this overlap themselves."""
 
 _COLUMNS = 8
-"""Columns that a product with a large weight computes."""
+"""Number of columns that a matmul with a large weight computes."""
 
 _KEPT = 0.9
-"""What a dropout scales by: not by 1, so that one that is applied once too often shows."""
+"""Factor that a dropout scales by. Not 1, so that an extra application shows."""
 
 _aten = torch.ops.aten
 
 
 def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.Module:
-    """A copy of ``model`` with random weights on ``device``, in training mode. ``model`` stays as it is."""
+    """Return a copy of ``model`` with random weights on ``device``, in training mode. ``model`` is not changed."""
     generator = torch.Generator().manual_seed(0)
     real = copy.deepcopy(model, _replaced_blocks(model, layout))
-    made: dict[int, nn.Parameter] = {}  # parameters that are shared stay shared
+    made: dict[int, nn.Parameter] = {}  # shared parameters stay shared
     for path, module in real.named_modules():
         for name, parameter in _parameters(module).items():
             if id(parameter) not in made:
@@ -49,26 +49,26 @@ def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.
 
 
 class _Addition(nn.Module):
-    """In place of a block that is built like an earlier one. Each adds another number, so that an order shows."""
+    """Replaces a block that is built like an earlier one. Each adds a different number, so that a wrong order shows."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self._number = number
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
-        """``hidden``, a little changed."""
+        """Return ``hidden``, slightly changed."""
         return hidden + torch.sin(hidden + self._number)
 
 
 def first_alike(model: nn.Module, layout: ModelLayout) -> dict[str, str]:
-    """Of each block, the name of the first one that is built like it, which a stand-in has in its place."""
+    """Return block name -> name of the first block that is built like it, which represents it in a stand-in."""
     first: dict[Any, str] = {}
     blocks = ((f"{layout.blocks}.{name}", block) for name, block in model.get_submodule(layout.blocks).named_children())
     return {path: first.setdefault(_structure(block, path, layout), path) for path, block in blocks}
 
 
 def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
-    """For ``copy.deepcopy``: by its id, what becomes of each block that is built like an earlier one."""
+    """Return the memo for ``copy.deepcopy``: id of each block that is built like an earlier one -> its replacement."""
     seen: set[Any] = set()
     replaced: dict[int, Any] = {}
     for number, block in enumerate(model.get_submodule(layout.blocks).children()):
@@ -80,7 +80,7 @@ def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
 
 
 def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
-    """All that two blocks must have in common to compute the same but for their weights, and to be divided alike."""
+    """Return a key that is equal for two blocks if they differ only in weights and are divided alike."""
     fields = (layout.regions, layout.sums)
     return tuple(
         (
@@ -107,14 +107,14 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it can be compared: by itself where it is plain, else by its identity."""
+    """Return a comparable form of ``value``: the value itself if it is plain, else its identity."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else id(value)
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Values of the magnitude of trained weights, none of them 0, of ``like``'s shape and type."""
+    """Return nonzero values of the magnitude of trained weights, with ``like``'s shape and dtype."""
     shape = tuple(like.shape)
     elements = sum(shape) if like.numel() > LARGE else like.numel()
     if len(shape) < 2:
@@ -131,7 +131,7 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _buffer(path: str, like: Tensor, layout: ModelLayout, generator: torch.Generator) -> Tensor:
-    """The buffer's own values; random ones in place of a large table, which would take long to compute."""
+    """Return the buffer's own values, or random values for a large table, which is slow to compute."""
     if like.numel() > LARGE and (like.is_floating_point() or like.is_complex()):
         return _random(like, generator)
     compute = next(compute for pattern, compute in layout.buffers.items() if matches(path, [pattern]))
@@ -139,35 +139,33 @@ def _buffer(path: str, like: Tensor, layout: ModelLayout, generator: torch.Gener
 
 
 class StandInMode(TorchDispatchMode):
-    """Around calls of a stand-in: products with large weights are short, random draws are constants."""
+    """Active during calls of a stand-in: shortens matmuls with large weights and makes random draws constant."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        large = (one.untyped_storage() for one in model.parameters() if one.numel() > LARGE)
+        large = (weight.untyped_storage() for weight in model.parameters() if weight.numel() > LARGE)
         self._large = {storage.data_ptr() for storage in large}
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
         if operator.overloadpacket in (_aten.mm, _aten.bmm):
-            return self._product(operator, *arguments)
+            return self._matmul(operator, *arguments)
         if operator.overloadpacket in (_aten.addmm, _aten.baddbmm):
-            return self._sum_and_product(operator, *arguments, **keywords)
+            return self._add_matmul(operator, *arguments, **keywords)
         draw = _DRAWS.get(operator.overloadpacket)
         return operator(*arguments, **keywords) if draw is None else draw(operator, *arguments, **keywords)
 
-    def _product(self, operator: Any, a: Tensor, b: Tensor) -> Tensor:
+    def _matmul(self, operator: Any, a: Tensor, b: Tensor) -> Tensor:
         if self._is_large(b):
             return _repeated(operator(a, b[..., :_COLUMNS]), b.shape[-1], dim=-1)
         if self._is_large(a):
             return _repeated(operator(a[..., :_COLUMNS, :], b), a.shape[-2], dim=-2)
         return operator(a, b)
 
-    def _sum_and_product(
-        self, operator: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
-    ) -> Tensor:
+    def _add_matmul(self, operator: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if not (self._is_large(a) or self._is_large(b)):
             return operator(c, a, b, beta=beta, alpha=alpha)
-        return beta * c + alpha * self._product(_aten.mm if a.dim() == 2 else _aten.bmm, a, b)
+        return beta * c + alpha * self._matmul(_aten.mm if a.dim() == 2 else _aten.bmm, a, b)
 
     def _is_large(self, tensor: Tensor) -> bool:
         return bool(self._large) and tensor.untyped_storage().data_ptr() in self._large

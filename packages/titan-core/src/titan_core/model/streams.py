@@ -1,4 +1,4 @@
-"""What the core does for modules that draw (:mod:`titan_core.api.random_streams`)."""
+"""Setup and checks of modules that draw random numbers (:mod:`titan_core.api.random_streams`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from titan_core.model.trial import SmallModelTrial
 
 
 def begin_streams(model: nn.Module, device: torch.device) -> None:
-    """Give each module that draws its name in the whole model, which a part of it keeps."""
+    """Give each :class:`RandomStream` its name in the whole model; ``model`` may be a part, which keeps the names."""
     for name, module in model.named_modules():
         if isinstance(module, RandomStream):
             module.begin(name, device)
 
 
 def check_streams(model: nn.Module, trial: SmallModelTrial) -> Iterator[Problem]:
-    """Hold the modules that draw against the trial's calls of them, and report to each how many features a token has there.
+    """Check the calls of each :class:`RandomStream` in the trial, and report to it how many features a token has there.
 
-    A module's name stands for what it draws, so one that is called twice would draw the same again.
+    A module's name determines its draws, so a second call in one forward pass would draw the same numbers again.
     """
     calls = Counter(call.name for call in trial.calls)
     shapes = {call.name: call.arguments[0] for call in trial.calls if call.arguments}
@@ -46,11 +46,11 @@ def check_streams(model: nn.Module, trial: SmallModelTrial) -> Iterator[Problem]
         if calls[called] > 1:
             yield _drawn_twice(f"{name!r} is called {calls[called]} times in a forward pass")
         elif not isinstance(shape, tuple) or len(shape) < 3 or shape[:2] != tried:
-            why = f"{name!r} draws for a tensor [batch, seq, features...], and is called with {shape} where"
-            yield trial.problem(f"{why} batch and seq are {tried}", "draw where batch and sequence come first")
+            why = f"{name!r} must be called with a tensor [batch, seq, features...], but is called with {shape}"
+            yield trial.problem(f"{why}; [batch, seq] is {tried}", "move the batch and sequence dimensions to the front")
         else:
             module.expect(torch.Size(shape[2:]).numel())
 
 
 def _drawn_twice(what: str) -> Problem:
-    return Problem("the model", f"{what}, and would draw the same numbers each time", "give each call a module of its own")
+    return Problem("the model", f"{what}, and would draw the same numbers each time", "use a separate module for each call")

@@ -1,9 +1,11 @@
-"""Trying a model on a few tokens before it is divided. What a division is going to do is done to a small copy of the model
-in one process, and must give the logits of the undivided copy. This finds what reading a layout cannot: code in a
-``forward`` that mixes positions, that changes hidden states between two stages, that ignores its positions.
+"""Trials of a model on a few tokens, before it is divided.
 
-Limits: sequences of :data:`LENGTHS` tokens, so what reaches further (a convolution with a dilation of 16, summaries of 64
-tokens) is not seen; nor is what depends on the step, or on values that random weights do not produce.
+A trial applies the planned division to a small copy of the model, in one process, and compares the logits with those of the
+undivided copy. This finds mistakes that a layout cannot show: a ``forward`` that mixes positions, changes hidden states
+between two stages or ignores its positions.
+
+Limits: sequences have :data:`LENGTHS` tokens, so effects that reach further (a convolution with a dilation of 16, summaries
+of 64 tokens) are not seen; nor are effects that depend on the step or on values that random weights do not produce.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 
 LENGTHS = (16, 20, 24)
-"""Tokens of a sequence; the first that is no other size of the model, so that a dimension shows which it is."""
+"""Candidates for the tokens per sequence. The first that differs from all sizes of the model is used, so that a dimension's
+size identifies it."""
 
 _BATCH = 2
 
 
 class CannotTry(Exception):
-    """The model raised when it was called with a few tokens. The message says what."""
+    """The model raised when it was called with a few tokens; the message quotes the error."""
 
 
 class SmallModelTrial:
-    """A small copy of a model, and what it gives for a few tokens.
+    """A small copy of a model, with its logits and calls for a few tokens.
 
     Raises:
         CannotTry: the model cannot be copied or called.
@@ -49,7 +52,7 @@ class SmallModelTrial:
         keys = {mixer.key_heads for mixer in layout.mixers.values()}
         sizes = {layout.dim, layout.vocab_size, *heads, *keys, *(layout.dim // count for count in heads)}
         if length is None:
-            length = next((one for one in LENGTHS if one not in sizes), LENGTHS[0])
+            length = next((candidate for candidate in LENGTHS if candidate not in sizes), LENGTHS[0])
         self.seq = min(length, layout.max_seq_len)
         numbers = torch.arange(_BATCH * self.seq, device=device) * 7 + 1
         self.tokens = (numbers % layout.vocab_size).view(_BATCH, self.seq)
@@ -60,14 +63,16 @@ class SmallModelTrial:
             with self._recording(_shapes) as events:
                 self.logits = self.run(self.tokens)
             if isinstance(self.logits, Tensor) and self.logits.is_meta:
-                raise RuntimeError("the logits are on the meta device: some tensor is neither a parameter nor a buffer")
+                raise RuntimeError(
+                    "the logits are on the meta device: a tensor of the model is neither a parameter nor a buffer"
+                )
         except Exception as error:
             raise CannotTry(_text_of(error)) from error
-        self.calls = [Call(one.name, one.arguments, one.output) for one in events if one.exit]
+        self.calls = [Call(event.name, event.arguments, event.output) for event in events if event.exit]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The copy is in evaluation mode meanwhile; otherwise it is in training mode."""
+        """Switch the copy to evaluation mode for the body; otherwise it is in training mode."""
         self._model.eval()
         training, self.logits = self.logits, self.run(self.tokens)
         try:
@@ -83,12 +88,12 @@ class SmallModelTrial:
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> Any:
-        """Call the copy, which is afterwards as it was: modules may count their calls, or draw at random.
+        """Call the copy, and restore its state afterwards: modules may count their calls or draw random numbers.
 
         Args:
-            around: module name -> what is called in place of its forward.
+            around: module name -> function that is called in place of its forward.
         """
-        given = {"positions": positions, "documents": documents}
+        optional = {"positions": positions, "documents": documents}
         changed: list[tuple[nn.Module, Any]] = []
         try:
             for path, replacement in (around or {}).items():
@@ -96,7 +101,7 @@ class SmallModelTrial:
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
             with torch.no_grad(), preserved_module(self._model), StandInMode(self._model):
-                return self._model(tokens, **{key: one for key, one in given.items() if one is not None})
+                return self._model(tokens, **{key: value for key, value in optional.items() if value is not None})
         finally:
             for module, own in changed:
                 del module.forward
@@ -104,11 +109,11 @@ class SmallModelTrial:
                     module.forward = own
 
     def module(self, name: str) -> nn.Module:
-        """The copy's module called ``name``."""
+        """Return the copy's module ``name``."""
         return self._model.get_submodule(name)
 
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
-        """Whether ``logits`` are those of the undivided copy, to rounding."""
+        """Return whether ``logits`` equal those of the undivided copy, to rounding."""
         expected = self.logits if expected is None else expected
         if not isinstance(logits, Tensor) or logits.shape != expected.shape:
             return False
@@ -116,16 +121,16 @@ class SmallModelTrial:
         return torch.allclose(logits, expected, rtol=0.0, atol=tolerance, equal_nan=True)
 
     def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
-        """``None`` where ``run`` gives the logits of the undivided copy; otherwise where it begins to differ, in words.
+        """Return ``None`` if ``run`` gives the logits of the undivided copy, else a description of the first difference.
 
         Args:
-            shares: how ``run`` divides positions, to compare what each rank has with what the undivided copy has there.
-            sequence: the only sequence of the batch that ``run`` computes.
+            shares: the division of positions by ``run``, to compare each rank's tensors with those of the undivided copy.
+            sequence: the only sequence of the batch that ``run`` computes; ``None``: it computes all.
         """
         rows = slice(None) if sequence is None else slice(sequence, sequence + 1)
         try:
             logits, error = run(), None
-        except Exception as raised:  # noqa: BLE001 - the model works undivided, so this is what dividing it does
+        except Exception as raised:  # noqa: BLE001 - the undivided model works, so the division is at fault
             logits, error = None, raised
         if error is None and self.same(logits, self.logits[rows]):
             return None
@@ -140,20 +145,20 @@ class SmallModelTrial:
         return f"{place} ({_text_of(error)})" if error is not None else place
 
     def positions_fault(self) -> str | None:
-        """What is wrong where the positions ``0 .. seq - 1``, which are the default, are given."""
+        """Return the :meth:`fault` of a call with explicit positions ``0 .. seq - 1``, which are the default."""
         return self.fault(lambda: self.run(self.tokens, self.positions))
 
     def problem(self, why: str, fix: str) -> Problem:
-        """A mistake in the layout or in the model."""
+        """Return a problem in the layout or in the model."""
         return Problem(f"layout of model {self.name!r}", why, fix)
 
     def units(self) -> list[str]:
-        """The modules that hidden states pass through, in order: of the embedding, blocks, of the head."""
+        """Return the modules that hidden states pass through, in order: embedding, blocks, head."""
         layout = self.layout
         return [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
 
     def calls_of(self, names: Iterable[str]) -> list[Call]:
-        """The calls of the modules called ``names``, in their order."""
+        """Return the calls of modules ``names``, in call order."""
         wanted = set(names)
         return [call for call in self.calls if call.name in wanted]
 
@@ -196,22 +201,22 @@ def _shapes(value: Any) -> Any:
 
 
 def _some_features(value: Any) -> Any:
-    """Of hidden states, few enough to keep those of every module."""
+    """Return a few features of hidden states, which can be kept for every module."""
     value = value[0] if isinstance(value, tuple) and value else value
     hidden = isinstance(value, Tensor) and value.dim() > 2 and value.is_floating_point()
     return value[..., :8].clone() if hidden else None
 
 
 def _first_difference(whole: list[_Event], divided: list[_Event], shares: Shares | None, rows: slice) -> str:
-    """Where two recordings of one model begin to differ: in a module whose input is right and whose output is not, or, where
-    an input is the first to be wrong, in the code of the module around it."""
+    """Return where two recordings of one model begin to differ: the module with the first wrong output, or, if an input is
+    wrong first, the code of the module that contains the call."""
     inside: list[str] = []
     for expected, found in zip(whole, divided, strict=False):
         if expected.name != found.name or expected.exit != found.exit:
             break
         if (found.exit or found.name) and not _agree(expected.value, found.value, shares, rows):
             if found.exit:
-                return f"module {found.name!r}" if found.name else "the model's forward, behind its last module"
+                return f"module {found.name!r}" if found.name else "the model's forward, after its last module"
             return f"the forward of {_shown(inside)}, before it calls {found.name!r}"
         if found.exit:
             inside.pop()
@@ -226,7 +231,7 @@ def _shown(inside: list[str]) -> str:
 
 def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, rows: slice) -> bool:
     if whole is None or found is None or whole.dim() != found.dim():
-        return True  # it cannot be said
+        return True  # not comparable
     if whole.shape[0] == _BATCH:
         whole = whole[rows]
     candidates = [found]
@@ -234,8 +239,8 @@ def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, ro
         candidates = [shares.join(found, dim) for dim in (1, 2) if _divisible(found, shares, dim)]
     tolerance = 1e-4 * float(whole.abs().max()) if whole.numel() else 0.0
     return any(
-        one.shape == whole.shape and torch.allclose(one, whole, rtol=0.0, atol=tolerance, equal_nan=True)
-        for one in candidates
+        candidate.shape == whole.shape and torch.allclose(candidate, whole, rtol=0.0, atol=tolerance, equal_nan=True)
+        for candidate in candidates
     )
 
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW, torch's own."""
+"""torch's Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from titan_core.api.sections import OptimizerSection
 
 
 def build_adamw(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019)."""
+    """Build AdamW (Loshchilov and Hutter, 2019)."""
     return _build(torch.optim.AdamW, context)
 
 
 def build_adam(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
-    """Adam (Kingma and Ba, 2015)."""
+    """Build Adam (Kingma and Ba, 2015)."""
     return _build(torch.optim.Adam, context)
 
 

@@ -1,4 +1,4 @@
-"""Warmup, stable, decay."""
+"""The warmup-stable-decay learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ log = logging.getLogger(__name__)
 
 
 def build_wsd(context: LRScheduleContext[LRSchedulerSection]) -> LambdaLR:
-    """The schedule as torch's own scheduler, whose state is one number."""
+    """Build the schedule on torch's ``LambdaLR``, whose state is one number."""
     section, steps = context.section, context.steps
     warmup, decay = _phases(section, steps)
     if warmup < section.warmup_steps:
         log.warning(
-            "lr_scheduler.warmup_steps = %d: training has %d steps; warming up over all", section.warmup_steps, steps
+            "lr_scheduler.warmup_steps = %d: training has only %d steps; warming up over all of them",
+            section.warmup_steps,
+            steps,
         )
     elif section.decay_ratio is not None and decay < round(steps * section.decay_ratio):
-        log.warning("lr_scheduler: warmup and decay are longer than %d steps; decaying over %d", steps, decay)
+        log.warning("lr_scheduler: warmup and decay together exceed %d steps; decaying over %d", steps, decay)
     return LambdaLR(context.optimizer, partial(wsd_factor, section=section, steps=steps))
 
 
@@ -32,7 +34,7 @@ def advance(scheduler: LRScheduler, updated: bool) -> None:
     """Step ``scheduler``.
 
     Args:
-        updated: whether the optimizer took its step. Where it did not, on purpose, torch would warn of the wrong order.
+        updated: whether the optimizer took its step. If it skipped the step, torch's warning about the order is suppressed.
     """
     if updated:
         scheduler.step()
@@ -43,9 +45,12 @@ def advance(scheduler: LRScheduler, updated: bool) -> None:
 
 
 def wsd_factor(step: int, section: LRSchedulerSection, steps: int) -> float:
-    """Learning rate of step ``step`` (counted from 0) as a share of the peak, as TorchTitan defines it: a linear rise over
-    ``warmup_steps``, a plateau, and a decay over the last ``decay_ratio`` of all steps (from the warmup on where there is
-    no ratio, or no room for it), which would reach ``min_lr_factor`` one step after the last, so that no step is wasted."""
+    """Return the learning rate of ``step`` (counted from 0) as a fraction of the peak, as defined by TorchTitan.
+
+    The rate rises linearly over ``warmup_steps``, stays at the peak, and decays over the last ``decay_ratio`` of all steps.
+    Without a ratio, or without room for it, the decay begins after the warmup. It would reach ``min_lr_factor`` one step
+    after the last, so that no step is wasted.
+    """
     warmup, decay = _phases(section, steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -64,7 +69,7 @@ def wsd_factor(step: int, section: LRSchedulerSection, steps: int) -> float:
 
 
 def _phases(section: LRSchedulerSection, steps: int) -> tuple[int, int]:
-    """Steps of warmup and of decay; what is longer than training is cut to it, the warmup first."""
+    """Return the number of warmup and of decay steps, shortened to fit the training; warmup takes precedence."""
     warmup = min(section.warmup_steps, steps)
     room = steps - warmup
     return warmup, room if section.decay_ratio is None else min(room, round(steps * section.decay_ratio))

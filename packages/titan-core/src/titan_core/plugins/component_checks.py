@@ -1,5 +1,5 @@
-"""Holding what a plugin registers against the contract, when it is discovered: a component of the wrong shape makes its
-plugin broken, with a reason, instead of failing somewhere in a job."""
+"""Checks of registered components against the contract, at discovery: a malformed component marks its plugin as broken,
+with a reason, instead of failing in the middle of a job."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 from titan_core.api.weights import WeightFormat
-from titan_core.plugins.guard import TAKES, Origin, shown
+from titan_core.plugins.guard import RESULT_CHECKS, Origin, shown
 
 MOST_COMPONENTS = 10_000
-"""Of one hook, which may be an endless generator."""
+"""Limit for one hook, which may be an endless generator."""
 LONGEST_NAME = 100
 _SECTION = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 class PluginError(Exception):
-    """Why a plugin cannot be used. Becomes :attr:`titan_core.plugins.discovery.BrokenPlugin.reason`."""
+    """The reason why a plugin is unusable; becomes :attr:`titan_core.plugins.discovery.BrokenPlugin.reason`."""
 
 
 def components_from(hook: str, kind: type[Component], result: object) -> list[Component]:
-    """What the registration hook ``hook`` returned, as a list of components of ``kind``.
+    """Return the ``result`` of registration hook ``hook`` as a list of components of ``kind``.
 
     Raises:
-        PluginError: it is none.
-        Exception: what a generator raises.
+        PluginError: ``result`` is not a list of valid components.
+        Exception: ``result`` is a generator, and it raised.
     """
     example = f"return a list of {kind.__name__}s"
     if isinstance(result, Component):
@@ -54,7 +54,7 @@ def components_from(hook: str, kind: type[Component], result: object) -> list[Co
 
 
 def flaw_of(component: Component) -> str:
-    """What is wrong with ``component``, as ``"whose name is empty"``; empty where nothing is."""
+    """Return what is wrong with ``component``, such as ``"whose name is empty"``; an empty string if it is valid."""
     for field in fields(component):
         value = getattr(component, field.name)
         optional = str(field.type).endswith("| None")
@@ -69,19 +69,19 @@ def flaw_of(component: Component) -> str:
 
 
 def with_origin(component: Component, origin: Origin) -> Component:
-    """``component`` with every function guarded, so that what it raises names its plugin."""
+    """Return ``component`` with every function guarded, so that its exceptions are reported with the plugin's name."""
     origin = replace(origin, component=f"{component.kind} {component.name!r}")
     guarded: dict[str, Any] = {}
     for field in fields(component):
         value = getattr(component, field.name)
         if field.name == "run" and isinstance(component, Command) and not origin.removable:
-            continue  # the core's own commands train jobs, and report what those raise themselves
+            continue  # the core's commands train jobs, and report their exceptions themselves
         if field.name == "build" and isinstance(component, MetricLogger):
             continue  # a logger that fails is switched off, and the run continues
         if isinstance(value, Ref):
             guarded[field.name] = replace(value, origin=origin, purpose=field.name)
         elif field.name == "active":
-            guarded[field.name] = origin.guard(field.name, value, TAKES[field.name])
+            guarded[field.name] = origin.guard(field.name, value, RESULT_CHECKS[field.name])
     return replace(component, **guarded)
 
 
@@ -107,12 +107,12 @@ def _flag(value: object) -> str:
 def _reference(value: object) -> str:
     if isinstance(value, Ref):
         return ""
-    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which imports it only when a job needs it'
+    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which is imported only when a job needs it'
 
 
 def _function(value: object) -> str:
     if isinstance(value, Ref):
-        return "is a Ref, and must be a plain function: it is called while a job is assembled"
+        return "is a Ref; it must be a plain function, because it is called during assembly"
     return "" if callable(value) else f"is {shown(value)}, not a function"
 
 
@@ -120,8 +120,8 @@ def _all_of(kind: type) -> Callable[[object], str]:
     def rule(value: object) -> str:
         if not isinstance(value, tuple | list):
             return f"is {shown(value)}, not a tuple of {kind.__name__}"
-        wrong = [one for one in value if not isinstance(one, kind)]
-        return f"holds {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
+        wrong = [item for item in value if not isinstance(item, kind)]
+        return f"contains {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
 
     return rule
 
@@ -132,24 +132,24 @@ def _phase(value: object) -> str:
 
 def _flavors(value: object) -> str:
     if not isinstance(value, Mapping):
-        return f"is {shown(value)}, not a mapping from a flavor's name to its arguments"
+        return f"is {shown(value)}, not a mapping from flavor names to arguments"
     if not value:
-        return "is empty: a model needs at least one flavor"
+        return "is empty; a model needs at least one flavor"
     for name, args in value.items():
         if not isinstance(name, str) or not name.strip():
-            return f"has a flavor called {shown(name)}"
+            return f"contains a flavor named {shown(name)}"
         if isinstance(args, type):
-            return f"has the class {args.__name__} for {name!r}: it must be an instance"
+            return f"contains the class {args.__name__} for {name!r}; it must be an instance"
         if not isinstance(args, BaseModel):
-            return f"has {shown(args)} for {name!r}: it must be a pydantic model"
+            return f"contains {shown(args)} for {name!r}; it must be a pydantic model"
     classes = {type(args).__name__ for args in value.values()}
-    return f"are of several classes: {', '.join(sorted(classes))}" if len(classes) > 1 else ""
+    return f"contains arguments of several classes: {', '.join(sorted(classes))}" if len(classes) > 1 else ""
 
 
 def _section(value: object) -> str:
-    """A section class must be complete: a job validates every section, whether or not its recipe mentions it."""
+    """A section class must be complete: a job validates every section, even those that its recipe omits."""
     if not (isinstance(value, type) and issubclass(value, Section)):
-        return f"is {shown(value)}, no subclass of Section"
+        return f"is {shown(value)}, not a subclass of Section"
     name = getattr(value, "section", None)
     if not isinstance(name, str) or not _SECTION.fullmatch(name):
         return f'{value.__name__} needs a section name: section: ClassVar[str] = "my_section", not {shown(name)}'
@@ -160,10 +160,10 @@ def _section(value: object) -> str:
         value()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        return f"{value.__name__} has a default that it refuses: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's class raises; it becomes the plugin's reason
+        return f"{value.__name__} rejects its own default: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except Exception as error:  # noqa: BLE001 - third-party code may raise anything; it becomes the plugin's reason
         why = " ".join(str(error).partition("\n\nFor further information")[0].split())
-        return f"{value.__name__} cannot be built: {type(error).__name__}: {why}"
+        return f"{value.__name__} cannot be instantiated: {type(error).__name__}: {why}"
     return ""
 
 
@@ -185,4 +185,4 @@ RULES: Final[dict[str, Callable[[object], str]]] = {
     "tuple[WeightFormat": _all_of(WeightFormat),
     "Mapping[str, BaseModel]": _flavors,
 }
-"""By how a field of a component is annotated: says what is wrong with its value."""
+"""Annotation of a component's field (its beginning) -> function that returns what is wrong with a value."""

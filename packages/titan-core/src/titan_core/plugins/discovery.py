@@ -1,5 +1,4 @@
-"""Finding plugins: every entry point of group ``titan.plugins``, each loaded by itself, so that one that is broken
-takes nothing else down."""
+"""Discovery: loads each entry point of group ``titan.plugins`` separately, so that a broken plugin affects no other."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from titan_core.plugins.guard import Origin
 
 GROUP = "titan.plugins"
 CORE = "core"
-"""The core's own plugin, which cannot be switched off."""
+"""Name of the core's own plugin, which cannot be switched off."""
 DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
 
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
@@ -57,10 +56,10 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that works."""
+    """A usable plugin."""
 
     name: str
-    """Its entry point's name."""
+    """Name of its entry point."""
     distribution: str
     version: str
     module: ModuleType
@@ -68,13 +67,13 @@ class Plugin:
 
     @property
     def origin(self) -> Origin:
-        """Whose code a call into this plugin is."""
+        """The origin that errors in calls into this plugin report."""
         return Origin(self.name, self.distribution, self.version, removable=self.name != CORE)
 
 
 @dataclass(frozen=True)
 class BrokenPlugin:
-    """A plugin that cannot be used, and why."""
+    """A plugin that cannot be used, with the reason."""
 
     name: str
     distribution: str
@@ -84,7 +83,7 @@ class BrokenPlugin:
 
 @dataclass(frozen=True)
 class DisabledPlugin:
-    """A plugin that is installed and switched off."""
+    """A plugin that is installed but switched off."""
 
     name: str
     distribution: str
@@ -93,7 +92,7 @@ class DisabledPlugin:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found."""
+    """The result of discovery."""
 
     plugins: tuple[Plugin, ...]
     broken: tuple[BrokenPlugin, ...]
@@ -101,7 +100,7 @@ class Discovery:
 
 
 def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
-    """Load every installed plugin (or those of ``entry_points``), less those that ``TITAN_DISABLE_PLUGINS`` names."""
+    """Load all installed plugins (or ``entry_points``), except those that ``TITAN_DISABLE_PLUGINS`` names."""
     if entry_points is None:
         entry_points = importlib_metadata.entry_points(group=GROUP)
     switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
@@ -109,11 +108,11 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
     broken: list[BrokenPlugin] = []
     disabled: list[DisabledPlugin] = []
     seen: set[tuple[str, str, str]] = set()
-    # The core goes first, so that its commands head the help; the others follow by name, whatever the file system says.
+    # The core comes first, so that its commands head the help. The others are sorted by name: file systems have no order.
     for entry_point in sorted(entry_points, key=lambda point: (point.name != CORE, point.name, point.value)):
         distribution, version = _distribution_of(entry_point)
         if (entry_point.name, entry_point.value, distribution) in seen:
-            continue  # one distribution that is found twice on sys.path (an editable install seen from its folder)
+            continue  # a distribution found twice on sys.path, such as an editable install run from its own folder
         seen.add((entry_point.name, entry_point.value, distribution))
         if entry_point.name in switched_off and entry_point.name != CORE:
             disabled.append(DisabledPlugin(entry_point.name, distribution, version))
@@ -121,14 +120,16 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
         try:
             module = _import(entry_point)
             plugin = Plugin(entry_point.name, distribution, version, module, components_of(module))
-            plugins.append(replace(plugin, components=tuple(with_origin(one, plugin.origin) for one in plugin.components)))
+            plugins.append(
+                replace(plugin, components=tuple(with_origin(component, plugin.origin) for component in plugin.components))
+            )
         except PluginError as error:
             broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
     return Discovery(tuple(plugins), tuple(broken), tuple(disabled))
 
 
 def _distribution_of(entry_point: importlib_metadata.EntryPoint) -> tuple[str, str]:
-    """Name and version. Read once: each access to either parses the distribution's whole metadata again."""
+    """Return name and version. ``metadata`` is read once, because each access parses the whole file again."""
     try:
         metadata = entry_point.dist.metadata if entry_point.dist is not None else None
     except importlib_metadata.MetadataNotFound:
@@ -140,7 +141,7 @@ def _import(entry_point: importlib_metadata.EntryPoint) -> ModuleType:
     try:
         module = entry_point.load()
     except (Exception, SystemExit) as error:
-        # Anything may be raised by a stranger's import; it is kept as the plugin's reason and shown.
+        # Third-party imports may raise anything; the error becomes the reason that `titan plugins` shows.
         raise PluginError(f"importing {entry_point.value!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, ModuleType):
         raise PluginError(f"its entry point {entry_point.value!r} is not a module")
@@ -148,16 +149,16 @@ def _import(entry_point: importlib_metadata.EntryPoint) -> ModuleType:
 
 
 def components_of(module: ModuleType) -> tuple[Component, ...]:
-    """Hold a plugin module against the contract and collect what it registers.
+    """Check a plugin module against the contract and return the components that it registers.
 
     Raises:
-        PluginError: another contract version, a misspelt or wrongly-signed hook, or a hook that fails.
+        PluginError: it needs another contract version, a hook is misspelt or has a wrong signature, or a hook failed.
     """
     _check_api(module)
     for name, value in vars(module).items():
         if name.startswith("titan_") and inspect.isfunction(value) and not hasattr(value, f"{hookspecs.PROJECT}_impl"):
             raise PluginError(f"function {name} is not marked with @hookimpl, so it would never be called")
-    # A manager of its own: errors are this plugin's alone, and so are the components that come back.
+    # A separate manager, so that errors and components belong to this plugin alone.
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:
@@ -167,10 +168,10 @@ def components_of(module: ModuleType) -> tuple[Component, ...]:
         raise PluginError(" ".join(str(error).split())) from error
     components: list[Component] = []
     for hook, kind in REGISTRATION_HOOKS.items():
-        # Called without pluggy, which would drop a None. A module has at most one implementation of a hook.
+        # Not called through pluggy, which drops a None. A module has at most one implementation of a hook.
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             if implementation.wrapper or implementation.hookwrapper:
-                raise PluginError(f"hook {hook} is a wrapper; there is nothing to wrap when a plugin registers")
+                raise PluginError(f"hook {hook} is a wrapper; registration hooks have nothing to wrap")
             try:
                 components += components_from(hook, kind, implementation.function())
             except PluginError:
@@ -184,8 +185,6 @@ def _check_api(module: ModuleType) -> None:
     major, minor = API_VERSION
     api = getattr(module, "api", None)
     if not (isinstance(api, tuple) and len(api) == 2 and all(isinstance(number, int) for number in api)):
-        raise PluginError(f"it states no contract version: plugin.py needs a line like 'api = ({major}, {minor})'")
+        raise PluginError(f"it declares no contract version: plugin.py needs a line such as 'api = ({major}, {minor})'")
     if api[0] != major or api[1] > minor:
-        raise PluginError(
-            f"it was written for contract version {api[0]}.{api[1]}, and this titan-core offers {major}.{minor}"
-        )
+        raise PluginError(f"it needs contract version {api[0]}.{api[1]}, but this titan-core provides {major}.{minor}")

@@ -1,4 +1,4 @@
-"""Calling a plugin's code. Whatever it raises is reported with the plugin's name and what to do about it, in one place."""
+"""Guarded calls into plugins: any exception is reported with the plugin's name and a fix."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NoReturn
 
 from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 
-Take = Callable[["Origin", Any], Any]
-"""Looks at what a plugin's function returned, and returns what the core uses. Raises :class:`WrongResult`."""
+ResultCheck = Callable[["Origin", Any], Any]
+"""Checks the result of a plugin's function and returns the value that the core uses. Raises :class:`WrongResult`."""
 
 PASSED_ON = (UserError, RunStopped, BrokenPipeError)
-"""What a plugin raises on purpose, or because nobody reads the output. KeyboardInterrupt passes too, since it is no
-``Exception``."""
+"""Errors that a plugin raises on purpose, or because its output is no longer read. KeyboardInterrupt passes too, because it
+is not an ``Exception``."""
 MOST_PROBLEMS = 1000
-"""How many problems a check may find: a generator may be endless."""
+"""Limit for the problems of one check, which may be an endless generator."""
 
 
 class WrongResult(Exception):
-    """Why what a plugin's function returned cannot be used: ``"returned 3; return True or False"``."""
+    """The reason why a result is unusable, such as ``"returned 3; it must return True or False"``."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose code is called. It travels to other processes with the references that hold it."""
+    """The plugin and component whose code is called. References carry it to other processes."""
 
     plugin: str
     distribution: str
@@ -33,56 +33,58 @@ class Origin:
     component: str = ""
     """Such as ``model 'mine'``; empty for the plugin's own lifecycle hooks."""
     removable: bool = True
-    """Whether the plugin can be switched off, which the core's own cannot."""
+    """Whether the plugin can be switched off; the core's own cannot."""
 
     def __str__(self) -> str:
         name = f"plugin {self.plugin!r} ({self.distribution} {self.version})"
         return f"{name}: {self.component}" if self.component else name
 
     def failure(self, why: str) -> PluginFailure:
-        """The error that says so, and what to do."""
+        """Return the error that names the plugin, the reason ``why`` and a fix."""
         hint = f"fix or update {self.distribution}"
         if self.removable:
             hint += f', or switch the plugin off with [plugins] disable = ["{self.plugin}"]'
         return PluginFailure(Problem(str(self), why, f"{hint} (TITAN_TRACEBACK=1 shows the traceback)"))
 
-    def call(self, what: str, function: Callable[..., Any], arguments: Iterable[Any], take: Take | None = None) -> Any:
-        """``function(*arguments)``, as ``take`` returns it.
+    def call(
+        self, what: str, function: Callable[..., Any], arguments: Iterable[Any], check: ResultCheck | None = None
+    ) -> Any:
+        """Return ``function(*arguments)``, passed through ``check``.
 
         Args:
-            what: the function's name, for an error.
+            what: the function's name, for errors.
 
         Raises:
-            PluginFailure: the function raised, or returned the wrong thing. Errors in :data:`PASSED_ON` are passed on.
+            PluginFailure: the function raised, or its result is unusable. Errors in :data:`PASSED_ON` propagate unchanged.
         """
         try:
             result = function(*arguments)
-            return result if take is None else take(self, result)
+            return result if check is None else check(self, result)
         except PASSED_ON:
             raise
         except WrongResult as error:
             raise self.failure(f"{what} {error}") from None
         except (OSError, SystemExit) as error:
-            if what == "run":  # a command's: it may exit, and the files that it was given are the user's
+            if what == "run":  # a command: it may exit, and an OSError concerns the user's files
                 raise
             self._raised(what, error)
         except Exception as error:  # noqa: BLE001 - raised again, with the plugin's name
             self._raised(what, error)
 
-    def guard(self, what: str, function: Callable[..., Any], take: Take | None = None) -> Callable[..., Any]:
-        """``function``, called by :meth:`call`."""
+    def guard(self, what: str, function: Callable[..., Any], check: ResultCheck | None = None) -> Callable[..., Any]:
+        """Return ``function`` wrapped in :meth:`call`."""
 
         def guarded(*arguments: Any) -> Any:
-            return self.call(what, function, arguments, take)
+            return self.call(what, function, arguments, check)
 
         return guarded
 
     def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, to which a component's field ``purpose`` refers, called by :meth:`call`."""
-        return self.guard(purpose, function, TAKES.get(purpose))
+        """Return ``function``, the target of a component's field ``purpose``, wrapped in :meth:`call`."""
+        return self.guard(purpose, function, RESULT_CHECKS.get(purpose))
 
     def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for a hook that wraps the others': what those raise passes through it, and is not its own failure."""
+        """Return a wrapper hook guarded like :meth:`guard`. Errors of the hooks that it wraps pass through unchanged."""
 
         def guarded(*arguments: Any) -> Generator[Any, Any, Any]:
             generator = self.call(what, function, arguments)
@@ -90,7 +92,7 @@ class Origin:
             thrown: BaseException | None = None
             try:
                 outcome = yield
-            except BaseException as error:  # noqa: BLE001 - handed to the hook, which raises it again
+            except BaseException as error:  # noqa: BLE001 - passed to the hook, which raises it again
                 thrown = error
             try:
                 generator.send(outcome) if thrown is None else generator.throw(thrown)
@@ -102,7 +104,7 @@ class Origin:
                 if error is thrown:
                     raise
                 self._raised(what, error)
-            raise self.failure(f"{what} yields more than once")
+            raise self.failure(f"{what} yielded more than once")
 
         return guarded
 
@@ -111,69 +113,69 @@ class Origin:
         raise self.failure(f"{what} raised {type(error).__name__}{': ' + message if message else ''}") from error
 
 
-def take_flag(origin: Origin, result: Any) -> bool:
-    """Of ``active``. One that returns nothing would silently switch its component off."""
+def checked_flag(origin: Origin, result: Any) -> bool:
+    """Result of ``active``. Accepting ``None`` would silently switch the component off."""
     if not isinstance(result, bool):
         raise WrongResult(f"returned {shown(result)}; it must return True or False")
     return result
 
 
-def take_problems(origin: Origin, result: Any) -> list[Problem]:
-    """Of ``check`` and ``hardware``; a generator is run to its end here, where its exceptions are caught."""
+def checked_problems(origin: Origin, result: Any) -> list[Problem]:
+    """Result of ``check`` and ``hardware``. Generators are exhausted here, where their exceptions are caught."""
     if isinstance(result, str) or not isinstance(result, Iterable):
-        raise WrongResult(f"returned {shown(result)}; it must return or yield Problems (none where all is well)")
+        raise WrongResult(f"returned {shown(result)}; it must return or yield Problems (none if all is well)")
     problems = list(islice(result, MOST_PROBLEMS))
-    for one in problems:
-        if not isinstance(one, Problem):
-            raise WrongResult(f"found {shown(one)}; it must return or yield Problems")
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise WrongResult(f"found {shown(problem)}; it must return or yield Problems")
     return problems
 
 
-def take_something(origin: Origin, result: Any) -> Any:
-    """Of what builds a thing: it must not be ``None``."""
+def checked_object(origin: Origin, result: Any) -> Any:
+    """Result of a function that builds something."""
     if result is None:
-        raise WrongResult("returned None; it must return what it builds")
+        raise WrongResult("returned None; it must return the object that it builds")
     return result
 
 
-def take_definition(origin: Origin, result: Any) -> Any:
-    """Of ``define``: a definition, whose own functions are guarded from here on."""
+def checked_definition(origin: Origin, result: Any) -> Any:
+    """Result of ``define``; the functions of the definition are guarded too."""
     from titan_core.api.layout import ModelDefinition
 
     if not isinstance(result, ModelDefinition):
         raise WrongResult(f"returned {shown(result)}; it must return a ModelDefinition")
     return replace(
         result,
-        build=origin.guard("its definition's build", result.build, take_something),
+        build=origin.guard("its definition's build", result.build, checked_object),
         flops_per_token=origin.guard("its definition's flops_per_token", result.flops_per_token),
     )
 
 
-def take_parts(origin: Origin, result: Any) -> Any:
-    """Of ``apply``: a part of a model, or several."""
+def checked_parts(origin: Origin, result: Any) -> Any:
+    """Result of ``apply``: one model part or several."""
     from titan_core.api.model_part import ModelPart
 
     if isinstance(result, ModelPart):
         return result
-    if not isinstance(result, list | tuple) or not all(isinstance(one, ModelPart) for one in result):
+    if not isinstance(result, list | tuple) or not all(isinstance(part, ModelPart) for part in result):
         raise WrongResult(f"returned {shown(result)}; it must return the ModelPart, or a list of ModelParts")
     return result
 
 
-TAKES: dict[str, Take] = {
-    "active": take_flag,
-    "check": take_problems,
-    "hardware": take_problems,
-    "define": take_definition,
-    "apply": take_parts,
-    "build": take_something,
-    "step": take_something,
-    "observe": take_something,
+RESULT_CHECKS: dict[str, ResultCheck] = {
+    "active": checked_flag,
+    "check": checked_problems,
+    "hardware": checked_problems,
+    "define": checked_definition,
+    "apply": checked_parts,
+    "build": checked_object,
+    "step": checked_object,
+    "observe": checked_object,
 }
-"""By the name of a component's field."""
+"""Name of a component's field -> the check of its function's result."""
 
 
 def shown(value: object) -> str:
-    """``value`` in a message about a plugin: as Python writes it, or by its class where that is long."""
+    """Return ``repr(value)`` for a message, or the name of its class if that is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"a {type(value).__name__}"

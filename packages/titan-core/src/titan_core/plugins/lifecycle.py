@@ -1,4 +1,4 @@
-"""The lifecycle hooks, each as a typed method: what the trainer calls."""
+"""The lifecycle hooks as typed methods, which the trainer calls."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Calls every registered observer. Observers are plugin modules, debuggers, metric loggers.
+    """Calls every registered observer: plugin modules, debuggers and metric loggers.
 
-    No hook changes what training draws at random: see :func:`same_generators`.
+    Hooks leave random generators unchanged: see :func:`same_generators`.
     """
 
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        self._gave_tensors = False  # to a checkpoint, which loads into those of this time
-        self._restored: Mapping[str, Any] | None = None  # for observers that come later: metric loggers
+        self._tensors_collected = False  # by a checkpoint, which loads into the tensors collected first
+        self._restored: Mapping[str, Any] | None = None  # for observers that register later, such as metric loggers
         for observer in observers:
             self.register(observer)
 
@@ -46,35 +46,35 @@ class Lifecycle:
         failed: Callable[[Exception], None] | None = None,
         origin: CodeOrigin | None = None,
     ) -> None:
-        """Let ``observer`` hear of the run. One without lifecycle hooks hears nothing, at no cost.
+        """Call the lifecycle hooks of ``observer`` from now on. An observer without hooks costs nothing.
 
         Args:
-            failed: takes what a hook of the observer's raises, which then does not end the run.
-            origin: whose the observer is. What a hook of it raises then names the plugin
+            failed: receives exceptions of the observer's hooks, which then do not end the run.
+            origin: the plugin that owns the observer. Errors of its hooks then name the plugin
                 (:class:`~titan_core.api.errors.PluginFailure`).
 
         Raises:
-            pluggy.PluginValidationError: a hook that is misspelt or wrongly signed.
-            ValueError: it comes too late for the hooks that it has.
+            pluggy.PluginValidationError: a hook is misspelt or has a wrong signature.
+            ValueError: the observer has state tensors, and registers after they were collected.
         """
         self._manager.register(observer)
         self._manager.check_pending()
         for caller in self._manager.get_hookcallers(observer) or ():
-            if caller.name == "titan_state_tensors" and self._gave_tensors:
+            if caller.name == "titan_state_tensors" and self._tensors_collected:
                 raise ValueError(
-                    f"{observer!r} keeps tensors, and is built after a checkpoint is restored: a metric logger cannot"
+                    f"{observer!r} implements titan_state_tensors, but metric loggers are built after the restore"
                 )
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is observer:
                     function = _guarded(caller.name, implementation, failed, origin)
-                    setattr(implementation, "function", function)  # noqa: B010 - it is public, but declared final
+                    setattr(implementation, "function", function)  # noqa: B010 - public, but declared final
 
         if self._restored is not None:
-            others = [one for _, one in self._manager.list_name_plugin() if one is not observer]
+            others = [other for _, other in self._manager.list_name_plugin() if other is not observer]
             self._manager.subset_hook_caller("titan_restore_state", others)(state=self._restored)
 
     def unregister(self, observer: object) -> None:
-        """Let ``observer`` hear no more."""
+        """Stop calling ``observer``."""
         if self._manager.is_registered(observer):
             self._manager.unregister(observer)
 
@@ -99,15 +99,15 @@ class Lifecycle:
         self._call(self._manager.hook.titan_gradients_complete, step=step)
 
     def before_update(self, update: PendingUpdate) -> bool:
-        """See :func:`titan_core.api.hookspecs.titan_before_update`; whether the update is to be left out.
+        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update.
 
         Raises:
-            TypeError: an observer returns neither a bool nor ``None``.
+            TypeError: an observer returned neither a bool nor ``None``.
         """
-        answers = self._call(self._manager.hook.titan_before_update, update=update)  # without those that are None
+        answers = self._call(self._manager.hook.titan_before_update, update=update)  # pluggy drops None
         strange = next((answer for answer in answers if not isinstance(answer, bool)), None)
         if strange is not None:
-            raise TypeError(f"a titan_before_update returned {strange!r}, which is neither a bool nor None")
+            raise TypeError(f"titan_before_update of an observer returned {strange!r}; it must return a bool or None")
         return True in answers
 
     def step_end(self, report: StepReport) -> None:
@@ -115,63 +115,66 @@ class Lifecycle:
         self._call(self._manager.hook.titan_step_end, report=report)
 
     def figures(self, record: Record) -> dict[str, float | int | None]:
-        """See :func:`titan_core.api.hookspecs.titan_figures`; of all observers together.
+        """See :func:`titan_core.api.hookspecs.titan_figures`. Return the figures of all observers.
 
         Raises:
-            ValueError: an observer returns no table of numbers, or a figure that there is.
+            ValueError: an observer did not return a mapping to numbers, or a figure is already in use.
         """
-        together: dict[str, float | int | None] = {}
+        merged: dict[str, float | int | None] = {}
         for implementation in self._manager.hook.titan_figures.get_hookimpls():
             with same_generators():
                 figures = implementation.function(*[record] * len(implementation.argnames)) or {}
-            if not isinstance(figures, Mapping) or not all(isinstance(one, float | int | None) for one in figures.values()):
-                raise ValueError(f"titan_figures of {implementation.plugin!r} must return a table of numbers by name")
-            if clash := (record.keys() | together.keys()) & figures.keys():
+            if not isinstance(figures, Mapping) or not all(
+                isinstance(figure, float | int | None) for figure in figures.values()
+            ):
+                raise ValueError(f"titan_figures of {implementation.plugin!r} must return a mapping from names to numbers")
+            if clash := (record.keys() | merged.keys()) & figures.keys():
                 raise ValueError(
-                    f"titan_figures of {implementation.plugin!r} returned {min(clash)!r}, which there is already"
+                    f"titan_figures of {implementation.plugin!r} returned {min(clash)!r}, which is already in use"
                 )
-            together |= figures
-        return together
+            merged |= figures
+        return merged
 
     def validation_end(self, report: ValidationReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_validation_end`."""
         self._call(self._manager.hook.titan_validation_end, report=report)
 
     def save_state(self) -> dict[str, Any]:
-        """See :func:`titan_core.api.hookspecs.titan_save_state`; of all observers together.
+        """See :func:`titan_core.api.hookspecs.titan_save_state`. Return the state of all observers.
 
         Raises:
-            ValueError: two of them use one name, or one gives what JSON cannot say.
+            ValueError: two observers use one name, or JSON cannot represent a state.
         """
-        together: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for implementation in self._manager.hook.titan_save_state.get_hookimpls():
             with same_generators():
                 state = implementation.function() or {}
             if not isinstance(state, dict) or not survives_json(state):
-                what = "a table of plain values, with texts as keys: it is kept as JSON"
-                raise ValueError(f"titan_save_state of {implementation.plugin!r} must return {what}")
-            if clash := together.keys() & state.keys():
-                raise ValueError(f"two observers keep a state under the name {min(clash)!r}: each needs a name of its own")
-            together |= state
-        return together
+                why = "must return a dict of plain values with string keys, because it is saved as JSON"
+                raise ValueError(f"titan_save_state of {implementation.plugin!r} {why}")
+            if clash := merged.keys() & state.keys():
+                raise ValueError(f"two observers save state under the name {min(clash)!r}: names must be unique")
+            merged |= state
+        return merged
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """See :func:`titan_core.api.hookspecs.titan_state_tensors`; of all observers together.
+        """See :func:`titan_core.api.hookspecs.titan_state_tensors`. Return the tensors of all observers.
 
         Raises:
-            ValueError: two of them use one name, or one returns no table of tensors.
+            ValueError: two observers use one name, or one did not return a mapping to tensors.
         """
-        self._gave_tensors = True
-        together: dict[str, Tensor] = {}
+        self._tensors_collected = True
+        merged: dict[str, Tensor] = {}
         for implementation in self._manager.hook.titan_state_tensors.get_hookimpls():
             with same_generators():
                 tensors = implementation.function() or {}
-            if not _is_table_of_tensors(tensors):
-                raise ValueError(f"titan_state_tensors of {implementation.plugin!r} must return a table of tensors by name")
-            if clash := together.keys() & tensors.keys():
-                raise ValueError(f"two observers keep a tensor under the name {min(clash)!r}: each needs a name of its own")
-            together |= tensors
-        return together
+            if not _maps_to_tensors(tensors):
+                why = "must return a mapping from names to tensors"
+                raise ValueError(f"titan_state_tensors of {implementation.plugin!r} {why}")
+            if clash := merged.keys() & tensors.keys():
+                raise ValueError(f"two observers save a tensor under the name {min(clash)!r}: names must be unique")
+            merged |= tensors
+        return merged
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.api.hookspecs.titan_restore_state`."""
@@ -183,8 +186,8 @@ class Lifecycle:
         self._call(self._manager.hook.titan_checkpoint_saved, step=step, path=path)
 
     def finding(self, finding: Finding) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so it leaves random generators to its
-        caller: in the midst of another thread's step there is no state of them to return to."""
+        """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so the caller must guard random
+        generators: during another thread's step there is no state to restore."""
         self._manager.hook.titan_finding(finding=finding)
 
     def flush(self, step: int) -> None:
@@ -192,15 +195,17 @@ class Lifecycle:
         self._call(self._manager.hook.titan_flush, step=step)
 
     def failed(self, error: BaseException, end: TrainEnd) -> None:
-        """The run ends by ``error``: call both hooks of every observer. One that fails itself is logged, and neither hides
-        ``error`` nor keeps the others from hearing of it."""
-        observers = [observer for _, observer in self._manager.list_name_plugin()]  # in the order of their registration
+        """Call ``titan_exception`` and ``titan_train_end`` of every observer, because ``error`` ended the run.
+
+        An observer's own failure is logged; it neither hides ``error`` nor keeps the hooks of other observers from running.
+        """
+        observers = [observer for _, observer in self._manager.list_name_plugin()]  # in order of registration
         for observer in observers:
             others = [other for other in observers if other is not observer]
             for name, arguments in (("titan_exception", {"error": error}), ("titan_train_end", {"end": end})):
                 try:
                     self._manager.subset_hook_caller(name, others)(**arguments)
-                except Exception:  # an observer's own failure must not hide the one that ends the run; it is logged whole
+                except Exception:  # must not hide the error that ended the run; logged with its traceback
                     log.exception("observer %r failed in %s", observer, name)
 
     def train_end(self, end: TrainEnd) -> None:
@@ -209,8 +214,8 @@ class Lifecycle:
 
     @staticmethod
     def _call(hook: pluggy.HookCaller, **arguments: Any) -> list[Any]:
-        """What the observers of ``hook`` answer. Without any it costs next to nothing, as a guard of the generators would
-        (15 µs) in each step."""
+        """Return the answers of all implementations of ``hook``. A hook without any skips the guard of the random
+        generators, which costs 15 µs."""
         if not hook.get_hookimpls():
             return []
         with same_generators():
@@ -218,11 +223,11 @@ class Lifecycle:
         return answers
 
 
-def _is_table_of_tensors(tensors: object) -> TypeGuard[Mapping[str, Tensor]]:
+def _maps_to_tensors(tensors: object) -> TypeGuard[Mapping[str, Tensor]]:
     if not isinstance(tensors, Mapping):
         return False
-    torch: Any = sys.modules.get("torch")  # without it there is no tensor
-    return all(isinstance(key, str) and torch and isinstance(one, torch.Tensor) for key, one in tensors.items())
+    torch: Any = sys.modules.get("torch")  # if torch is not imported, no tensor exists
+    return all(isinstance(name, str) and torch and isinstance(value, torch.Tensor) for name, value in tensors.items())
 
 
 def _guarded(
@@ -241,7 +246,7 @@ def _guarded(
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, ``failed`` reports it
+        except Exception as error:  # noqa: BLE001 - ``failed`` reports it, whatever it is
             failed(error)
             return None
 

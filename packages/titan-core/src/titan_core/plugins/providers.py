@@ -1,5 +1,5 @@
-"""Which package provides what no installed one does: titan-core's metadata has an index of what the packages released with
-it provide, ``provides.json``, generated from their plugins."""
+"""Names of packages to install for a missing component: ``provides.json``, in titan-core's metadata, indexes the components
+of all packages released with it. It is generated from their plugins."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import importlib_metadata
 
 INDEX = "extra_metadata/provides.json"
-"""Within the distribution's metadata."""
+"""Path within the distribution's metadata."""
 
 
 @cache
 def index() -> Mapping[str, Mapping[str, str]]:
-    """By kind (``section``, ``key``, ``option`` of a launcher, or a component's kind) and name, the package. Empty where
-    titan-core was not installed from its wheel."""
+    """Return kind -> name -> package. A kind is ``section``, ``key``, ``option`` (of a launcher) or a component's kind.
+
+    The index is empty if titan-core was not installed from its wheel.
+    """
     try:
         text = importlib_metadata.distribution("titan-core").read_text(INDEX)
     except importlib_metadata.PackageNotFoundError:
@@ -27,10 +29,10 @@ def index() -> Mapping[str, Mapping[str, str]]:
 
 
 def provider(kind: str, name: str) -> str | None:
-    """The package that provides the section, the key (``"metrics.log_freq"``) or the component ``name``, if one is known."""
+    """Return the package that provides the section, key (``"metrics.log_freq"``) or component ``name``, if known."""
     return index().get(kind, {}).get(name)
 
 
 def provider_of_group(word: str) -> str | None:
-    """The package of the commands that begin with ``word``, if one is known."""
+    """Return the package of the commands that begin with ``word``, if known."""
     return next((package for name, package in index().get("command", {}).items() if name.split()[0] == word), None)

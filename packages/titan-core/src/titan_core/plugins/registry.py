@@ -1,4 +1,4 @@
-"""What the discovered plugins provide, by kind and name."""
+"""The components of all discovered plugins, by kind and name."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from titan_core.plugins.providers import provider
 C = TypeVar("C", bound=Component)
 
 NO_PLUGIN = Origin(CORE, "titan-core", "?", removable=False)
-"""Where not even the core was discovered, in tests."""
+"""Used in tests in which not even the core was discovered."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All components of all plugins. pluggy collected them; a job's config chooses among them by name."""
+    """All components of all plugins. A job's config selects among them by name."""
 
     found: Discovery
 
     @classmethod
     def from_installed(cls) -> Registry:
-        """The registry of everything that is installed."""
+        """Return the registry of all installed plugins."""
         return cls(discover())
 
     def without(self, names: Iterable[str]) -> Registry:
-        """This registry with the plugins ``names`` switched off. A name that no plugin has is an error."""
+        """Return this registry with the plugins ``names`` switched off.
+
+        Raises:
+            UserError: no plugin has one of the names.
+        """
         names = list(names)
         if not names:
             return self
@@ -45,9 +49,9 @@ class Registry:
             if name not in known:
                 raise UserError.one(f"plugins.disable = {names}", f"no plugin is named {name!r}", nearest(name, known))
         disabled = {
-            one.name: DisabledPlugin(one.name, one.distribution, one.version)
-            for one in everything
-            if one.name in names or one in found.disabled
+            plugin.name: DisabledPlugin(plugin.name, plugin.distribution, plugin.version)
+            for plugin in everything
+            if plugin.name in names or plugin in found.disabled
         }
         return Registry(
             Discovery(
@@ -59,7 +63,7 @@ class Registry:
 
     @cached_property
     def conflicts(self) -> list[Problem]:
-        """Two plugins of one name, two components of one kind and name, two classes for one key."""
+        """Plugins that share a name, components that share kind and name, and section classes that share a key."""
         problems = []
         plugins: dict[str, Plugin] = {}
         components: dict[tuple[str, str], Plugin] = {}
@@ -69,7 +73,7 @@ class Registry:
         for plugin in self.found.plugins:
             if plugin.name in plugins:
                 problems.append(_conflict(f"plugin {plugin.name!r}", plugins[plugin.name], plugin))
-                continue  # its components would only repeat the same complaint
+                continue  # its components would repeat the same problem
             plugins[plugin.name] = plugin
             for component in plugin.components:
                 key = (component.kind, component.name)
@@ -85,23 +89,23 @@ class Registry:
         return problems
 
     def require_sound(self) -> None:
-        """Raise where two plugins claim one name.
+        """Raise if plugins conflict.
 
         Raises:
-            UserError: naming both distributions.
+            UserError: one problem per conflict, with the names of both distributions.
         """
         if self.conflicts:
             raise UserError(*self.conflicts)
 
     def all(self, kind: type[C]) -> list[C]:
-        """All components of exactly this kind or a subclass of it, in the order of discovery."""
+        """Return all components of class ``kind`` or a subclass, in order of discovery."""
         return [component for plugin in self.found.plugins for component in plugin.components if isinstance(component, kind)]
 
     def get(self, kind: type[C], name: str) -> C:
-        """The component of this kind and name.
+        """Return the component of this kind and name.
 
         Raises:
-            UserError: there is none; its reason names the nearest, and plugins that are broken.
+            UserError: it does not exist; the fix names the nearest match and broken plugins.
         """
         found = next((component for component in self.all(kind) if component.name == name), None)
         if found is None:
@@ -109,16 +113,16 @@ class Registry:
         return found
 
     def names(self, kind: type[C]) -> list[str]:
-        """The names of all components of this kind."""
+        """Return the names of all components of this kind."""
         return [component.name for component in self.all(kind)]
 
     @staticmethod
     def unknown(kind: type[C]) -> str:
-        """'no installed plugin provides this model'."""
+        """Return a reason such as 'no installed plugin provides this model'."""
         return f"no installed plugin provides this {kind.kind}"
 
     def suggest(self, kind: type[C], name: str) -> str:
-        """What to do about an unknown ``name``: the nearest there is, the package to install, the plugin to fix."""
+        """Return a fix for an unknown ``name``: the nearest match, the package to install or the plugin to fix."""
         package = provider(kind.kind, name)
         if package is not None and package not in {plugin.distribution for plugin in self.found.plugins}:
             return self.remedy(package)
@@ -140,22 +144,24 @@ class Registry:
         return self.owner(component).distribution
 
     def owner(self, component: Component) -> Plugin:
-        """The plugin that registered ``component``."""
-        return next(plugin for plugin in self.found.plugins if any(component is one for one in plugin.components))
+        """Return the plugin that registered ``component``."""
+        return next(
+            plugin for plugin in self.found.plugins if any(component is registered for registered in plugin.components)
+        )
 
     def origin(self, component: Component) -> Origin:
-        """Whose code a call of ``component``'s is."""
+        """Return the origin for calls of ``component``."""
         return replace(self.owner(component).origin, component=f"{component.kind} {component.name!r}")
 
     def origin_of(self, section: type[Section]) -> Origin:
-        """Whose code a config section's is: the first plugin's that registers a component with it, else the core's."""
+        """Return the origin of a section class: the first plugin with a component that uses it, else the core."""
         for plugin in self.found.plugins:
             if any(component.config is section for component in plugin.components):
                 return plugin.origin
         return next((plugin.origin for plugin in self.found.plugins if plugin.name == CORE), NO_PLUGIN)
 
     def sections(self) -> dict[str, list[type[Section]]]:
-        """Every section, with the classes that own keys in it: the core's first."""
+        """Return section name -> the classes that own its keys, the core's first."""
         owned: dict[str, list[type[Section]]] = {cls.section: [cls] for cls in CORE_SECTIONS}
         for kind in REGISTRATION_HOOKS.values():
             for component in self.all(kind):
@@ -166,25 +172,26 @@ class Registry:
         return owned
 
     def remedy(self, package: str) -> str:
-        """What to do so that Titan's ``package`` provides what is missing: install it, fix it, or switch it on."""
+        """Return how to make Titan's ``package`` provide a missing component: install it, fix it or switch it on."""
         for broken in self.found.broken:
             if broken.distribution == package:
-                return f"{package} {broken.version} is installed, but broken: {broken.reason}"
+                return f"{package} {broken.version} is installed but broken: {broken.reason}"
         if any(plugin.distribution == package for plugin in self.found.plugins):
-            return f"{package} is installed, but its present version does not provide this"
+            return f"{package} is installed, but this version of it does not provide this"
         if any(disabled.distribution == package for disabled in self.found.disabled):
             return f"{package} is switched off ([plugins] disable, or TITAN_DISABLE_PLUGINS)"
         return f"install {package} (`uv pip install {package}`)" + self.broken_note()
 
     def broken_note(self) -> str:
-        """A clause about plugins that are broken, since one of them may be what is missing."""
-        notes = [f"plugin {one.name!r} ({one.distribution}) is broken: {one.reason}" for one in self.found.broken]
-        return "".join(f"; {note}" for note in notes)
+        """Return a clause that lists broken plugins, because one of them may provide the missing component."""
+        return "".join(
+            f"; plugin {broken.name!r} ({broken.distribution}) is broken: {broken.reason}" for broken in self.found.broken
+        )
 
 
 def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
-    one = f"{first.distribution} {first.version}" if first is not None else "titan-core itself"
-    two = f"{second.distribution} {second.version}"
+    owner = f"{first.distribution} {first.version}" if first is not None else "titan-core itself"
+    other = f"{second.distribution} {second.version}"
     name = second.name if first is None or first.name != second.name else None
-    fix = f'switch one off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
-    return Problem(what, f"claimed by both {one} and {two}", fix)
+    fix = f'switch one of them off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
+    return Problem(what, f"claimed by both {owner} and {other}", fix)

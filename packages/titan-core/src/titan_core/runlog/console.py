@@ -1,4 +1,4 @@
-"""The console: a line a logged step, and on a terminal a progress bar below them."""
+"""The console logger: one line per logged step and, on a terminal, a progress bar below them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class ConsoleLog:
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """Move the bar. Its loss follows the logged steps, as reading one waits for the device."""
+        """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device."""
         if self._progress is not None:
             self._progress.update(self._bar, completed=report.step)
 
     def log(self, record: Record) -> None:
-        """Print the step's line."""
+        """Print the line of a step."""
         self._console.print(format_line(record, self._run.steps), markup=False)
         if self._progress is not None and "loss" in record:
             self._progress.update(self._bar, loss=_figure(record["loss"], ".3f"))
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
-        """Say how it ended, and where things are."""
+        """Print how the run ended and where its files are."""
         self.close()
         if end.completed:
             ending = f"done: {end.step} steps"
@@ -63,7 +63,7 @@ class ConsoleLog:
         self._console.print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}", markup=False)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -71,7 +71,7 @@ class ConsoleLog:
 
 
 def describe_run(context: LoggerContext[None]) -> list[str]:
-    """What is about to be trained, in a few lines."""
+    """Return a summary of the run, one line per subject."""
     run = context.run
     job, batch = run.job, run.job.facts.batch
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
@@ -89,7 +89,7 @@ def describe_run(context: LoggerContext[None]) -> list[str]:
 
 
 def format_line(record: Record, steps: int) -> str:
-    """The figures of a step in one line."""
+    """Return the figures of a step in one line."""
     step = f"step {record['step']:>{len(str(steps))}}/{steps}"
     if "validation_loss" in record:
         figures = f"{record['validation_tokens']:,} tokens in {_figure(record['validation_seconds'], '.1f')} s"
@@ -108,10 +108,11 @@ def format_line(record: Record, steps: int) -> str:
 
 
 def _datasets(spec: StreamSpec) -> str:
-    """Names; of a mixture with the shares."""
-    total = sum(one.weight for one in spec.datasets)
-    names = (f"{one.name} {one.weight / total:.3g}" if len(spec.datasets) > 1 else one.name for one in spec.datasets)
-    return ", ".join(names)
+    """Return the names of the datasets, with their shares in a mixture."""
+    if len(spec.datasets) == 1:
+        return spec.datasets[0].name
+    total = sum(dataset.weight for dataset in spec.datasets)
+    return ", ".join(f"{dataset.name} {dataset.weight / total:.3g}" for dataset in spec.datasets)
 
 
 def _mfu(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""``events.jsonl``: what happened to a run, over all its attempts. Unlike metrics, nothing in it is ever taken back."""
+"""``events.jsonl``: the events of all attempts of a run. Unlike metrics, events are never removed on resume."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from titan_core.api.world import World
 
 
 class EventLog:
-    """Writes on rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``, where kind is
+    """Writes the events of rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``; its
+    kind is
 
     * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host``, ``pid`` and
       ``pid_namespace``, :func:`~titan_core.api.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
-    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and where it failed ``error``, in a
-      line.
+    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and ``error``, one line, if it failed.
 
-    An attempt without ``end`` is running, or was killed.
+    An attempt without ``end`` is still running or was killed.
     """
 
     def __init__(self, folder: Path, world: World) -> None:
         self._world = world
-        own = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
-        self._processes = world.gather(own)
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
+        self._processes = world.gather(process)
         self._file = LineFile(folder / EVENTS) if world.rank == 0 else None
         self._error = ""
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: RunStart) -> None:
-        """The attempt begins."""
+        """Log the start of the attempt."""
         mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
         self._write(
             "start",
@@ -51,22 +51,22 @@ class EventLog:
 
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
-        """It is complete."""
+        """Log a complete checkpoint."""
         self._write("checkpoint", step, path=text_without_secrets(path))
 
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:
-        """Of rank 0."""
+        """Log a finding of rank 0."""
         self._write("finding", finding.step, kind=finding.kind, message=text_without_secrets(finding.message))
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Remember it for the end."""
+        """Remember ``error`` for the ``end`` event."""
         self._error = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
-        """The attempt is over."""
+        """Log the end of the attempt."""
         more = {"error": self._error} if self._error else {}
         self._write(
             "end",
@@ -86,6 +86,6 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file."""
-        file, self._file = self._file, None  # an observer's thread may still have a finding
+        file, self._file = self._file, None  # an observer's thread may still report a finding
         if file is not None:
             file.close()

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one object a logged step."""
+"""``metrics.jsonl``: one JSON object per logged step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from titan_core.api.runs.json_lines import LineFile
 
 
 class MetricsFile:
-    """Appends, so that a resumed run continues in the same file."""
+    """Appends to the file, so that a resumed run continues it."""
 
     def __init__(self, path: Path) -> None:
         self._file = LineFile(path)
@@ -25,5 +25,5 @@ class MetricsFile:
 
 
 def build(context: LoggerContext[None]) -> MetricsFile:
-    """The file in the run's directory."""
+    """Build the logger for the file in the run's directory."""
     return MetricsFile(Path(context.run.dump_folder) / METRICS)

@@ -1,5 +1,5 @@
-"""The metric loggers of a run. One that fails is switched off with a warning, unless its disk is full or away, which passes;
-training continues."""
+"""The metric loggers of a run. A logger that fails is switched off with a warning, unless the cause is transient, such as a
+full disk; training continues."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from titan_core.plugins.lifecycle import Lifecycle
 log = logging.getLogger(__name__)
 
 TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
-"""What a disk or a network file system may recover from."""
+"""Errors that a disk or a network file system may recover from."""
 
 
 class Loggers:
-    """Those that are built and have not failed for good."""
+    """The loggers that were built and are not switched off."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
         self._running: dict[str, MetricLog] = {}
-        self._missed: Counter[str] = Counter()  # failures of loggers that have recovered from none of them yet
+        self._missed: Counter[str] = Counter()  # failed calls of loggers that have not recovered
         self._run: RunStart | None = None
         self._step = 0
 
     def build(self, components: Iterable[MetricLogger], run: RunStart, device_name: str) -> None:
-        """Build a logger of each, which hears of the run from now on."""
+        """Build a logger from each component, and register it as an observer of the run."""
         self._run, self._step = run, run.step
         facts = run.job.facts
         for component in components:
@@ -39,25 +39,25 @@ class Loggers:
                 section = component.section_in(facts.config)
                 context = LoggerContext(section=section, facts=facts, run=run, device_name=device_name)
                 logger = component.build.load()(context)
-            except Exception as error:  # noqa: BLE001 - a logger is not worth a run; it is reported
+            except Exception as error:  # noqa: BLE001 - reported; a logger must not end the run
                 self._switch_off(name, error)
                 continue
             self._running[name] = logger
             self._lifecycle.register(logger, failed=partial(self._failed, name))
 
     def log(self, record: Record) -> None:
-        """Give ``record`` to each."""
+        """Pass ``record`` to each logger."""
         self._step = int(record["step"] or 0)
         for name in self._each(lambda logger: logger.log(record)):
             if missed := self._missed.pop(name, 0):
-                log.warning("metric logger %r works again; %d calls of it failed", name, missed)
+                log.warning("metric logger %r works again after %d failed calls", name, missed)
 
     def close(self) -> None:
-        """Close each."""
+        """Close each logger."""
         self._each(lambda logger: logger.close())
 
     def _each(self, call: Callable[[MetricLog], None]) -> list[str]:
-        """Those for which it worked."""
+        """Apply ``call`` to each logger; return the names of those that did not fail."""
         worked = []
         for name, logger in list(self._running.items()):
             try:
@@ -73,7 +73,7 @@ class Loggers:
             self._switch_off(name, error)
             return
         if not self._missed[name]:
-            log.warning("metric logger %r failed, and is tried again at the next step: %s", name, error.strerror)
+            log.warning("metric logger %r failed and will be retried at the next step: %s", name, error.strerror)
         self._missed[name] += 1
 
     def _switch_off(self, name: str, error: Exception) -> None:
@@ -82,6 +82,6 @@ class Loggers:
             self._lifecycle.unregister(logger)
         message = f"metric logger {name!r} failed and is switched off: {type(error).__name__}: {error}"
         log.warning("%s; training continues without it", message)
-        log.debug("where it failed", exc_info=error)
+        log.debug("traceback of the failure", exc_info=error)
         if self._run is not None:
             self._run.report(Finding("logger", message, self._step))

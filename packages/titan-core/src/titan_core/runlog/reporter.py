@@ -1,4 +1,4 @@
-"""From step reports to figures that loggers take."""
+"""Step reports to records for metric loggers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class MetricsReporter:
-    """Measures between logged steps, as an observer of the run like any other. All ranks take part, since the slowest loader
-    and the fullest memory may be anywhere; rank 0 has the loggers."""
+    """An observer that measures between logged steps. All ranks take part, because any rank may have the slowest loader or
+    the fullest memory; rank 0 has the loggers."""
 
     def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch) -> None:
         self._job = job
@@ -45,13 +45,13 @@ class MetricsReporter:
         self._steps = run.steps
         if self._world.rank == 0:
             self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
-            loggers = [one for one in self._job.loggers if isinstance(one, MetricLogger)]
+            loggers = [logger for logger in self._job.loggers if isinstance(logger, MetricLogger)]
             self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window(run.step)
 
     @hookimpl(trylast=True)
     def titan_step_end(self, report: StepReport) -> None:
-        """Log every ``metrics.log_freq`` steps, the first and the last."""
+        """Log the first step, the last step and every ``metrics.log_freq``-th step."""
         self._data_seconds += report.data_seconds
         self._targets += report.num_targets
         self._skipped += report.skipped
@@ -62,7 +62,7 @@ class MetricsReporter:
 
     @hookimpl
     def titan_validation_end(self, report: ValidationReport) -> None:
-        """Log it as a record of its own; its time is not training's."""
+        """Log a separate record. The time of validation does not count as training time."""
         self._loggers.log(
             {
                 "step": report.step,
@@ -76,7 +76,7 @@ class MetricsReporter:
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: TrainEnd) -> None:
-        """Log the last step too where the data ended it."""
+        """Log the last step if the data ended early."""
         if self._unlogged is not None and not end.failed:
             self._log(self._unlogged)
 
@@ -129,7 +129,7 @@ class MetricsReporter:
         }
 
     def _over_ranks(self, steps: int) -> Record:
-        """The largest of any rank: how long it waited for its data (a step), and its memory."""
+        """Return the maximum over ranks of the seconds waited for data, per step, and of memory figures."""
         now = memory(self._world.device)
         retries = -1 if now.retries is None else now.retries
         reserved = -1.0 if now.reserved_gib is None else now.reserved_gib
@@ -144,11 +144,11 @@ class MetricsReporter:
         }
 
     def _tokens_by_dataset(self) -> dict[str, int]:
-        """Of a mixture, how many target tokens each dataset has given so far."""
+        """Return the number of target tokens seen from each dataset of a mixture."""
         tokens = self._state.tokens_by_dataset
         return {f"tokens_seen/{name}": count for name, count in tokens.items()} if len(tokens) > 1 else {}
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
+    """Return ``None`` for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None

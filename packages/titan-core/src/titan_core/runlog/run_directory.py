@@ -1,4 +1,4 @@
-"""The run's directory: resolved config, plugin versions, metrics, events, and what debugging leaves."""
+"""The run directory: resolved config, plugin versions, metrics, events and debug output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from titan_core.api.runs.json_lines import read_lines
 from titan_core.config.render import to_toml
 
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
-"""What belongs to one run, from a fresh start to its end."""
+"""Files and folders of one run, from its fresh start to its end."""
 
 
 @contextmanager
 def run_lock(folder: str) -> Iterator[None]:
-    """Hold a run's directory against other jobs. A job has one lock: its launcher's where that is Titan's and starts all
-    ranks, else rank 0's, which takes it before it waits for other ranks.
+    """Lock a run directory against other jobs. A job holds one lock: that of Titan's launcher if it starts all ranks, else
+    that of rank 0, taken before rank 0 waits for other ranks.
 
     Raises:
-        UserError: another job writes there.
+        UserError: another job uses the directory.
     """
     if os.environ.get("RANK", "0") != "0" or os.environ.get(LOCKED) == str(Path(folder).resolve()):
         yield
@@ -40,11 +40,11 @@ def run_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def early_lock(folder: str) -> Iterator[None]:
-    """:func:`run_lock` before torch is imported and the data is opened, of a directory that exists, so that a second job is
-    refused at once. A directory that is not there has no writer, and mistakes in the data need not leave one behind.
+    """Take :func:`run_lock` of an existing directory before torch is imported and data is opened, so that a second job fails
+    at once. A directory that does not exist has no writer, and is not created: mistakes in the data should not leave it.
 
     Raises:
-        UserError: another job writes there.
+        UserError: another job uses the directory.
     """
     locked = os.environ.get(LOCKED) == str(Path(folder).resolve())
     if os.environ.get("RANK", "0") != "0" or locked or not Path(folder).is_dir():
@@ -60,22 +60,22 @@ class RunDirectory:
 
     path: Path
     locks: ExitStack = field(default_factory=ExitStack, compare=False)
-    """Of further folders that the run writes to; to be closed at its end."""
+    """Locks of further folders that the run writes to. The owner closes them when the run ends."""
 
     def hold(self, folder: Path, where: str) -> None:
-        """Hold ``folder`` against other jobs until the run ends.
+        """Lock ``folder`` against other jobs until the run ends. Errors name it by ``where``.
 
         Raises:
-            UserError: another one writes there; ``where`` names the folder.
+            UserError: another job uses the folder.
         """
         self.locks.enter_context(FolderLock(folder, where))
 
     @classmethod
     def create(cls, folder: str) -> RunDirectory:
-        """Make the folder.
+        """Create the directory.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: it cannot be created or written.
         """
         path = Path(folder)
         try:
@@ -90,15 +90,15 @@ class RunDirectory:
         return cls(path)
 
     def begin(self, job: Job, step: int) -> None:
-        """Write what the run is.
+        """Write the resolved config and the plugin versions, and set older files aside.
 
-        A fresh start (``step`` 0) first moves an older run's files, and the folders that the config names for such, to
-        ``previous/N``. A resumed run continues in the same
-        metrics, less what an earlier attempt logged after ``step``; whatever it changes is kept in ``previous/N`` too. A
-        process that is killed meanwhile leaves each file as it was or as it is to be.
+        A fresh start (``step`` 0) first moves an older run's files, and the output folders that the config names, to
+        ``previous/N``. A resumed run continues the metrics, without the steps that an earlier attempt logged after ``step``;
+        files that it changes are first copied to ``previous/N``. If the process is killed, each file is the old or the new
+        one.
 
         Raises:
-            UserError: something cannot be written, or an older run's metrics are damaged.
+            UserError: a file cannot be written, or an older run's metrics are damaged.
         """
         documents = {
             CONFIG: to_toml(job.config),
@@ -106,13 +106,13 @@ class RunDirectory:
         }
         strange = next((name for name in (METRICS, EVENTS) if step > 0 and (self.path / name).is_dir()), None)
         if strange is not None:
-            raise UserError.one(str(self.path / strange), "is a folder, and should be a file", "move it away")
+            raise UserError.one(str(self.path / strange), "is a folder, but must be a file", "move it away")
         try:
             if step > 0 and (self.path / METRICS).exists():
                 documents[METRICS] = _up_to(step, self.path / METRICS)
             if step == 0:
-                own = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
-                self._archive([name for name in own if (self.path / name).exists()], shutil.move)
+                names = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
+                self._archive([name for name in names if (self.path / name).exists()], shutil.move)
             else:
                 self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
             for name, text in documents.items():
@@ -121,18 +121,18 @@ class RunDirectory:
                 part.replace(self.path / name)
         except OSError as error:
             where = f"job.dump_folder = {str(self.path)!r}"
-            why = f"{error.filename or 'a file of it'} cannot be read or written: {error.strerror or error}"
+            why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"
             raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
 
     def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
         if not names:
             return
         previous = self.path / PREVIOUS
-        number = 1 + max((int(one.name) for one in previous.glob("[0-9]*") if one.name.isdigit()), default=0)
+        number = 1 + max((int(folder.name) for folder in previous.glob("[0-9]*") if folder.name.isdigit()), default=0)
         archive = previous / str(number)
         archive.mkdir(parents=True)
         for name in names:
-            # What lies within another one of them may have been moved with it.
+            # It may have moved already, inside of another one.
             if (self.path / name).exists():
                 (archive / name).parent.mkdir(parents=True, exist_ok=True)
                 bring(self.path / name, archive / name)
@@ -143,7 +143,7 @@ class RunDirectory:
 
 
 def _up_to(step: int, metrics: Path) -> str:
-    """The whole lines of steps up to ``step``.
+    """Return the complete lines of steps up to ``step``.
 
     Raises:
         UserError: a line is damaged.
@@ -151,7 +151,5 @@ def _up_to(step: int, metrics: Path) -> str:
     records = read_lines(metrics)
     for number, record in enumerate(records, 1):
         if not isinstance(record.get("step"), int):
-            raise UserError.one(
-                f"{metrics}:{number}", "this line is none of a run's: it has no step", "remove it, or restore the file"
-            )
+            raise UserError.one(f"{metrics}:{number}", "has no step", "remove the line, or restore the file")
     return "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step)

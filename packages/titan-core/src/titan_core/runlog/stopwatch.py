@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Measurement of the phases of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the seconds that the device spends on each phase of training.
+    """Sums the seconds that the device spends on each phase of training.
 
-    A CPU is timed by the clock. A GPU works through what it was given later, so it is made to note the time itself, and
-    nothing waits for it until the figures are taken.
+    A CPU is timed by the clock. A GPU runs asynchronously, so CUDA events record the times, and nothing waits for the GPU
+    until the figures are taken.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str, on_host: bool = False) -> Iterator[None]:
-        """Count what is done inside for phase ``name``; ``on_host``: by the clock in any case, as the host does the work."""
+        """Count the time of the body towards phase ``name``. With ``on_host``, the clock is used even for a GPU."""
         if self._on_cuda and not on_host:
             begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begun.record()
@@ -37,7 +37,7 @@ class Stopwatch:
         self._seconds[name] += time.perf_counter() - started
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since they were last taken. Waits until the device is done with them."""
+        """Return the seconds by phase since the last call. Waits until the device has finished these phases."""
         for name, begun, ended in self._pending:
             ended.synchronize()
             self._seconds[name] += begun.elapsed_time(ended) / 1000

@@ -1,4 +1,4 @@
-"""What happens when a run's loss or gradient norm is no number any more: stop, leave out the update, or say so."""
+"""Reaction to a loss or gradient norm that is not finite: stop the run, skip the update or warn."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from titan_core.api.world import World
 log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 10
-"""Bad steps in a row after which leaving them out is no way on."""
-
+"""Number of successive skipped updates that ends the run."""
 
 STATE = "finite_guard"
-"""The name of what is kept in checkpoints."""
+"""Name of the guard's state in checkpoints."""
 
 
 class NonFiniteError(RunStopped):
@@ -30,35 +29,36 @@ class NonFiniteError(RunStopped):
 
 
 class FiniteGuard(LateReports):
-    """To stop or to warn, it looks late, so that no GPU is waited for. To leave out an update, it must know before."""
+    """To stop or to warn, it reads reports late, so that the host does not wait for a GPU. To skip an update, it must read
+    the figures before the update."""
 
     def __init__(self, context: JobContext[TrainingSection]) -> None:
         super().__init__()
         self._action = context.section.on_nan
         self._run: RunStart | None = None
-        self._skipped = 0  # in a row
+        self._skipped = 0  # successive skipped updates
 
     @hookimpl
     def titan_save_state(self) -> dict[str, int]:
-        """So that being restarted again and again does not hide that nothing is learned."""
+        """Save the count, so that restarts do not hide a run that learns nothing."""
         return {STATE: self._skipped}
 
     @hookimpl
     def titan_restore_state(self, state: Mapping[str, Any]) -> None:
-        """As it was."""
+        """Restore the count."""
         self._skipped = state.get(STATE, 0)
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Remember the run, for findings."""
+        """Remember the run, to report findings."""
         self._run = run
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> bool:
-        """Whether to leave it out.
+        """Return whether to skip the update.
 
         Raises:
-            NonFiniteError: too many in a row.
+            NonFiniteError: the updates of :data:`MOST_SKIPPED` successive steps would be skipped.
         """
         if self._action != "skip" or is_finite(update, self._world()):
             self._skipped = 0
@@ -66,30 +66,30 @@ class FiniteGuard(LateReports):
         self._skipped += 1
         if self._skipped == MOST_SKIPPED:
             raise NonFiniteError(
-                f"{_figures(update)}; training stops, since this is the {MOST_SKIPPED}th such step in a row. Start again "
-                'from an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to see the first one'
+                f"{_figures(update)}; training stops, because this is the {MOST_SKIPPED}th such step in a row. Resume from "
+                'an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to see the first such step'
             )
-        self._tell(update.step, f"{_figures(update)}; its update is left out")
+        self._report(update.step, f"{_figures(update)}; its update is skipped")
         return True
 
     def look(self, report: StepReport) -> None:
         """Warn or stop.
 
         Raises:
-            NonFiniteError: to stop.
+            NonFiniteError: a figure is not finite, and ``training.on_nan`` is ``"stop"``.
         """
         if self._action == "skip" or is_finite(report, self._world()):
             return
         if self._action == "warn":
-            self._tell(report.step, _figures(report))
+            self._report(report.step, _figures(report))
             return
         raise NonFiniteError(
-            f"{_figures(report)}; training stops, since every weight is about to be NaN too. Lower optimizer.lr "
-            f"({report.lr:g} in this step), lengthen lr_scheduler.warmup_steps, or look at the data of this step; "
-            'training.on_nan = "skip" leaves out the updates of such steps, "warn" and "ignore" continue regardless'
+            f"{_figures(report)}; training stops, because every weight is about to become NaN. Lower optimizer.lr "
+            f"({report.lr:g} in this step), increase lr_scheduler.warmup_steps, or inspect the data of this step; "
+            'training.on_nan = "skip" skips the updates of such steps, "warn" and "ignore" continue regardless'
         )
 
-    def _tell(self, step: int, message: str) -> None:
+    def _report(self, step: int, message: str) -> None:
         log.warning("%s", message)
         if self._run is not None:
             self._run.report(Finding("not finite", message, step))
@@ -102,9 +102,9 @@ class FiniteGuard(LateReports):
 def _figures(step: PendingUpdate | StepReport) -> str:
     losses = step.rank_losses.tolist()
     bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(loss)]
-    where = (
-        f" (that of data rank {', '.join(bad[:8])}{' and others' * (len(bad) > 8)})" if 0 < len(bad) < len(losses) else ""
-    )
+    where = f" (on data rank {', '.join(bad[:8])}{' and others' * (len(bad) > 8)})" if 0 < len(bad) < len(losses) else ""
     loss, norm = step.loss.item(), step.grad_norm.item()
-    elsewhere = " here, and not finite in another copy of the weights" if math.isfinite(loss) and math.isfinite(norm) else ""
+    elsewhere = (
+        " here, but not finite in another replica of the weights" if math.isfinite(loss) and math.isfinite(norm) else ""
+    )
     return f"step {step.step}: the loss is {loss:g}{where} and the gradient norm {norm:g}{elsewhere}"

@@ -1,7 +1,7 @@
-"""The global norm of gradients, and clipping by it, for parameters sharded in any way.
+"""Global gradient norm, and gradient clipping, for parameters sharded in any way.
 
-Stock clipping wants all gradients of one kind on one mesh. Here each rank sums the squares of what it holds, each element
-weighted by one over the number of ranks that hold it too, and one all-reduce of a scalar makes the whole.
+torch's clipping needs all gradients on one mesh. Here each rank sums the squares of its local elements, each divided by the
+number of ranks that hold the element, and one all-reduce of a scalar sums over the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from titan_core.api.world import World
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor]]:
-    """What this rank holds of each gradient, by the number of pieces that the gradient is divided into."""
+    """Return this rank's local gradients, grouped by the number of shards that the whole gradient is divided into."""
     by_pieces: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient: Tensor | None = parameter.grad
@@ -27,12 +27,12 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor
             continue
         if isinstance(gradient, DTensor):
             if any(placement.is_partial() for placement in gradient.placements):
-                # What each rank learned from its positions is summed up once a step, not once a microbatch.
+                # Gradients that ranks computed from their own positions are summed once per step, not per microbatch.
                 assert isinstance(parameter, DTensor)
                 gradient = gradient.redistribute(placements=parameter.placements)
                 parameter.grad = gradient
             sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-            # Not ``is_shard``: TP under FSDP makes strided shards, which do not count as such.
+            # Not ``is_shard``, which is false for the strided shards of TP under FSDP.
             pieces = math.prod(size for placement, size in sizes if not placement.is_replicate())
             by_pieces[pieces].append(gradient.to_local())
         else:
@@ -42,8 +42,8 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor
 
 @torch.no_grad()
 def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
-    """The 2-norm over all gradients; an fp32 scalar, the same on all ranks that train the same copy of the weights."""
-    # Ranks that hold the same pipeline stage: each element is on as many of them as its pieces leave.
+    """Return the 2-norm over all gradients: an fp32 scalar, equal on all ranks that share a replica of the weights."""
+    # Ranks of one pipeline stage. An element of a gradient in n shards is on ``holders / n`` of them.
     stages = math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.divides == "layers")
     holders = world.size // world.plan.diverging_replicas // stages
     total = torch.zeros((), dtype=torch.float32, device=world.device)
@@ -55,7 +55,7 @@ def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(gradients: dict[int, list[Tensor]], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place by ``max_norm / norm`` where that is below 1."""
+    """Scale all gradients in place by ``max_norm / norm`` if that is below 1."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for tensors in gradients.values():
         multiply_(tensors, scale.to(tensors[0].device))

@@ -1,5 +1,5 @@
-"""Signals that request something of a run: SIGTERM to stop after the present step (preemption), SIGINT (Ctrl-C) likewise,
-SIGUSR1 to save a checkpoint."""
+"""Signals that control a run: SIGTERM (preemption) and SIGINT (Ctrl-C) stop it after the current step, SIGUSR1 saves a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import INTERRUPTED, announce_interrupt, reported_by_launcher
 from titan_core.api.shared_request import SharedRequest
 
-CLOSING = "titan: the run is over, and its files are being closed; Ctrl-C again ends at once"
+CLOSING = "titan: the run has ended and is closing its files; press Ctrl-C again to quit at once"
 
 
 class Interruption:
-    """What signals have requested since it was entered. A second SIGTERM or SIGINT ends the process at once.
+    """The requests of signals received within the ``with`` block. A second SIGTERM or SIGINT ends the process at once.
 
-    Until ``titan_train_start`` SIGINT does what it did: there is nothing to finish yet.
+    Until ``titan_train_start`` SIGINT keeps its handler, because there is no step to finish.
     """
 
     def __init__(self) -> None:
         self.stop = SharedRequest()
         self.interrupt = SharedRequest()
-        """Why to stop: a person has interrupted the run."""
+        """The reason for ``stop`` is an interrupt by the user."""
         self.save = SharedRequest()
         self._over = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
-        # Python lets no other thread handle signals; there, they do what they did.
+        # Python allows only the main thread to handle signals. In others the handlers stay unchanged.
         if threading.current_thread() is threading.main_thread():
-            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_term)
-            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_usr1)
+            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_term)
+            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_usr1)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
-        self._before.clear()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
 
     @hookimpl(trylast=True)
     def titan_train_start(self) -> None:
-        """From now on an interrupt waits for the end of the step. One that is ignored (``nohup``, a shell's background
-        job) or handled by an application around the trainer is left as it is."""
-        if self._before and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_int)
+        """Let interrupts wait for the end of the step from now on. If SIGINT is ignored (``nohup``, a background job of a
+        shell) or handled by an application around the trainer, nothing changes."""
+        if self._previous and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_int)
 
     @hookimpl
     def titan_train_end(self) -> None:
-        """Nothing is left to stop; what remains is to close."""
+        """Note that no step is left to stop, only files to close."""
         self._over = True
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self.stop.ask()
-        signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])
+        signal.signal(signal.SIGTERM, self._previous[signal.SIGTERM])
 
     def _on_int(self, number: int, frame: FrameType | None) -> None:
-        self.interrupt.ask()  # first: ranks that agree to stop must know why
+        self.interrupt.ask()  # first, so that ranks that agree to stop know the reason
         self.stop.ask()
-        # Python would handle the next one only once a collective or a kernel returns, which it may never do.
+        # Python would handle the next interrupt only after the current collective or kernel, which may never return.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
             announce_interrupt(CLOSING if self._over else INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What all ranks must know of a step before they take it."""
+"""Exchange of the facts that all ranks must know before a step."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ class StepTotals:
     num_targets: int
     """Target tokens of the global batch."""
     weight: float
-    """The weight of these targets together; their number, unless documents weigh them."""
+    """Total weight of these targets; equal to their number unless documents have weights."""
     copy_weight: float
-    """That of the part of it that this rank's copy of the weights sees: all, unless copies train apart."""
+    """Weight of the targets that this rank's replica of the weights sees: all targets, unless replicas diverge."""
     by_dataset: list[int]
     """Target tokens of the global batch, by dataset."""
     corrupt: int
-    """Corrupt records skipped since the job was started."""
+    """Corrupt records skipped since the job started."""
     empty: int
-    """Empty documents left out since the job was started."""
+    """Empty documents skipped since the job started."""
     data_ended: bool
-    """Some rank has no data for the step."""
+    """Whether some rank has no data for the step."""
     data_seconds: float
-    """How long this rank waited for its data."""
+    """Seconds that this rank waited for its data."""
 
 
 class Lookahead:
-    """Looks at the next step's data, once: one sum over all ranks a step. The host needs the result, so it travels as a
-    CPU tensor, without waiting for the device."""
+    """Exchanges the facts of the next step by one sum over all ranks. The sum is a CPU tensor, because the host needs the
+    result and must not wait for the device."""
 
     def __init__(self, loader: DataLoader, world: World, requests: SharedRequests, datasets: int) -> None:
         """
         Args:
-            requests: requests that ranks may get; the same ones on all, whenever it looks.
+            requests: requests that single ranks may receive. All ranks must have the same ones at each :meth:`look`.
         """
         self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
 
     def look(self, skipped: bool = False) -> StepTotals:
-        """To be called by all ranks.
+        """Return the totals of the next step. Every rank must call this.
 
         Args:
-            skipped: whether this rank left out the update of the step before.
+            skipped: whether this rank skipped the update of the previous step.
 
         Raises:
-            UserError: a rank's data is bad; on every rank.
-            RuntimeError: some ranks left out that update and others did not; on every rank.
+            UserError: the data of a rank is invalid. Raised on every rank.
+            RuntimeError: only some ranks skipped the update. Raised on every rank.
         """
         world, requests = self._world, self._requests
         data: StepData | None = None
@@ -65,25 +65,25 @@ class Lookahead:
         except UserError as error:
             mistake = error
         seconds = time.perf_counter() - started
-        # Counted once for ranks that see the same tokens.
+        # Ranks that see the same tokens are counted once.
         counts = data is not None and world.is_first_along("layers", "sequence", "weights")
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
         weight = data.target_weight if data is not None and counts else 0.0
-        left_out = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
-        asked = [request.asked for request in requests]  # a signal may come at any moment
-        flags = (data is None, mistake is not None, skipped, *asked)
-        # float64 has every count below 2**53 exactly.
-        sent = torch.tensor([*map(int, flags), *left_out, *targets, weight], dtype=torch.float64)
+        unused = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
+        requested = [request.asked for request in requests]  # read once, because a signal may arrive at any time
+        flags = (data is None, mistake is not None, skipped, *requested)
+        # float64 represents counts below 2**53 exactly.
+        sent = torch.tensor([*map(int, flags), *unused, *targets, weight], dtype=torch.float64)
         *counted, total_weight = world.sum(sent).tolist()
         totals = [int(count) for count in counted]
         ended, mistakes, skips, *anywhere = totals[: len(flags)]
         corrupt, empty, *by_dataset = totals[len(flags) :]
-        for request, told, some in zip(requests, asked, anywhere, strict=True):
-            request.agree(told, some > 0)
+        for request, sent_here, ranks in zip(requests, requested, anywhere, strict=True):
+            request.agree(sent_here, ranks > 0)
         if world.plan.diverging_replicas == 1 and skips not in (0, world.size):
             raise RuntimeError(
-                f"{skips} of {world.size} ranks left out the update of the last step, so that their weights differ from the "
-                "others': an observer's titan_before_update must return the same on all ranks"
+                f"{skips} of {world.size} ranks skipped the update of the last step, so weights differ between ranks: "
+                "titan_before_update of an observer must return the same value on all ranks"
             )
         copy_weight = total_weight
         if world.plan.diverging_replicas > 1:

@@ -1,4 +1,4 @@
-"""Parameters that a step leaves without a gradient: they are not trained, and nothing else would say so."""
+"""Reports parameters that receive no gradient, which are silently not trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class MissingGradients:
-    """Reports each such parameter once. Ranks that hold the same layers have the same to report; the first of them does."""
+    """Reports each parameter without a gradient once. Of the ranks with the same layers, only the first reports."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], world: World, lifecycle: Lifecycle) -> None:
         self._trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -25,16 +25,18 @@ class MissingGradients:
         self._reported: set[str] = set()
 
     def look(self, step: int) -> None:
-        """Look at what the optimizer is about to take ``step`` by."""
+        """Check the gradients of ``step`` before the optimizer's update."""
         names = [name for name, parameter in self._trained if parameter.grad is None and name not in self._reported]
         if not names or not self._reports:
             return
         self._reported.update(names)
         message = (
-            f"step {step}: no gradient has reached {len(names)} of {len(self._trained)} parameters, which keep their "
-            f"values: {', '.join(names)}"
+            f"step {step}: {len(names)} of {len(self._trained)} parameters received no gradient and are not trained: "
+            f"{', '.join(names)}"
         )
-        # As an error, since ranks other than the first log nothing less.
-        log.error("%s; freeze them in the model if that is meant, else compare with one device by `titan verify`", message)
+        # An error, because ranks other than the first log only errors.
+        log.error(
+            "%s; freeze them in the model if that is intended, else compare with one device by `titan verify`", message
+        )
         with same_generators():
             self._lifecycle.finding(Finding("no gradient", message, step))

@@ -1,4 +1,4 @@
-"""How a rank's part of a job ended: its log with the traceback, and a file for the launcher, which reports for all ranks."""
+"""The outcome of a rank: its log with the traceback, and a file for the launcher, which reports for all ranks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class OutcomeRecorder:
-    """An observer that knows how its rank's run ends. An error is recorded when it is raised: before this rank closes its
-    connections, on which the others fail and the launcher ends this process."""
+    """An observer that records the end of its rank's run. An error is recorded when it is raised, before this rank closes
+    its connections: then the other ranks fail, and the launcher ends this process."""
 
     def __init__(self, rank: int, dump_folder: str, keeps_log: bool = True) -> None:
         """
         Args:
-            keeps_log: whether tracebacks go to a file, and not to standard error.
+            keeps_log: whether tracebacks are written to a file rather than to standard error.
         """
         self._dump_folder, self._keeps_log = dump_folder, keeps_log
         self._recorded: BaseException | None = None
@@ -41,32 +41,32 @@ class OutcomeRecorder:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Where the run begins."""
+        """Record the first step."""
         self.outcome = replace(self.outcome, step=run.step, begun=run.step)
 
     @hookimpl(tryfirst=True)
     def titan_step_start(self, step: int) -> None:
-        """How far it has come."""
+        """Record the current step."""
         self.outcome = replace(self.outcome, step=step)
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """Likewise; steps may be reported by others than the trainer."""
+        """Record the step; callers other than the trainer may report steps."""
         self.outcome = replace(self.outcome, step=report.step)
 
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
-        """What a run can be resumed from."""
+        """Record the last checkpoint."""
         self._checkpoint = (step, path)
 
     @hookimpl(tryfirst=True)
     def titan_exception(self, error: BaseException) -> None:
-        """The run is about to end by ``error``."""
+        """Record the error that ends the run."""
         self.failed(error)
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         if end.failed:
             return
         step, path = self._checkpoint
@@ -75,17 +75,17 @@ class OutcomeRecorder:
             self.outcome, step=end.step, interrupted=end.interrupted, checkpoint=checkpoint, time=time.time()
         )
         if end.interrupted:
-            self._leave()
+            self._write()
 
     def failed(self, error: BaseException) -> None:
-        """Record ``error``, once: its traceback in the rank's log, and its message for the launcher."""
+        """Record ``error`` once: its traceback in the rank's log, and its message for the launcher."""
         if error is self._recorded or isinstance(error, KeyboardInterrupt):
             return
         self._recorded = error
         if isinstance(error, UserError | RunStopped):
-            # These say all in their message.
+            # Their messages are complete.
             texts = list(map(str, error.problems)) if isinstance(error, UserError) else [f"stopped: {error}"]
-            # But a plugin's author wants to know where.
+            # The author of a plugin needs the traceback too.
             written = self._write_log(error) if isinstance(error, PluginFailure) and self._keeps_log else ""
         else:
             texts = [f"{type(error).__name__}: {error}".partition("\n")[0]]
@@ -97,25 +97,25 @@ class OutcomeRecorder:
             log=written,
             time=time.time(),
         )
-        self._leave()
+        self._write()
 
     def _write_log(self, error: BaseException) -> str:
-        """Append the traceback to the rank's log; its path, or nothing where that failed and standard error has it."""
+        """Append the traceback to the rank's log and return its path; if that fails, print it and return ``""``."""
         path = Path(self._dump_folder) / LOGS / f"rank-{self.outcome.rank}.log"
         when = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds")
         text = text_without_secrets("".join(traceback.format_exception(error)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
-                place = f"process {os.getpid()} on {socket.gethostname()}"
-                file.write(f"{when}, step {self.outcome.step}, {place}\n{text}\n")
-        except OSError as problem:
-            print(f"titan: {path} cannot be written: {problem.strerror or problem}\n{text}", end="", file=sys.stderr)
+                process = f"process {os.getpid()} on {socket.gethostname()}"
+                file.write(f"{when}, step {self.outcome.step}, {process}\n{text}\n")
+        except OSError as failure:
+            print(f"titan: {path} cannot be written: {failure.strerror or failure}\n{text}", end="", file=sys.stderr)
             return ""
         return str(path)
 
-    def _leave(self) -> None:
-        """Leave the outcome where Titan's launcher looks for it."""
+    def _write(self) -> None:
+        """Write the outcome to the folder that Titan's launcher reads."""
         folder = os.environ.get(OUTCOMES)
         if folder is None:
             return
@@ -123,11 +123,11 @@ class OutcomeRecorder:
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
                 json.dump(asdict(self.outcome), file)
             os.replace(file.name, Path(folder) / f"rank-{self.outcome.rank}.json")
-        except OSError as problem:
-            log.error("the launcher cannot learn how this rank ended: %s", problem)
+        except OSError as failure:
+            log.error("cannot write this rank's outcome for the launcher: %s", failure)
             self.print()
 
     def print(self) -> None:
-        """Print the problems, for a launcher that does not: one line each."""
+        """Print the problems, one per line, for launchers that do not report outcomes."""
         for line in report_lines([self.outcome]):
             print(f"titan: {line}", file=sys.stderr)

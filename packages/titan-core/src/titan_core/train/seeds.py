@@ -12,7 +12,7 @@ from titan_core.api.world import World
 
 
 def prepare_numerics(training: TrainingSection, world: World) -> None:
-    """Set matmul precision, determinism, and the generators that a model may draw from while it trains (dropout).
+    """Set matmul precision, determinism, and seed the global generators, from which a model may draw in training (dropout).
 
     Weights and data do not depend on these generators. Ranks that see the same tokens get the same seed.
     """
@@ -20,8 +20,8 @@ def prepare_numerics(training: TrainingSection, world: World) -> None:
     if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # Filling new memory costs time, and nothing here reads memory that it did not write.
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property unknown to type checkers)
+        # Filling new memory takes time, and nothing here reads uninitialised memory.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property that type checkers do not know)
         torch.backends.cudnn.benchmark = False
     seed = (training.seed * 1_000_003 + world.data_rank) % 2**63
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""How long collectives may take: longer until the first step is done, shorter from then on."""
+"""Timeouts of collectives: long until the first step is done, shorter afterwards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from titan_core.api.torch_private import process_groups
 from titan_core.api.world import BACKGROUND
 
 SETTABLE = {"gloo", "nccl"}
-"""Backends whose timeout can be set; of others torch 2.11 raises (the fake one), 2.15 warns."""
+"""Backends whose timeout can be set. For others, such as the fake backend, torch 2.11 raises and torch 2.15 warns."""
 
 
 class CollectiveTimeouts:
-    """Sets ``[comm]``'s timeouts on all process groups that there are by then, those of the mesh too. A group that is made
-    after the first step has the timeout that its maker gives it."""
+    """Sets the timeouts of ``[comm]`` on all existing process groups, including those of the mesh. Groups made after the
+    first step keep the timeout that they were made with."""
 
     def __init__(self, section: CommSection) -> None:
         self._section = section
@@ -26,12 +26,12 @@ class CollectiveTimeouts:
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
-        """Groups of the mesh were made with torch's own default, whatever the first group has."""
+        """Set the initial timeout. Groups of the mesh were made with torch's default, not with that of the first group."""
         _set_timeouts(self._section.init_timeout_seconds)
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """All is built and compiled once a step is done."""
+        """Set the shorter timeout after the first step, when everything is built and compiled."""
         if not self._shortened:
             self._shortened = True
             _set_timeouts(self._section.train_timeout_seconds)
@@ -43,6 +43,6 @@ def _set_timeouts(seconds: int) -> None:
     ``ProcessGroup.set_timeout`` is undocumented (torch 2.11 to 2.15; checked with gloo).
     """
     for group in process_groups():
-        backends = {one.partition(":")[2] for one in dist.get_backend_config(group).split(",")}
+        backends = {entry.partition(":")[2] for entry in dist.get_backend_config(group).split(",")}
         if backends <= SETTABLE and group.group_desc != BACKGROUND:
             group.set_timeout(timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""The story of a training run."""
+"""The trainer: builds everything that a run needs, and runs its loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
 
     Raises:
-        UserError: a mistake in the config that only the data or the other ranks could show.
+        UserError: a mistake that only the hardware, the data or the other ranks reveal.
     """
     lifecycle = Lifecycle()
     for module, origin in job.registry.modules():
@@ -69,7 +69,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         trainer: Trainer | None = None
         try:
             lifecycle.job_assembled(job)
-            # Hardware, data and directory come first: what is wrong is known before any process group or model exists.
+            # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
@@ -90,7 +90,7 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
 
 
 class Trainer:
-    """Everything that a run consists of, built; and its loop."""
+    """All objects of a run, and its loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Trainer:
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.auxiliary_losses = sorted(
-            {name for one in world.gather([part.auxiliary_losses for part in parts]) for names in one for name in names}
+            {name for rank in world.gather([part.auxiliary_losses for part in parts]) for names in rank for name in names}
         )
         self.missing_gradients = MissingGradients(named, world, lifecycle)
         optimizer = self._optimizer(parts)
@@ -139,17 +139,17 @@ class Trainer:
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
-        self.skipped = False  # whether the last step's update was left out
+        self.skipped = False  # whether the last step's update was skipped
         self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
     def run(self) -> TrainEnd:
-        """Train until the last step, or until the data ends."""
+        """Train until the last step or the end of the data."""
         state, before = self.state, self.state.step
         self.lifecycle.train_start(self.run_start())
         self.requests.complete(self.world)
-        self.lifecycle.save_state()  # what cannot be saved is found out now, and not by the first checkpoint
+        self.lifecycle.save_state()  # fails now, rather than at the first checkpoint, if a state cannot be saved
         while state.step < self.last_step and self.step():
             pass
         if before < state.step < self.last_step or self.last_step == 0:
@@ -159,7 +159,7 @@ class Trainer:
         return self._end()
 
     def run_start(self) -> RunStart:
-        """What observers receive before the first step."""
+        """Return the facts that observers receive before the first step."""
         return RunStart(
             job=self.job,
             world=self.world,
@@ -174,14 +174,14 @@ class Trainer:
 
     @property
     def preempted(self) -> bool:
-        """Whether some rank was requested to stop, by SIGTERM or by an interrupt."""
+        """Whether a rank received SIGTERM or an interrupt."""
         return self.interruption.stop.agreed
 
     def step(self) -> bool:
-        """One optimizer step; ``False`` where none is taken, since the data has ended or a rank was asked to stop.
+        """Take one optimizer step unless the data has ended or a rank received a stop request; return whether it was taken.
 
         Raises:
-            UserError: a rank's data is bad; on every rank.
+            UserError: the data of a rank is invalid. Raised on every rank.
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
@@ -190,8 +190,8 @@ class Trainer:
             self.lifecycle.step_cancelled(number)
             return False
         if totals.weight == 0:
-            why = "its next global batch has no token that another one of its document follows"
-            raise UserError.one("the training data", why, "give longer documents, or set data.document_mask = false")
+            why = "the next global batch has no target: no token is followed by another of its document"
+            raise UserError.one("the training data", why, "add longer documents, or set data.document_mask = false")
         data = self.loader.next_step()
         assert data is not None
         self.lifecycle.step_end(self._train_step(data, totals))
@@ -200,16 +200,18 @@ class Trainer:
         return True
 
     def save(self, last: bool = False) -> None:
-        """Save a checkpoint, where one is due or was requested."""
+        """Save a checkpoint if one is due or requested."""
         requested = self.interruption.save.take()
         if self.checkpoints is not None:
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.after_step(last=last, asked=requested)
         elif requested and self.world.rank == 0:
-            log.warning("SIGUSR1 requests a checkpoint, and this job has no way to save one: set checkpoint.enable")
+            log.warning(
+                "SIGUSR1 requested a checkpoint, but this job does not save checkpoints: set checkpoint.enable = true"
+            )
 
     def validate(self, last: bool = False) -> None:
-        """Measure the loss on other data, where that is due. What was trained is safe by then, if it was to be saved."""
+        """Measure the validation loss if that is due. A checkpoint that is due has been saved before."""
         if self.validation is None or self.preempted or not self.validation.is_due(self.state.step, last):
             return
         report = self.validation.measure(self.state.step)
@@ -217,7 +219,7 @@ class Trainer:
             self.lifecycle.validation_end(report)
 
     def close(self) -> None:
-        """Finish what is still being written, and read no further."""
+        """Stop reading ahead, finish pending writes and close all files."""
         with ExitStack() as stack:
             stack.callback(self.loader.close)
             if self.checkpoints is not None:
@@ -232,23 +234,21 @@ class Trainer:
         elif step >= self.last_step:
             reason = "training.stop_at_step was reached"
         elif self.interruption.interrupt.agreed:
-            return TrainEnd(step, completed, reason="interrupted, after a whole step", interrupted=True)
+            return TrainEnd(step, completed, reason="interrupted after a complete step", interrupted=True)
         elif self.preempted:
-            return TrainEnd(
-                step, completed, reason="SIGTERM: stopped after a whole step, to be started again", preempted=True
-            )
+            return TrainEnd(step, completed, reason="SIGTERM: stopped after a complete step, to be resumed", preempted=True)
         else:
             reason = "the dataset has ended"
         return TrainEnd(step, completed, reason)
 
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
-        """Forward, backward, clip, update."""
+        """Forward, backward, clip and update."""
         state, device, training = self.state, self.world.device, self.training
         inputs = StepInput(
             [batch.to(device) for batch in data.microbatches],
             step=state.step + 1,
             seed=training.seed,
-            # Where copies of the weights train apart, one may have no target in a step: its gradients are then 0, not 0 / 0.
+            # A diverging replica may have no target in a step: its gradients are then 0, not 0 / 0.
             target_weight=totals.copy_weight or 1.0,
             auxiliary=AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step),
         )
@@ -263,7 +263,7 @@ class Trainer:
         pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, repeat)
         skipped = self.skipped = self.lifecycle.before_update(pending)
         if not skipped:
-            self.missing_gradients.look(state.step + 1)  # only now: observers may have lost some
+            self.missing_gradients.look(state.step + 1)  # only now, because observers may have dropped gradients
         if self.checkpoints is not None and not skipped:
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.before_update()
@@ -300,17 +300,18 @@ class Trainer:
     def _losses(
         self, share: torch.Tensor, inputs: StepInput, data: StepData, totals: StepTotals
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss, that of each data-parallel rank's part of the batch, and the auxiliary losses, of this rank's shares."""
+        """Sum the ranks' shares; return the loss, the loss of each data-parallel rank's part of the batch, and the auxiliary
+        losses."""
         world, names, ranks = self.world, self.auxiliary_losses, self.world.data_ranks
         losses = torch.zeros(1 + ranks + len(names), device=world.device)
-        first = world.is_first_along("weights")  # the others computed the same losses as the first
+        first = world.is_first_along("weights")  # the other ranks computed the same losses
         if first:
             losses[0] = share * (totals.copy_weight / totals.weight)
             losses[1 + world.data_rank] = share * (totals.copy_weight / (data.target_weight or 1.0))
         assert inputs.auxiliary is not None
         for name, value in inputs.auxiliary.values.items():
             if name not in names:
-                raise RuntimeError(f"a module adds the auxiliary loss {name!r}, which no part of the model declares")
+                raise RuntimeError(f"a module adds auxiliary loss {name!r}, which no part of the model declares")
             if first or name in inputs.auxiliary.divided:
                 losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
@@ -320,7 +321,7 @@ class Trainer:
         return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
 
     def _step_runner(self, parts: list[ModelPart]) -> StepRunner:
-        runner: StepRunner = GradientAccumulation(parts[0])  # a pipeline, which makes several parts, replaces it
+        runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
         for transform in self.job.transforms:
             if transform.step is not None:
                 runner = transform.step.load()(runner, parts, self._context_of(transform))

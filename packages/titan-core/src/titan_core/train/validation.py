@@ -1,4 +1,4 @@
-"""The loss on data that is not trained on."""
+"""Validation: the loss on data that is not trained on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from titan_core.train.lookahead import Lookahead
 
 
 class Validation:
-    """Reads the same data from its beginning each time, each token of it once, whatever the mesh: a rank whose share ends
-    before the others' computes on nothing until they are done, since what they compute takes all of them."""
+    """Reads the same data from its beginning each time, each token once, on any mesh. A rank whose share ends early
+    continues with empty batches, because the collectives of the other ranks need it."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class Validation:
         self._measured: int | None = None
 
     def is_due(self, step: int, last: bool = False) -> bool:
-        """Whether to validate after ``step``."""
+        """Return whether to validate after ``step``."""
         return self._measured != step and (last or step % self._section.freq == 0)
 
     def measure(self, step: int) -> ValidationReport | None:
-        """The mean loss over the target tokens of the data; ``None`` where a rank was asked to stop meanwhile.
+        """Return the mean loss over the target tokens of the data; ``None`` if a rank received a stop request meanwhile.
 
         Raises:
-            UserError: the data is bad, or has no targets; on every rank.
+            UserError: the data is invalid, or has no targets. Raised on every rank.
         """
-        synchronize(self._world.device)  # what is still to be done for training is training's
+        synchronize(self._world.device)  # pending training work must not count as validation time
         started = time.perf_counter()
         document_mask = self._job.config.section(DataSection).document_mask
         loader = DataLoader(
@@ -73,15 +73,16 @@ class Validation:
         self._measured = step
         if not weight:
             name = self._spec.datasets[0].name
-            raise UserError.one(f"validation dataset {name!r}", "it has no tokens to predict", "give longer documents")
+            raise UserError.one(f"validation dataset {name!r}", "has no target tokens", "add longer documents")
         return ValidationReport(step, float(self._world.sum(loss)) / weight, targets, batches, time.perf_counter() - started)
 
     def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int] | None:
-        """This rank's share of the loss, summed; the targets of all ranks by weight and by number; and global batches."""
+        """Return the sum of this rank's losses, the weight and the number of all ranks' targets, and the number of global
+        batches; ``None`` if the run must stop."""
         loss = torch.zeros((), device=self._world.device)
         seed = self._job.config.section(TrainingSection).seed
         weight, targets, batches = 0.0, 0, 0
-        stop = SharedRequest()  # one of its own, since training's next step has to hear of it too
+        stop = SharedRequest()  # a separate request: agreeing on the original would hide it from the next training step
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         while batches != self._section.steps:
             stop.asked = self._stop.asked

@@ -1,4 +1,4 @@
-"""The processes that train together: process group, device mesh, and the few collectives that the trainer itself needs."""
+"""Joining and leaving the world: process group, device mesh, and the check that all ranks run the same job."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from titan_core.api.world import World
 
 @contextmanager
 def join_world(job: Job) -> Iterator[World]:
-    """Join the other ranks (as torchrun's environment says; alone without it), and leave them at the end.
+    """Join the ranks that torchrun's environment describes (without it, a world of one), and leave them at the end.
 
     Raises:
-        UserError: no such device, or the ranks do not run the same job.
+        UserError: the device does not exist, or the ranks do not run the same job.
     """
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
@@ -38,27 +38,27 @@ def join_world(job: Job) -> Iterator[World]:
         dist.init_process_group(backend_for(device), store=store, rank=0, world_size=1)
     failed = True
     try:
-        # Before the mesh: ranks that disagree on its shape would wait for each other while they make it.
+        # Before the mesh: ranks that disagree on its shape would deadlock while making it.
         require_same_job(job)
-        yield World(dist.get_rank(), device, plan, JobMesh(plan, device.type), _copy_group(plan))
+        yield World(dist.get_rank(), device, plan, JobMesh(plan, device.type), _replica_group(plan))
         failed = False
     finally:
-        # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). NCCL's way of leaving waits for the other
-        # ranks, which on an error may never come; there the end of the process has to do.
+        # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,
+        # which may never come after an error; there the process ends without it.
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
         _forget_job()
 
 
-def _copy_group(plan: MeshPlan) -> dist.ProcessGroup | None:
-    """A group for each combination of places along the dimensions that make copies; this rank's is returned."""
+def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
+    """Make one group per diverging replica of the weights; return the group of this rank."""
     if plan.diverging_replicas == 1:
         return None
     ranks = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
-    apart = [place for place, dim in enumerate(plan.dims) if dim.diverges]
-    by_copy = ranks.movedim(apart, list(range(len(apart)))).reshape(plan.diverging_replicas, -1)
-    group, _ = dist.new_subgroups_by_enumeration(by_copy.tolist())
-    assert isinstance(group, dist.ProcessGroup)  # every rank is in one
+    diverging = [axis for axis, dim in enumerate(plan.dims) if dim.diverges]
+    replicas = ranks.movedim(diverging, list(range(len(diverging)))).reshape(plan.diverging_replicas, -1)
+    group, _ = dist.new_subgroups_by_enumeration(replicas.tolist())
+    assert isinstance(group, dist.ProcessGroup)  # every rank is in a group
     return group
 
 
@@ -72,7 +72,7 @@ def require_same_job(job: Job) -> None:
     """Compare the resolved config and the plugins of all ranks.
 
     Raises:
-        UserError: on every rank, naming those that differ from rank 0, and in what.
+        UserError: a rank differs from rank 0. Raised on every rank, with one problem per rank that differs.
     """
     size = dist.get_world_size()
     digests: list[str | None] = [None] * size
@@ -86,7 +86,7 @@ def require_same_job(job: Job) -> None:
         *(
             Problem(
                 f"rank {rank}",
-                f"its job differs from rank 0's in {_differences_of(identities[0], identities[rank])}",
+                f"its job differs from that of rank 0 in {_differences_of(identities[0], identities[rank])}",
                 "start all ranks with the same config and the same packages",
             )
             for rank in different
@@ -94,13 +94,13 @@ def require_same_job(job: Job) -> None:
     )
 
 
-def _differences_of(one: object, other: object) -> str:
-    """What is different; secrets are compared, and not shown."""
-    return ", ".join(_differences(one, other)) or "a secret (a key such as a password, or one within an address)"
+def _differences_of(first: object, here: object) -> str:
+    """Return the differences. Secrets are compared but not shown."""
+    return ", ".join(_differences(first, here)) or "a secret (the value of a key such as a password, or within an address)"
 
 
-def _differences(one: object, other: object, path: str = "") -> list[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = dict.fromkeys((*one, *other))
-        return [line for key in keys for line in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if one == other else [f"{path} ({one!r} on rank 0, {other!r} here)"]
+def _differences(first: object, here: object, path: str = "") -> list[str]:
+    if isinstance(first, dict) and isinstance(here, dict):
+        keys = dict.fromkeys((*first, *here))
+        return [line for key in keys for line in _differences(first.get(key), here.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if first == here else [f"{path} ({first!r} on rank 0, {here!r} here)"]
