@@ -110,7 +110,7 @@ def main() -> None:
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         context = CheckpointContext(
             section=config.section(CheckpointSection), facts=job.facts, job=job, world=world, state=state,
-            lifecycle=trainer.lifecycle, hold=lambda folder, where: None,
+            lifecycle=trainer.lifecycle, lock_folder=lambda folder, where: None,
         )  # fmt: skip
         saving = Saving(context, Folder(root))
         batches = [Batch(torch.zeros(4, 256, dtype=torch.int64), torch.zeros(4, 256, dtype=torch.int64))]

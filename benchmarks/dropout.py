@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
 from titan_core.api.dropout import Dropout
-from titan_core.api.microbatch import Microbatch, entered
+from titan_core.api.microbatch import Microbatch, microbatch_scope
 
 
 def seconds(module: nn.Module, hidden: Tensor, gradient: Tensor) -> float:
@@ -51,7 +51,7 @@ def main() -> None:
     theirs, ours = nn.Dropout(arguments.p), Dropout(arguments.p)
     ours.begin("blocks.0.dropout", device)
     taken: dict[nn.Module, list[float]] = {theirs: [], ours: []}
-    with entered(microbatch):
+    with microbatch_scope(microbatch):
         for number in range(arguments.rounds + 3):
             for module in (theirs, ours) if number % 2 else (ours, theirs):
                 took = seconds(module, hidden, gradient)

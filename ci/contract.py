@@ -21,6 +21,8 @@ def render() -> str:
     """The record's text: per module, one line for each public name, without docstrings and bodies."""
     blocks = []
     for file in sorted(API.rglob("*.py")):
+        if file.name == "torch_private.py" or (file.name.startswith("_") and file.name != "__init__.py"):
+            continue
         lines = list(_public(ast.parse(file.read_text(encoding="utf-8")).body))
         if lines:
             module = ".".join(file.relative_to(API.parents[1]).with_suffix("").parts).removesuffix(".__init__")

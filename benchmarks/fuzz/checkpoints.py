@@ -185,7 +185,7 @@ class _Store:
     def restore(self) -> None:
         _Fuzz.running.run(self._context)
 
-    def after_step(self, last: bool, asked: bool) -> None:
+    def after_step(self, last: bool, requested: bool) -> None:
         pass
 
     def before_update(self) -> None:

@@ -15,8 +15,8 @@ from harness.contexts import job_context
 from harness.one_of_many import OneOfMany
 from titan_core.api.events import Finding, StepReport
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools import late_reports
-from titan_core.api.tools.late_reports import LateReports
+from titan_core.api.tools import deferred_reports
+from titan_core.api.tools.deferred_reports import DeferredReports
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
 
 
@@ -24,14 +24,14 @@ def report(step: int, loss: float = 1.0, norm: float = 1.0) -> StepReport:
     return StepReport(step, torch.tensor(loss), torch.tensor([loss]), torch.tensor(norm), 0.1, 4, 0, 0.0)
 
 
-class Looks(LateReports):
+class Looks(DeferredReports):
     """Records the reports that it reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looked: list[int] = []
 
-    def look(self, report: StepReport) -> None:
+    def process(self, report: StepReport) -> None:
         assert report.loss.item() == report.step
         self.looked.append(report.step)
 
@@ -56,7 +56,7 @@ def test_reports_on_a_gpu_are_read_during_the_next_step(monkeypatch: pytest.Monk
             waited.append(self.step)
             return [torch.tensor(float(self.step)), torch.tensor([0.0]), torch.tensor(2.0)]
 
-    monkeypatch.setattr(late_reports, "HostCopy", Copy)
+    monkeypatch.setattr(deferred_reports, "HostCopy", Copy)
     looks = Looks()
     for step in (1, 2, 3):
         looks.titan_step_end(replace(report(step), loss=cast(Any, SimpleNamespace(is_cuda=True, step=step))))
@@ -79,17 +79,17 @@ def test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run(loss: flo
     skip, found = guard("skip")
     assert not skip.titan_before_update(cast(Any, good))
     assert skip.titan_before_update(cast(Any, bad))
-    skip.look(bad)  # handled before the update
+    skip.process(bad)  # handled before the update
     assert [finding.step for finding in found] == [3]
     warn, found = guard("warn")
     assert not warn.titan_before_update(cast(Any, bad))
-    warn.look(bad)
+    warn.process(bad)
     assert [finding.step for finding in found] == [3]
     stop, found = guard("stop")
     assert not stop.titan_before_update(cast(Any, bad))
-    stop.look(good)
+    stop.process(good)
     with pytest.raises(NonFiniteError, match="step 3: the loss is"):
-        stop.look(bad)
+        stop.process(bad)
 
 
 def test_too_many_successive_bad_steps_end_the_run_across_restarts() -> None:

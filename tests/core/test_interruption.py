@@ -52,11 +52,11 @@ def test_signals_are_handled_only_inside() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         with Interruption() as interruption:
-            assert not interruption.stop.asked
+            assert not interruption.stop.pending
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert (interruption.save.asked, interruption.stop.asked) == (True, False)
+            assert (interruption.save.pending, interruption.stop.pending) == (True, False)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert interruption.stop.asked
+            assert interruption.stop.pending
             assert heard == []
             os.kill(os.getpid(), signal.SIGTERM)  # the second signal reaches the previous handler
             assert heard == [signal.SIGTERM]

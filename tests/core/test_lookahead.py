@@ -31,12 +31,12 @@ STEP = StepData([], epoch=0, targets_by_dataset=[5, 2], target_weight=6.5, corru
 
 
 def look(world: World, step: StepData | UserError | None, requests: SharedRequests | None = None) -> Any:
-    return Lookahead(cast(Any, Loader(step)), world, requests or SharedRequests(), datasets=2).look()
+    return Lookahead(cast(Any, Loader(step)), world, requests or SharedRequests(), datasets=2).peek()
 
 
 def test_totals_are_sums_over_ranks() -> None:
     totals = look(OneOfMany({}), STEP)
-    assert (totals.num_targets, totals.weight, totals.copy_weight, totals.by_dataset) == (7, 6.5, 6.5, [5, 2])
+    assert (totals.num_targets, totals.weight, totals.replica_weight, totals.by_dataset) == (7, 6.5, 6.5, [5, 2])
     assert (totals.corrupt, totals.empty) == (3, 4)
     assert not totals.data_ended
     world = OneOfMany({"dp_shard": 2})
@@ -68,34 +68,34 @@ def test_one_ranks_mistake_is_an_error() -> None:
 
 def test_requests_travel_with_the_totals() -> None:
     mine, theirs, none = SharedRequest(), SharedRequest(), SharedRequest()
-    mine.ask()
+    mine.submit()
     world = OneOfMany({"dp_shard": 2})
     object.__setattr__(world, "others", torch.tensor([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
     look(world, STEP, SharedRequests([mine, theirs, none]))
     assert cast(Any, world).summed[0].tolist() == [0, 0, 0, 1, 0, 0, 3, 4, 5, 2, 6.5]
     assert [request.agreed for request in (mine, theirs, none)] == [True, True, False]
-    assert [request.asked for request in (mine, theirs, none)] == [False, False, False]
+    assert [request.pending for request in (mine, theirs, none)] == [False, False, False]
 
 
 def test_a_replicas_targets_are_those_of_its_ranks() -> None:
     world = OneOfMany({"islands": 2}, extra=(ISLANDS,))
     object.__setattr__(world, "sum", lambda tensor: tensor + torch.tensor([0, 0, 0, 0, 0, 100, 0, 90]))
-    object.__setattr__(world, "sum_over_copy", lambda tensor: tensor + 1)
+    object.__setattr__(world, "sum_over_replica", lambda tensor: tensor + 1)
     totals = look(world, STEP)
-    assert (totals.num_targets, totals.weight, totals.copy_weight) == (107, 96.5, 7.5)
+    assert (totals.num_targets, totals.weight, totals.replica_weight) == (107, 96.5, 7.5)
 
 
 def test_a_request_is_taken_once_and_may_be_made_again_meanwhile() -> None:
     request = SharedRequest()
     assert not request.take()
-    request.ask()
+    request.submit()
     assert not request.take()  # the others do not know yet
-    request.agree(told=True, anywhere=True)
-    assert not request.asked
-    request.agree(told=False, anywhere=False)  # at the next step, where it was not taken yet
-    request.ask()  # while it is agreed on: it counts for the next time
-    request.agree(told=False, anywhere=False)
-    assert request.asked
+    request.agree(sent=True, anywhere=True)
+    assert not request.pending
+    request.agree(sent=False, anywhere=False)  # at the next step, where it was not taken yet
+    request.submit()  # while it is agreed on: it counts for the next time
+    request.agree(sent=False, anywhere=False)
+    assert request.pending
     assert request.take()
     assert not request.take()
 

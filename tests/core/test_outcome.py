@@ -36,7 +36,7 @@ def stop() -> None:
 
 LOG = "; the traceback is in run/logs/rank-1.log"
 CASES = [
-    (burn, 1, f"error: rank 1 in step 3: ValueError: https://(left out)@host is on fire{LOG}"),
+    (burn, 1, f"error: rank 1 in step 3: ValueError: https://(redacted)@host is on fire{LOG}"),
     (lose, 1, f"error: rank 1 in step 3: RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:43699{LOG}"),
     (refuse, 2, "error: the data: it is damaged; restore it"),
     (stop, 1, "stopped: step 3: the loss is nan"),

@@ -97,7 +97,7 @@ def test_observers_of_missing_gradients_do_not_change_training_draws() -> None:
     world: Any = SimpleNamespace(is_first_along=lambda *_: True)
     missing = MissingGradients([("weight", nn.Parameter(torch.ones(2)))], world, Lifecycle([draws]))
     generators = random.getstate(), torch.get_rng_state()
-    missing.look(1)
+    missing.check(1)
     assert draws.heard == ["no gradient"]
     assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
 

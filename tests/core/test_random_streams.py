@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api import dropout
+from titan_core.api._random_bits import element_bits, element_bits_into, feature_words, token_words
 from titan_core.api.batch import Batch
 from titan_core.api.dropout import Dropout
 from titan_core.api.errors import UserError
-from titan_core.api.microbatch import Microbatch, entered
-from titan_core.api.random_bits import element_bits, element_bits_into, feature_words, token_words
+from titan_core.api.microbatch import Microbatch, microbatch_scope
 from titan_core.api.random_streams import RandomStream
 from titan_core.api.step import shape_inference
 
@@ -35,7 +35,7 @@ def named(module: nn.Module, name: str = "blocks.0.dropout") -> nn.Module:
 
 def mask(p: float, shape: tuple[int, ...], step: int = 1, seed: int = 0, name: str = "blocks.0.dropout") -> Tensor:
     """Return the elements that dropout keeps of a global batch of ``shape``."""
-    with entered(microbatch(torch.arange(shape[0]), shape[1], step=step, seed=seed)):
+    with microbatch_scope(microbatch(torch.arange(shape[0]), shape[1], step=step, seed=seed)):
         return named(Dropout(p), name)(torch.ones(shape)) != 0
 
 
@@ -99,7 +99,7 @@ def test_every_bit_is_fair(bit: int) -> None:
 
 def test_kept_elements_are_scaled_as_in_torch() -> None:
     hidden = torch.randn(2, 16, 24)
-    with entered(microbatch(torch.arange(2), 16)):
+    with microbatch_scope(microbatch(torch.arange(2), 16)):
         ours = named(Dropout(0.3))(hidden)
     torch.manual_seed(0)
     theirs = F.dropout(hidden, 0.3)
@@ -111,16 +111,18 @@ def test_kept_elements_are_scaled_as_in_torch() -> None:
 def test_a_share_of_the_global_batch_gets_its_share_of_the_mask() -> None:
     whole = mask(0.4, (6, 8, 12))
     ones = torch.ones(2, 8, 12)
-    with entered(microbatch(torch.tensor([5, 2]), 8)):  # some of the sequences
+    with microbatch_scope(microbatch(torch.tensor([5, 2]), 8)):  # some of the sequences
         assert torch.equal(named(Dropout(0.4))(ones) != 0, whole[[5, 2]])
     columns = torch.tensor([0, 1, 6, 7]).expand(2, -1)  # some of the positions, as under context parallelism
-    with entered(microbatch(torch.tensor([5, 2]), 4, columns)):
+    with microbatch_scope(microbatch(torch.tensor([5, 2]), 4, columns)):
         assert torch.equal(named(Dropout(0.4))(ones[:, :4]) != 0, whole[[5, 2]][:, [0, 1, 6, 7]])
     module = named(Dropout(0.4))
     assert isinstance(module, Dropout)
     module.expect(12)
     module.divide(1, 2)
-    with entered(microbatch(torch.tensor([5, 2]), 8)):  # positions, features or neither, as under tensor parallelism
+    with microbatch_scope(
+        microbatch(torch.tensor([5, 2]), 8)
+    ):  # positions, features or neither, as under tensor parallelism
         assert torch.equal(module(ones[:, :4]) != 0, whole[[5, 2], 4:])
         assert torch.equal(module(ones[:, :, :6]) != 0, whole[[5, 2], :, 6:])
         assert torch.equal(module(ones[:, :, :6].view(2, 8, 2, 3)).flatten(2) != 0, whole[[5, 2], :, 6:])
@@ -136,7 +138,7 @@ def test_uneven_shares_follow_torchs_sharding() -> None:
         assert isinstance(module, Dropout)
         module.expect(7)
         module.divide(rank, 3)
-        with entered(microbatch(torch.arange(1), 4)):
+        with microbatch_scope(microbatch(torch.arange(1), 4)):
             parts.append(module(torch.ones(1, 4, (3, 3, 1)[rank])) != 0)
     assert torch.equal(torch.cat(parts, dim=-1), whole)
 
@@ -160,7 +162,7 @@ def test_all_kernels_compute_the_same(dtype: torch.dtype, shape: tuple[int, ...]
 
 def test_gradients_pass_through_the_same_mask() -> None:
     module, hidden = named(Dropout(0.5)), torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
-    with entered(microbatch(torch.arange(2), 4)):
+    with microbatch_scope(microbatch(torch.arange(2), 4)):
         module(hidden).backward(torch.ones_like(hidden))
         assert hidden.grad is not None
         assert torch.equal(hidden.grad, 2.0 * (module(hidden) != 0))
@@ -177,14 +179,14 @@ def test_only_random_words_are_saved_for_backward() -> None:
         return tensor
 
     hidden = torch.randn(2, 16, 64, requires_grad=True)
-    with entered(microbatch(torch.arange(2), 16)), torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+    with microbatch_scope(microbatch(torch.arange(2), 16)), torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
         named(Dropout(0.5))(hidden)
     assert sorted(kept) == [32, 32, 64]
 
 
 def test_probabilities_0_and_1_and_evaluation() -> None:
     hidden = torch.randn(2, 4, 6)
-    with entered(microbatch(torch.arange(2), 4)):
+    with microbatch_scope(microbatch(torch.arange(2), 4)):
         assert named(Dropout(0.1)).eval()(hidden) is hidden
         assert named(Dropout(0.0))(hidden) is hidden
         assert not named(Dropout(1.0))(hidden).any()
@@ -210,13 +212,13 @@ def test_outside_a_run_draws_come_from_torchs_generator() -> None:
 def test_uniform_numbers() -> None:
     stream = named(RandomStream(), "blocks.0.router.noise")
     assert isinstance(stream, RandomStream)
-    with entered(microbatch(torch.arange(4), 64)):
+    with microbatch_scope(microbatch(torch.arange(4), 64)):
         numbers = stream.uniform(torch.empty(4, 64, 32, dtype=torch.bfloat16))
         assert torch.equal(stream.uniform(torch.empty(4, 64, 2, 16)).flatten(2), numbers)
     assert numbers.dtype == torch.float32
     assert float(numbers.min()) >= 0.0 and float(numbers.max()) < 1.0
     assert abs(float(numbers.mean()) - 0.5) < 5 * (1 / 12 / numbers.numel()) ** 0.5
-    with entered(microbatch(torch.tensor([2]), 64)):
+    with microbatch_scope(microbatch(torch.tensor([2]), 64)):
         assert torch.equal(stream.uniform(torch.empty(1, 64, 32))[0], numbers[2])
 
 
@@ -264,7 +266,7 @@ def divided() -> nn.Module:
 def test_a_tensor_without_a_place_in_the_global_batch_is_refused(
     make: Callable[[], nn.Module], where: Microbatch | None, shape: tuple[int, ...], message: str
 ) -> None:
-    with entered(where), pytest.raises(UserError, match=message):
+    with microbatch_scope(where), pytest.raises(UserError, match=message):
         make()(torch.ones(shape))
 
 
@@ -290,7 +292,7 @@ def test_one_compiled_graph_serves_all_blocks_and_steps() -> None:
             block.compile(backend=frames, fullgraph=True)
         for step in range(4):
             hidden = torch.ones(2, 4, 6, requires_grad=True)
-            with entered(microbatch(torch.arange(2) + step, 4, step=step)):
+            with microbatch_scope(microbatch(torch.arange(2) + step, 4, step=step)):
                 output = hidden
                 for block in blocks:
                     output = block(output)

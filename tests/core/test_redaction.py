@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from titan_core.api.tools.secrets import (
-    LEFT_OUT,
-    arguments_without_secrets,
+    REDACTED,
     is_secret,
-    text_without_secrets,
-    without_secrets,
+    redact,
+    redact_arguments,
+    redact_text,
 )
 
 
@@ -48,36 +48,36 @@ def test_values_of_any_type_are_removed_by_key_and_section() -> None:
         "data": {"mixture": [{"path": "https://user:s3cret@host/a", "hf_token": "s3cret", "weight": 0.5}]},
         "model": {"tokenizer": "byte", "tokenizer_path": "a/b", "key": 7},
     }  # fmt: skip
-    shown = without_secrets(config)
+    shown = redact(config)
     assert "s3cret" not in str(shown) and "123456" not in str(shown) and "3.25" not in str(shown)
     assert shown["model"] == config["model"]
     assert shown["wandb"] == {
-        "api_keys": LEFT_OUT, "api_key": LEFT_OUT, "password": LEFT_OUT, "use_auth": True, "token": "", "project": "p",
-        "headers": {"Authorization": LEFT_OUT},
+        "api_keys": REDACTED, "api_key": REDACTED, "password": REDACTED, "use_auth": True, "token": "", "project": "p",
+        "headers": {"Authorization": REDACTED},
     }  # fmt: skip
-    assert shown["secrets"] == {"any": LEFT_OUT, "number": LEFT_OUT, "deep": {"er": LEFT_OUT}, "list": LEFT_OUT}
-    assert shown["data"] == {"mixture": [{"path": f"https://{LEFT_OUT}@host/a", "hf_token": LEFT_OUT, "weight": 0.5}]}
+    assert shown["secrets"] == {"any": REDACTED, "number": REDACTED, "deep": {"er": REDACTED}, "list": REDACTED}
+    assert shown["data"] == {"mixture": [{"path": f"https://{REDACTED}@host/a", "hf_token": REDACTED, "weight": 0.5}]}
     assert config["wandb"]["api_key"] == 123456  # the argument is unchanged
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("get https://user:s3c@ret@host:80/a?b=1 now", "get https://(left out)@host:80/a?b=1 now"),
-        ("https://s3cret@host/a", "https://(left out)@host/a"),
-        ("postgres://user:s3cret@host and redis://:s3cret@host", "postgres://(left out)@host and redis://(left out)@host"),
+        ("get https://user:s3c@ret@host:80/a?b=1 now", "get https://(redacted)@host:80/a?b=1 now"),
+        ("https://s3cret@host/a", "https://(redacted)@host/a"),
+        ("postgres://user:s3cret@host and redis://:s3cret@host", "postgres://(redacted)@host and redis://(redacted)@host"),
         (
             "https://host/a?n=1&access_token=s3cret&sig=s3cret#x",
-            "https://host/a?n=1&access_token=(left out)&sig=(left out)#x",
+            "https://host/a?n=1&access_token=(redacted)&sig=(redacted)#x",
         ),
-        ("{'Authorization': 'Basic s3cretS3cret=='}", "{'Authorization': 'Basic (left out)'}"),
-        ("the header was Bearer s3cret.s3cret", "the header was Bearer (left out)"),
+        ("{'Authorization': 'Basic s3cretS3cret=='}", "{'Authorization': 'Basic (redacted)'}"),
+        ("the header was Bearer s3cret.s3cret", "the header was Bearer (redacted)"),
         ("ssh://git@host/a s3://bucket/a@b https://host:80/a@b me@host", None),
         ("tcp://10.0.0.1:29500, ratio 3:1 @ 5", None),
     ],
 )
 def test_passwords_within_strings(text: str, shown: str | None) -> None:
-    assert text_without_secrets(text) == (text if shown is None else shown)
+    assert redact_text(text) == (text if shown is None else shown)
 
 
 def test_command_arguments() -> None:
@@ -86,7 +86,7 @@ def test_command_arguments() -> None:
         "--model.args", "{api_key = 's3cret'}", "--data.path=https://user:s3cret@host", "https://user:s3cret@host",
         "API_KEY=s3cret", "--model.tokenizer", "byte", "--training.max_tokens", "7", "--model.args", "{dim = 32}",
     ]  # fmt: skip
-    shown = arguments_without_secrets(given)
+    shown = redact_arguments(given)
     assert "s3cret" not in str(shown) and len(shown) == len(given)
     assert shown[-6:] == given[-6:] and shown[:4] == given[:4]
 
@@ -101,5 +101,5 @@ def test_command_arguments() -> None:
     ],
 )
 def test_removing_secrets_is_idempotent(text: str) -> None:
-    once = text_without_secrets(text)
-    assert text_without_secrets(once) == once
+    once = redact_text(text)
+    assert redact_text(once) == once

@@ -36,7 +36,7 @@ class Asks:
 
     def ask(self, step: int, before: bool) -> None:
         if (step, self.here, before) == (self.step, self.rank, self.before):
-            self.mine[1].ask()
+            self.mine[1].submit()
 
 
 def asked(folder: str, step: int, rank: int, before: bool) -> list[tuple[int, str]]:

@@ -74,7 +74,7 @@ def collectives(folder: str) -> list[Any]:
     plan = MeshPlan(dims, {dim.name: 2 if dim.name in ("islands", "dp_shard") else 1 for dim in dims})
     with join_world(replace(job, facts=replace(job.facts, mesh=plan))) as world:
         numbers = [10.0**world.rank, -float(world.rank)]
-        total, most, within = (how(torch.tensor(numbers)).tolist() for how in (world.sum, world.max, world.sum_over_copy))
+        total, most, within = (how(torch.tensor(numbers)).tolist() for how in (world.sum, world.max, world.sum_over_replica))
         return [total, most, within, world.gather(world.data_rank), world.on_first_rank(lambda: world.rank)]
 
 

@@ -119,7 +119,7 @@ def test_the_files_define_the_marks(tmp_path: Path, case: str) -> None:
     assert tokenizer.end_ids == [ID[name] for name in end]
     assert tokenizer.encode_document("b c") == [*tokenizer.begin_ids, 21, 22, *tokenizer.end_ids]
     assert tokenizer.encode_document("") == [*tokenizer.begin_ids, *tokenizer.end_ids]
-    lines = tokenizer.describe_marks()
+    lines = tokenizer.describe_special_tokens()
     assert [line.split()[:2] for line in lines] == [["documents", "begin"], ["documents", "end"]]
     assert description in "\n".join(lines)
 
@@ -193,6 +193,6 @@ def test_a_vocabulary_that_does_not_cover_every_text_is_accepted(tmp_path: Path)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=[("<s>", 0)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert (
-        build_hf(tokenizer_at(tmp_path)).describe_marks()[0]
+        build_hf(tokenizer_at(tmp_path)).describe_special_tokens()[0]
         == "documents begin with '<s>' (0): the post-processor of tokenizer.json"
     )

@@ -23,7 +23,7 @@ from harness.jobs import run_recipe
 from titan_core.api.errors import UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.consequences import follows_from_a_peer
+from titan_core.api.tools.error_chain import caused_by_peer
 from titan_debug.crash import rank_files
 from titan_debug.crash import report as crash_report
 from titan_debug.crash.environment import command_line, relevant_variables
@@ -165,10 +165,10 @@ class DistBackendError(RuntimeError):
     ],
 )
 def test_an_error_that_reports_a_lost_peer_is_a_consequence(error: Exception, follows: bool) -> None:
-    assert follows_from_a_peer(error) is follows
+    assert caused_by_peer(error) is follows
     wrapped = UserError.one("the run", "it ended")
     wrapped.__cause__ = error
-    assert follows_from_a_peer(wrapped) is follows
+    assert caused_by_peer(wrapped) is follows
 
 
 def test_secrets_are_omitted() -> None:
@@ -179,8 +179,8 @@ def test_secrets_are_omitted() -> None:
         }
     )  # fmt: skip
     assert found == {
-        "NCCL_DEBUG": "INFO", "RANK": "0", "SLURM_JOB_ID": "7", "SLURM_JWT": "(left out)", "TITAN_API_KEY": "(left out)",
-        "TITAN_PROXY": "https://(left out)@host", "TORCHX_AUTH": "(left out)",
+        "NCCL_DEBUG": "INFO", "RANK": "0", "SLURM_JOB_ID": "7", "SLURM_JWT": "(redacted)", "TITAN_API_KEY": "(redacted)",
+        "TITAN_PROXY": "https://(redacted)@host", "TORCHX_AUTH": "(redacted)",
     }  # fmt: skip
     shown = command_line(["titan", "--wandb.api_key", "s3cret", "--x.password=s3cret", "--model.tokenizer", "byte"])
     assert "s3cret" not in shown and shown.endswith("--model.tokenizer byte")
@@ -194,10 +194,10 @@ def test_no_file_of_the_report_contains_a_secret_of_the_config_or_the_error(in_t
     described = {**RUN, "job.description": "the one of https://user:s3cret@host/wiki"}
     with pytest.raises(ConnectionError):
         run_recipe("tiny", described, observers=[Fault(deny)])
-    assert 'description = "the one of https://(left out)@host/wiki"' in (CRASH / "report.md").read_text()
+    assert 'description = "the one of https://(redacted)@host/wiki"' in (CRASH / "report.md").read_text()
     for file in (CRASH / "report.md", CRASH / "rank-0.json"):
         text = file.read_text()
-        assert "s3cret" not in text and "https://(left out)@host has refused" in text
+        assert "s3cret" not in text and "https://(redacted)@host has refused" in text
 
 
 CLOSED = RuntimeError("[...pair.cc:561] Connection closed by peer [127.0.0.1]:43699.")

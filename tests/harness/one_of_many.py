@@ -33,7 +33,7 @@ class OneOfMany(World):
         cast(Any, self).summed.append(tensor.clone())
         return tensor + self.others
 
-    def sum_over_copy(self, tensor: Tensor) -> Tensor:
+    def sum_over_replica(self, tensor: Tensor) -> Tensor:
         return self.sum(tensor)
 
     def gather(self, value: Any) -> list[Any]:

@@ -17,10 +17,10 @@ from titan_ckpt.comparing import require_same_training
 from titan_ckpt.config_changes import config_changes, decisive_keys
 from titan_ckpt.folder import Folder
 from titan_ckpt.restoring import _another_optimizer
-from titan_core.api.checkpoint import RefusedChange, refusal
+from titan_core.api.checkpoint import RefusedChange, refused_changes
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_core.plugins.registry import Registry
 
 MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
@@ -139,7 +139,7 @@ def test_one_list_allows_all_values_of_parameter_groups() -> None:
 def test_a_change_that_nothing_allows_offers_no_list() -> None:
     fixed = RefusedChange("data.logical_shards", Problem("data.logical_shards = 4", "was 2", "set it back"), allowable=False)
     other = RefusedChange("training.seed", Problem("training.seed = 4", "was 2", "set it back"))
-    assert "allow_changed" not in str(refusal([fixed, other], []))
+    assert "allow_changed" not in str(refused_changes([fixed, other], []))
 
 
 def test_permitted_changes_are_logged(saved: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +188,7 @@ def test_keys_of_a_missing_plugin_matter_if_they_decided_what_was_trained(run: P
 def test_secrets_are_compared_redacted(run: Path) -> None:
     os.chdir(run)
     config = make_job("llama3_debug", {**TINY, "job.description": "see https://me:secret@example.org"}, world_size=1).config
-    assert config_changes(without_secrets(config.as_dict()), decisive_keys(config), config) == []
+    assert config_changes(redact(config.as_dict()), decisive_keys(config), config) == []
     (change,) = config_changes({**config.as_dict(), "job": {**config.as_dict()["job"], "description": ""}}, [], config)
     assert "secret" not in str(change)
 

@@ -15,7 +15,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
-from titan_core.api.tools.secrets import LEFT_OUT, lacks_secret, text_without_secrets
+from titan_core.api.tools.secrets import REDACTED, is_redacted, redact_text
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
@@ -42,7 +42,7 @@ def test_no_file_of_a_run_contains_a_secret(in_tmp: Path, capsys: pytest.Capture
     assert any("previous" in file.parts for file in files)
     assert [str(file) for file in files if b"s3cret" in file.read_bytes()] == []
     config = tomli.loads((in_tmp / "run/config.toml").read_text())
-    assert config["validation"]["dataset_path"] == f"https://{LEFT_OUT}@host/data"
+    assert config["validation"]["dataset_path"] == f"https://{REDACTED}@host/data"
     shown = capsys.readouterr()
     assert "s3cret" not in shown.out + shown.err
 
@@ -66,17 +66,17 @@ def test_a_recipe_without_its_secret_is_refused(in_tmp: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "lacks"),
     [
-        (LEFT_OUT, True),
-        (text_without_secrets("s3://key:value@host/x"), True),
-        (text_without_secrets("see https://host/x?a=1&api_key=value"), True),
-        (text_without_secrets("Authorization: Bearer abcdefgh"), True),
+        (REDACTED, True),
+        (redact_text("s3://key:value@host/x"), True),
+        (redact_text("see https://host/x?a=1&api_key=value"), True),
+        (redact_text("Authorization: Bearer abcdefgh"), True),
         ("the weights of the head (left out) are new", False),
         ("https://host/x?a=1", False),
     ],
 )
 def test_a_text_lacks_a_secret_if_one_was_left_out(text: str, lacks: bool) -> None:
-    assert lacks_secret(text) is lacks
-    assert lacks_secret({"a": [text]}) is lacks
+    assert is_redacted(text) is lacks
+    assert is_redacted({"a": [text]}) is lacks
 
 
 @pytest.mark.parametrize("arguments", [["--training.seq_len", "x"], ["--training.steps", "0"]])

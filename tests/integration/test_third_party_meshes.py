@@ -17,7 +17,7 @@ from harness.jobs import RunRecord, make_job
 from harness.third_party import TINY_LLAMA, install, train_with
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
-from titan_core.api.microbatch import AuxiliaryLosses, Microbatch, entered
+from titan_core.api.microbatch import AuxiliaryLosses, Microbatch, microbatch_scope
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
     module.balance = ExpertBalance(cast(Any, SimpleNamespace(section=SimpleNamespace(weight=0.3), facts=facts, mesh={})))
     losses = AuxiliaryLosses(1 / (batch * seq))
     tokens = torch.zeros(batch, seq, dtype=torch.int64)
-    with entered(Microbatch(Batch(tokens, tokens), 1, 0, losses)):
+    with microbatch_scope(Microbatch(Batch(tokens, tokens), 1, 0, losses)):
         (0.0 * module(x).sum()).backward()
     gradient = module.router.weight.grad
     probabilities = (x @ module.router.weight.T).softmax(-1)

@@ -14,7 +14,7 @@ from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
 from harness.quick import rows
-from titan_core.api.attention import CausalAttention, flex
+from titan_core.api.attention import CausalAttention, flex_attend
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
 from titan_core.api.model_part import arguments_of
@@ -139,9 +139,9 @@ def test_flex_attention_agrees_with_the_dense_mask(kv_heads: int) -> None:
     documents = torch.randint(0, 2, (2, 128), generator=generator).cumsum(1)
     with torch.no_grad():
         expected = CausalAttention()(q, k, v, documents)
-        torch.testing.assert_close(flex(q, k, v, documents), expected)
+        torch.testing.assert_close(flex_attend(q, k, v, documents), expected)
         other = documents.flip(0).contiguous()
-        torch.testing.assert_close(flex(q, k, v, other), CausalAttention()(q, k, v, other))
+        torch.testing.assert_close(flex_attend(q, k, v, other), CausalAttention()(q, k, v, other))
 
 
 def test_a_model_without_document_masks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

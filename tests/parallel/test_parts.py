@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api.attention import seen
+from titan_core.api.attention import causal_mask
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
 from titan_core.api.model_part import ModelPart
@@ -72,7 +72,7 @@ def test_a_chunk_attends_as_in_the_whole_sequence(documents: Tensor | None, kv_h
     if documents is None:
         whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     else:
-        whole = F.scaled_dot_product_attention(q, k, v, attn_mask=seen(documents, documents), enable_gqa=True)
+        whole = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_mask(documents, documents), enable_gqa=True)
     chunks = [gathered_attention._attend(chunk, k, v, index, documents) for index, chunk in enumerate(q.chunk(4, dim=2))]
     torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
 

@@ -260,11 +260,11 @@ def test_the_page_masks_secrets_but_shows_that_they_differ(tmp_path: Path) -> No
     ]
     text = page(runs)
     assert "s3cret" not in text and "40030020010077" not in text
-    assert "https://(left out)@host/a" in text and "ConnectionError: https://(left out)@host refused" in text
+    assert "https://(redacted)@host/a" in text and "ConnectionError: https://(redacted)@host refused" in text
     assert "tokenizer = &quot;byte&quot;" in text and "project = &quot;p&quot;" in text
     rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', text)
     assert [row[0] for row in rows] == ["wandb.api_keys", "wandb.pin_token"]
-    assert {cell for row in rows for cell in row[1:]} == {"&quot;(left out)&quot;"}
+    assert {cell for row in rows for cell in row[1:]} == {"&quot;(redacted)&quot;"}
 
 
 def test_the_table_of_the_caller_comes_first(tmp_path: Path) -> None:

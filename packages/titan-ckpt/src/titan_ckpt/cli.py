@@ -18,7 +18,7 @@ from titan_ckpt.stored import NAME, BrokenCheckpoint, Manifest
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
-from titan_core.api.tools.arguments import json_argument, whole
+from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
 
 EXIT_BROKEN = 1
@@ -34,7 +34,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint show``."""
     _path_argument(parser)
     parser.add_argument(
-        "--step", type=whole(0, MOST_STEPS), metavar="N", help="step of the checkpoint (default: the newest complete one)"
+        "--step", type=integer(0, MOST_STEPS), metavar="N", help="step of the checkpoint (default: the newest complete one)"
     )
     parser.add_argument("--tensors", action="store_true", help="also list every tensor")
     json_argument(parser)
@@ -43,14 +43,14 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
 def verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint verify``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=whole(0, MOST_STEPS), metavar="N", help="verify only this step (default: all)")
+    parser.add_argument("--step", type=integer(0, MOST_STEPS), metavar="N", help="verify only this step (default: all)")
     json_argument(parser)
 
 
 def rm_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint rm``."""
     _path_argument(parser)
-    parser.add_argument("--step", type=whole(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="steps to remove")
+    parser.add_argument("--step", type=integer(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="steps to remove")
     parser.add_argument("--force", action="store_true", help="remove them even if no complete checkpoint is left")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from titan_ckpt.config_changes import ConfigChange, config_changes
-from titan_core.api.checkpoint import RefusedChange, refusal
+from titan_core.api.checkpoint import RefusedChange, refused_changes
 from titan_core.api.errors import Problem
 from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
@@ -70,7 +70,7 @@ def require_same_training(
     known = {change.key for change in refused}
     refused += [change for change in others if change.key not in known]
     if refused:
-        raise refusal(refused, allowed)
+        raise refused_changes(refused, allowed)
     for change in changes.values():
         log.info("changed since the checkpoint of step %d: %s", step, change)
     if "training.steps" in changes:
@@ -118,7 +118,7 @@ def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str
         if not partial and not matches(change.key, allowed)
     ]
     if refused:
-        raise refusal(refused, allowed)
+        raise refused_changes(refused, allowed)
     for change in changes:
         log.warning("the model differs from that of the weights: %s", change)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from titan_core.api.config import Config
 from titan_core.api.section import Section
 from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_core.api.tools.shown import show
 
 
@@ -41,7 +41,7 @@ def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection
         before: the saved config, by section and key.
         decisive: :func:`decisive_keys` of the saved config.
     """
-    old, new = (_flat(without_secrets(values)) for values in (before, config.as_dict()))
+    old, new = (_flat(redact(values)) for values in (before, config.as_dict()))
     fields = _fields(config)
     changes = []
     for key, cls in fields.items():

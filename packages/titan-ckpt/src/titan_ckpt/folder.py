@@ -96,10 +96,11 @@ class Folder:
     @property
     def local_path(self) -> Path | None:
         """Path of the folder, or ``None`` if it is not on a file system of this machine."""
-        return Path(self._located[1]) if self.is_local else None
+        return Path(self.located[1]) if self.is_local else None
 
     @cached_property
-    def _located(self) -> tuple[AbstractFileSystem, str]:
+    def located(self) -> tuple[AbstractFileSystem, str]:
+        """The file system, and the folder's path in it."""
         import fsspec
 
         system, path = fsspec.core.url_to_fs(self.url)
@@ -107,12 +108,12 @@ class Folder:
 
     def make(self) -> None:
         """Make the folder and its parents."""
-        system, path = self._located
+        system, path = self.located
         system.makedirs(path, exist_ok=True)
 
     def list(self) -> list[str]:
         """Return the sorted names of the folder's entries; empty if the folder does not exist."""
-        system, path = self._located
+        system, path = self.located
         system.invalidate_cache()
         try:
             found = system.ls(path, detail=False)
@@ -122,7 +123,7 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         """Return the size of the file ``name`` in bytes, or ``None`` if it does not exist."""
-        system, path = (self / name)._located
+        system, path = (self / name).located
         try:
             return int(system.size(path))
         except FileNotFoundError:
@@ -130,7 +131,7 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """Return the contents of the file ``name``."""
-        system, path = (self / name)._located
+        system, path = (self / name).located
         data = system.cat_file(path)
         assert isinstance(data, bytes)
         return data
@@ -138,14 +139,14 @@ class Folder:
     @contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open the file ``name`` for random-access reads."""
-        system, path = (self / name)._located
+        system, path = (self / name).located
         with system.open(path, "rb") as file:
             yield file
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Create the file ``name``. It is durable once the context exits without an error."""
-        system, path = (self / name)._located
+        system, path = (self / name).located
         if not self.is_local:
             with system.open(path, "wb") as file:
                 yield file
@@ -158,19 +159,19 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """Write ``data`` to the file ``name`` atomically."""
         if not self.is_local:
-            system, path = (self / name)._located
+            system, path = (self / name).located
             system.pipe_file(path, data)
             return
         with self.create(f"{name}.new") as file:
             write_all(file, memoryview(data))
-        _, path = (self / name)._located
+        _, path = (self / name).located
         os.replace(f"{path}.new", path)
         self.sync()
 
     def sync(self) -> None:
         """Make the folder's entries, and its own entry in its parent, durable."""
         if self.is_local:
-            for path in (self._located[1], os.path.dirname(self._located[1])):
+            for path in (self.located[1], os.path.dirname(self.located[1])):
                 descriptor = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -179,12 +180,12 @@ class Folder:
 
     def rename(self, name: str) -> None:
         """Rename the folder within its parent."""
-        system, path = self._located
+        system, path = self.located
         system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name`` if it exists."""
-        system, path = (self / name)._located
+        system, path = (self / name).located
         try:
             system.rm_file(path)
         except FileNotFoundError:
@@ -192,7 +193,7 @@ class Folder:
 
     def remove_all(self) -> None:
         """Remove the folder and its contents."""
-        system, path = self._located
+        system, path = self.located
         try:
             system.rm(path, recursive=True)
         except FileNotFoundError:

@@ -37,7 +37,7 @@ from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
-from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refusal
+from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refused_changes
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.patterns import matches
 
@@ -298,7 +298,7 @@ def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[st
     why = f"it was saved with another optimizer: {_shown(problems)}"
     keys = [problem.partition(" ")[0] for problem in problems if problem.startswith(f"{OPTIMIZER}.groups.")]
     if keys:
-        return refusal([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
+        return refused_changes([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
     fix += ', or exclude its state: set checkpoint.exclude_from_loading = ["optimizer.*"] and checkpoint.load_step'
     return UserError.one(str(folder), why, fix)
 

@@ -33,7 +33,7 @@ class Store:
         if restored.step is None and self._context.facts.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
 
-    def after_step(self, last: bool, asked: bool) -> None:
+    def after_step(self, last: bool, requested: bool) -> None:
         """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
         self._saving.report_finished()
         if not self._compared:  # report differences after the first step, not hours later at the first checkpoint
@@ -41,7 +41,7 @@ class Store:
             self._saving.require_equal_on_ranks()
         step = self._context.state.step
         first = self._section.enable_first_step_checkpoint and step == 1
-        if not (last or asked or first or step % self._section.interval == 0):
+        if not (last or requested or first or step % self._section.interval == 0):
             return
         self._context.lifecycle.flush(step)
         self._saving.finish_pending()
@@ -89,7 +89,7 @@ class Store:
                 self._folder.write(".writable", b"")
                 self._folder.remove(".writable")
                 if (path := self._folder.local_path) is not None:
-                    self._context.hold(path, f"checkpoints in {self._folder}")
+                    self._context.lock_folder(path, f"checkpoints in {self._folder}")
             except UserError:
                 raise
             except Exception as error:  # noqa: BLE001 - fsspec backends raise any type, e.g. ImportError for a missing package

@@ -7,7 +7,7 @@ import argparse
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
-from titan_core.api.tools.arguments import parse_whole, whole
+from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.shown import shorten
 
 _DEFAULTS: dict[str, str | int | None] = {
@@ -35,9 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     launch.add_argument("--rdzv-id", metavar="ID", help="name of the job at the rendezvous (default: titan)")
     launch.add_argument(
-        "--rdzv-timeout", type=whole(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
+        "--rdzv-timeout", type=integer(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
     )
-    launch.add_argument("--max-restarts", type=whole(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument("--max-restarts", type=integer(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
 def run(context: CommandContext) -> int:
@@ -94,7 +94,7 @@ def processes_per_node(text: str | None) -> int:
 
 
 def _number(option: str, text: str, most: int) -> int:
-    number = parse_whole(text, 1, most)
+    number = parse_integer(text, 1, most)
     if number is None:
         raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "use one")
     return number

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import parse_whole
+from titan_core.api.tools.arguments import parse_integer
 from titan_core.api.tools.shown import shorten
 
 if TYPE_CHECKING:
@@ -240,14 +240,14 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
         UserError: ``endpoint`` is neither HOST nor HOST:PORT.
     """
     host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", str(DEFAULT_PORT))
-    number = parse_whole(port, 1, 65535)
+    number = parse_integer(port, 1, 65535)
     if not host or number is None:
         raise UserError.one(f"--rdzv-endpoint {shorten(endpoint)}", "must be HOST:PORT", "write it as in node0:29500")
     return host.removeprefix("[").removesuffix("]"), number
 
 
 def _node_rank(text: str, most: int) -> int:
-    number = parse_whole(text, 0, most - 1)
+    number = parse_integer(text, 0, most - 1)
     if number is None:
         allowed = "0" if most == 1 else f"a whole number from 0 to {most - 1}"
         why = f"must be {allowed}, because --nnodes is {most}"

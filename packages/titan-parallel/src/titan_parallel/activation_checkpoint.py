@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
-from titan_core.api.microbatch import current_microbatch, entered
+from titan_core.api.microbatch import current_microbatch, microbatch_scope
 from titan_core.api.model_part import ModelPart
 from titan_core.api.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection
@@ -66,7 +66,7 @@ def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
     microbatch, inferring = current_microbatch(), is_shape_inference()
 
     def compute(*arguments: Any, **keywords: Any) -> Any:
-        with entered(microbatch), shape_inference() if inferring else nullcontext():
+        with microbatch_scope(microbatch), shape_inference() if inferring else nullcontext():
             return forward(*arguments, **keywords)
 
     return compute

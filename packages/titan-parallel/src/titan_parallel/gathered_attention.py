@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.attention import seen
+from titan_core.api.attention import causal_mask
 from titan_core.api.sequence_share import SequenceShare
 
 
@@ -38,7 +38,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, chunk: int, documents: Tens
     first, end = chunk * length, (chunk + 1) * length
     keys, values, grouped = keys[:, :, :end], values[:, :, :end], q.shape[1] != keys.shape[1]
     if documents is not None:
-        mask = seen(documents[:, first:end], documents[:, :end], first)
+        mask = causal_mask(documents[:, first:end], documents[:, :end], first)
     elif chunk == 0:
         return F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
     else:

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )  # fmt: skip
 
-from titan_core.api.batch import join, with_positions
+from titan_core.api.batch import join_batches, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
@@ -84,7 +84,7 @@ class PipelineStep:
         Returns:
             The schedule's positional and keyword arguments. Stages look up their microbatches by number.
         """
-        whole = join([with_positions(self._part.transformed(batch)) for batch in inputs.batches])
+        whole = join_batches([with_positions(self._part.transformed(batch)) for batch in inputs.batches])
         microbatches = replace(inputs, batches=whole.split(len(whole.tokens) // self._microbatches)).microbatches()
         for stage in self._stages:
             stage.microbatches = microbatches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_core.api.tools.shown import show
 from titan_report.numbers import UNKNOWN
 from titan_report.table import Table
@@ -18,7 +18,7 @@ _IGNORED = frozenset({"job.dump_folder"})
 def config_differences(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
     """Return the keys whose values differ between ``runs``, in config order. Secrets that differ are listed but masked."""
     flat = [flatten(run.config) for run in runs]
-    masked = [flatten(without_secrets(run.config)) for run in runs]
+    masked = [flatten(redact(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for config in flat for key in config) if key not in _IGNORED]
     different = (key for key in keys if len({_shown(config, key) for config in flat}) > 1)
     rows = tuple((key, *(_shown(config, key) for config in masked)) for key in different)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from titan_core.api.errors import UserError
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_report import html_parts as parts
 from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
@@ -64,8 +64,8 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
 
 
 def _without_secrets(run: RunLog) -> RunLog:
-    events = [without_secrets(event) for event in run.events]
-    return replace(run, config=without_secrets(run.config), events=events)
+    events = [redact(event) for event in run.events]
+    return replace(run, config=redact(run.config), events=events)
 
 
 def _tables(runs: Sequence[RunLog], names: Sequence[str], table: Table | None) -> list[str]:

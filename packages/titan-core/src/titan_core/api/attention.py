@@ -32,12 +32,12 @@ class CausalAttention(nn.Module):
         if documents is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         if q.device.type == "cuda":
-            return flex(q, k, v, documents)
-        mask = seen(documents, documents)
+            return flex_attend(q, k, v, documents)
+        mask = causal_mask(documents, documents)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 
-def seen(of_queries: Tensor, of_keys: Tensor, first: int = 0) -> Tensor:
+def causal_mask(of_queries: Tensor, of_keys: Tensor, first: int = 0) -> Tensor:
     """Return which keys each query attends to: those at or before its position, in its document.
 
     Args:
@@ -52,7 +52,7 @@ def seen(of_queries: Tensor, of_keys: Tensor, first: int = 0) -> Tensor:
     return same.tril(first)[:, None]
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
+def flex_attend(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
     """Compute causal attention within documents by FlexAttention."""
     attend = _compiled() if q.device.type == "cuda" and not torch.compiler.is_compiling() else _flex_attention()
     result: Tensor = attend(q, k, v, block_mask=_block_mask(documents), enable_gqa=q.shape[1] != k.shape[1])

@@ -95,7 +95,7 @@ class Batch:
         return trained.float() if self.weights is None else torch.where(trained, self.weights, 0.0)
 
 
-def join(batches: list[Batch]) -> Batch:
+def join_batches(batches: list[Batch]) -> Batch:
     """Return one batch with the sequences of all ``batches``, which must have the same tensors."""
     first = batches[0]
 

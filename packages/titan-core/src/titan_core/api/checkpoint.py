@@ -34,7 +34,7 @@ class RefusedChange:
     allowable: bool = True
 
 
-def refusal(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
+def refused_changes(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
     """Return the error for ``refused`` changes: one problem each, and one list of keys that allows all of them.
 
     Args:
@@ -123,7 +123,7 @@ class CheckpointContext(JobContext[S]):
     world: World
     state: TrainState
     lifecycle: CheckpointEvents
-    hold: Callable[[Path, str], None]
+    lock_folder: Callable[[Path, str], None]
     """Locks a folder against other jobs until the run ends. Raises :class:`UserError` with its second argument as ``where``
     if another job has locked it. For rank 0 only: a job has one lock per folder."""
 
@@ -135,13 +135,13 @@ class CheckpointStore(Protocol):
         """Restore the context's state from the newest checkpoint; if there is none, leave the state unchanged."""
         ...
 
-    def after_step(self, last: bool, asked: bool) -> None:
+    def after_step(self, last: bool, requested: bool) -> None:
         """Save the state if a checkpoint is due after the step just taken. All ranks pass the same arguments.
 
         Args:
             last: no step follows. If the data ends or a rank is asked to stop, this becomes known only before the next step
                 would start; the call is then the second one for its step.
-            asked: a user requested a checkpoint (SIGUSR1).
+            requested: a user requested a checkpoint (SIGUSR1).
         """
         ...
 

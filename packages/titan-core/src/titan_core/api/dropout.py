@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.random_bits import Words, element_bits, element_bits_into
+from titan_core.api._random_bits import Words, element_bits, element_bits_into
 from titan_core.api.random_streams import RandomStream, like_dtensor
 
 _PART = (1 << 15) - 1

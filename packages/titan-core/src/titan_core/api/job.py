@@ -16,7 +16,7 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import JobSection, ModelSection
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
@@ -69,7 +69,7 @@ class Job:
     def identity(self) -> dict[str, Any]:
         """Return what must be the same on all ranks: the resolved config, and the version of each plugin. It is written to
         checkpoints and shown when ranks differ, so it contains no secrets."""
-        return self._identity(without_secrets(self.config.as_dict()))
+        return self._identity(redact(self.config.as_dict()))
 
     def _identity(self, config: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -21,7 +21,7 @@ from titan_core.api.components import Component
 from titan_core.api.ref import Ref
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.tools.rank_names import ranks
-from titan_core.api.tools.secrets import arguments_without_secrets
+from titan_core.api.tools.secrets import redact_arguments
 
 OUTCOMES = "TITAN_OUTCOMES"
 """Environment variable: folder in which the launcher expects the outcomes of its ranks (``rank-N.json``)."""
@@ -115,7 +115,7 @@ def interrupted_line(outcome: Outcome, command: str) -> str:
 
 def own_command() -> str:
     """Return the command that started this process, quoted for a shell and without secrets."""
-    return shlex.join(["titan", *arguments_without_secrets(sys.argv[1:])])
+    return shlex.join(["titan", *redact_arguments(sys.argv[1:])])
 
 
 def announce_interrupt(line: str = INTERRUPTED) -> None:

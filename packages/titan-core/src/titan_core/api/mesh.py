@@ -32,7 +32,7 @@ class MeshDim:
     gradients over it and lists it in ``reduces``."""
 
     @property
-    def sees_other_data(self) -> bool:
+    def sees_different_data(self) -> bool:
         """Whether its ranks hold the same weights but see different tokens, so that gradients must be summed over them."""
         return self.divides in ("batch", "sequence") and not self.diverges
 
@@ -109,7 +109,7 @@ class MeshPlan:
 
     def data_dims(self, how: Literal["shard", "replicate"]) -> tuple[str, ...]:
         """Return the dimensions over which data parallelism shards or replicates parameters, outermost first."""
-        return tuple(dim.name for dim in self.dims if dim.sees_other_data and dim.data_parallel == how)
+        return tuple(dim.name for dim in self.dims if dim.sees_different_data and dim.data_parallel == how)
 
     def borrowed(self, view: MeshView) -> int:
         """Return the number of ranks that ``view`` refolds."""
@@ -158,7 +158,7 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
         for name in view.borrows:
             if name not in known:
                 raise UserError.one(where, f"borrows {name!r}, which is not a mesh dimension", fix)
-            if not known[name].sees_other_data:
+            if not known[name].sees_different_data:
                 why = f"borrows {name!r}, whose ranks see the same tokens or train diverging replicas"
                 raise UserError.one(where, why, fix)
         if len({known[name].data_parallel for name in view.borrows}) != 1 or known[view.borrows[0]].data_parallel == "own":

@@ -72,7 +72,7 @@ def current_microbatch() -> Microbatch | None:
 
 
 @contextmanager
-def entered(microbatch: Microbatch | None) -> Iterator[None]:
+def microbatch_scope(microbatch: Microbatch | None) -> Iterator[None]:
     """Make ``microbatch`` the current one. Recomputation re-enters the microbatch of its forward pass."""
     global _current
     before, _current = _current, microbatch

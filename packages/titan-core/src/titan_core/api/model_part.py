@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
 from titan_core.api.layout import ModelLayout
-from titan_core.api.microbatch import Microbatch, entered
+from titan_core.api.microbatch import Microbatch, microbatch_scope
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 
@@ -93,7 +93,7 @@ class ModelPart:
         """
         self.batch = microbatch.batch
         try:
-            with entered(microbatch):
+            with microbatch_scope(microbatch):
                 yield microbatch.batch
         finally:
             self.batch = None

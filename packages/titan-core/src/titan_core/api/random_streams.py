@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from titan_core.api._random_bits import Words, element_bits, feature_words, of_module, token_words
 from titan_core.api.errors import UserError
 from titan_core.api.microbatch import Microbatch, current_microbatch
-from titan_core.api.random_bits import Words, element_bits, feature_words, of_module, token_words
 from titan_core.api.step import is_shape_inference
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from titan_core.api.sane_values import require_64_bits, require_sane
+from titan_core.api._sane_values import require_64_bits, require_sane
 
 ALL_KEYS = ("*",)
 """For :attr:`Section.may_change`: every key of the section."""

@@ -12,24 +12,24 @@ class SharedRequest:
     It is exchanged together with other values that ranks exchange before each step (:mod:`titan_core.train.lookahead`)."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.pending = False
         """Whether this rank has a request that the other ranks do not know yet."""
         self.agreed = False
         """Whether all ranks know that some rank has a request; the same on all ranks, within a step."""
 
-    def ask(self) -> None:
+    def submit(self) -> None:
         """Make the request on this rank. Safe in any thread or signal handler."""
-        self.asked = True
+        self.pending = True
 
-    def agree(self, told: bool, anywhere: bool) -> None:
+    def agree(self, sent: bool, anywhere: bool) -> None:
         """Record an exchange of requests between all ranks.
 
         Args:
-            told: whether this rank has sent its request.
+            sent: whether this rank has sent its request.
             anywhere: whether some rank has sent a request.
         """
-        if told:
-            self.asked = False
+        if sent:
+            self.pending = False
         self.agreed = self.agreed or anywhere
 
     def take(self) -> bool:

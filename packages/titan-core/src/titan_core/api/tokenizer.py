@@ -45,10 +45,10 @@ class TextTokenizer(Protocol):
 
 
 @runtime_checkable
-class DescribesMarks(Protocol):
+class DescribesSpecialTokens(Protocol):
     """A tokenizer that detects which tokens mark documents, and can report how."""
 
-    def describe_marks(self) -> list[str]:
+    def describe_special_tokens(self) -> list[str]:
         """Return one line for the begin token and one for the end token."""
         ...
 

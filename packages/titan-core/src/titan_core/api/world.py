@@ -29,7 +29,7 @@ class World:
     device: torch.device
     plan: MeshPlan
     mesh: JobMesh
-    copy_group: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None
     """The ranks that train the same replica; ``None``: all ranks."""
 
     @property
@@ -80,10 +80,10 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
-    def sum_over_copy(self, tensor: Tensor) -> Tensor:
+    def sum_over_replica(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor`` over the ranks that train the same replica in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, group=self.copy_group)
+            dist.all_reduce(tensor, group=self.replica_group)
         return tensor
 
     def gather(self, value: T) -> list[T]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 from titan_core.api.command import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
 from titan_core.api.tools.arguments import parse_overrides
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import shorten
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
@@ -79,7 +79,7 @@ def report(error: UserError) -> None:
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     for problem in error.problems:
-        line = f"{prefix}{text_without_secrets(str(problem))}"
+        line = f"{prefix}{redact_text(str(problem))}"
         print(
             line.encode(errors="backslashreplace").decode(), file=sys.stderr
         )  # arguments may contain bytes that are not text

@@ -21,8 +21,8 @@ from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher, interrupted_line, own_command, reported_by_launcher
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
-from titan_core.api.tools.arguments import parse_whole
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.arguments import parse_integer
+from titan_core.api.tools.secrets import redact_text
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _WithoutSecrets(logging.Formatter):
     """Removes secrets, such as a password in the address of a checkpoint, because logs are kept and shared."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return text_without_secrets(super().format(record))
+        return redact_text(super().format(record))
 
 
 def _place_in_environment() -> tuple[int, int]:
@@ -118,8 +118,8 @@ def _place_in_environment() -> tuple[int, int]:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world_size is None:
         return 0, 1
-    place = parse_whole(rank or "", 0, MOST_RANKS - 1)
-    ranks = parse_whole(world_size or "", 1, MOST_RANKS)
+    place = parse_integer(rank or "", 0, MOST_RANKS - 1)
+    ranks = parse_integer(world_size or "", 1, MOST_RANKS)
     if place is None or ranks is None or place >= ranks:
         raise UserError.one(
             f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",

@@ -14,7 +14,7 @@ from titan_core.api.config import COMMAND_LINE, Config, Override
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection, ModelSection, PluginsSection
-from titan_core.api.tools.secrets import lacks_secret, text_without_secrets
+from titan_core.api.tools.secrets import is_redacted, redact_text
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
 from titan_core.config.overrides import value_of
@@ -93,7 +93,7 @@ def _parse(text: str, source: str) -> Table:
         if error.line is None:
             raise UserError.one(source, str(error), "follow the format of a recipe (see `titan config show`)") from None
         line = shorten(lines[error.line - 1].strip()) if error.line <= len(lines) else "end of file"
-        raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {text_without_secrets(line)}") from None
+        raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {redact_text(line)}") from None
 
 
 def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
@@ -141,7 +141,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             where = config.where(f"{name}.{key}", table[key])
             if key not in known:
                 problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
-            elif lacks_secret(table[key]):
+            elif is_redacted(table[key]):
                 why = "its secret was removed when this config was written"
                 problems.append(Problem(where, why, f"set it again, for example with --{name}.{key} VALUE"))
         for cls in owners:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from titan_core.api.config import Config
 from titan_core.api.section import Section
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_core.api.tools.shown import show
 from titan_core.config.docs import field_docs
 
@@ -23,7 +23,7 @@ def to_toml(config: Config) -> str:
     """
     import tomli_w  # needed only here, and every command imports this module
 
-    return tomli_w.dumps(without_secrets(config.as_dict()))
+    return tomli_w.dumps(redact(config.as_dict()))
 
 
 def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int = 100) -> str:
@@ -48,6 +48,8 @@ def type_name(annotation: Any) -> str:
     if annotation in (type(None), None):
         return "none"
     origin = get_origin(annotation)
+    if origin is typing.Annotated:
+        return type_name(get_args(annotation)[0])
     if origin is Literal:
         return "|".join(map(str, get_args(annotation)))
     if origin in (typing.Union, types.UnionType):

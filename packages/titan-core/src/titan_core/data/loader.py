@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.checkpoint import RefusedChange, refusal
+from titan_core.api.checkpoint import RefusedChange, refused_changes
 from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
 from titan_core.api.job import Job
 from titan_core.api.sections import DataSection
@@ -131,7 +131,7 @@ class DataLoader:
         """
         refused, accepted = stream_changes(self._spec, state["stream_of"], self._stream, allowed)
         if refused:
-            raise refusal(refused, allowed)
+            raise refused_changes(refused, allowed)
         for change in accepted:
             log.warning("the data has changed since the checkpoint: %s", change)
         self.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from titan_core.api.dataset import DocumentSource
 from titan_core.api.job import Job
-from titan_core.api.tokenizer import DescribesMarks
+from titan_core.api.tokenizer import DescribesSpecialTokens
 from titan_core.data.streams import open_sources
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class OpenedData:
         Raises:
             UserError: a dataset cannot be opened.
         """
-        if isinstance(job.text_tokenizer, DescribesMarks):
-            for line in job.text_tokenizer.describe_marks():
+        if isinstance(job.text_tokenizer, DescribesSpecialTokens):
+            for line in job.text_tokenizer.describe_special_tokens():
                 log.info("tokenizer %s: %s", job.tokenizer.name, line)
         return cls(open_sources(job.data), open_sources(job.validation) if job.validation is not None else ())

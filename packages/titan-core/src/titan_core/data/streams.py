@@ -10,7 +10,7 @@ from titan_core.api.dataset import DocumentSource, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tokenizer import fingerprint
 from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.secrets import redact_text
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
@@ -30,7 +30,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
         content = dict(found) if found is not None else None
         identity |= {
             # Known content may move to another path.
-            f"dataset.{number}.path": None if content else text_without_secrets(dataset.context.path or ""),
+            f"dataset.{number}.path": None if content else redact_text(dataset.context.path or ""),
             f"dataset.{number}.weight": dataset.weight,
             f"dataset.{number}.split": dataset.context.split,
             f"dataset.{number}.text_field": None if dataset.context.format else dataset.context.text_field,

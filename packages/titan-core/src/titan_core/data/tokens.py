@@ -128,7 +128,7 @@ class TokenStream:
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break
             self._empty += 1
-            self._reader.leave_out_empty()
+            self._reader.count_empty()
         self._document, self._weights = tokens, weights
         self._document_state = state
         self._tokens_read += len(tokens)

@@ -247,7 +247,7 @@ def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]
     reduced = {name for transform in active for name in transform.reduces}
     for dim in facts.mesh.dims:
         served = any(dim.degree_key in transform.serves for transform in active)
-        if not (dim.sees_other_data and served and facts.mesh.degrees[dim.name] > 1):
+        if not (dim.sees_different_data and served and facts.mesh.degrees[dim.name] > 1):
             continue
         if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
             why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, but no "

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from titan_core.api.batch import Batch, with_positions
-from titan_core.api.microbatch import Microbatch, current_microbatch, entered
+from titan_core.api.microbatch import Microbatch, current_microbatch, microbatch_scope
 from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
@@ -64,7 +64,7 @@ class LossHead:
         return total
 
     def _loss(self, forward: Callable[..., Tensor], hidden: Tensor, microbatch: Microbatch) -> Tensor:
-        with entered(microbatch):
+        with microbatch_scope(microbatch):
             logits = forward(hidden)
         return loss_of(self._part.objective, logits, microbatch.batch, self._part.vocabulary)
 

@@ -12,7 +12,7 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.files import EVENTS
 from titan_core.api.runs.json_lines import LineFile
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.secrets import redact_text
 from titan_core.api.world import World
 
 
@@ -52,17 +52,17 @@ class EventLog:
     @hookimpl
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
         """Log a complete checkpoint."""
-        self._write("checkpoint", step, path=text_without_secrets(path))
+        self._write("checkpoint", step, path=redact_text(path))
 
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:
         """Log a finding of rank 0."""
-        self._write("finding", finding.step, kind=finding.kind, message=text_without_secrets(finding.message))
+        self._write("finding", finding.step, kind=finding.kind, message=redact_text(finding.message))
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
         """Remember ``error`` for the ``end`` event."""
-        self._error = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
+        self._error = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:

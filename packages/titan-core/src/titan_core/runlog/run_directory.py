@@ -62,7 +62,7 @@ class RunDirectory:
     locks: ExitStack = field(default_factory=ExitStack, compare=False)
     """Locks of further folders that the run writes to. The owner closes them when the run ends."""
 
-    def hold(self, folder: Path, where: str) -> None:
+    def lock_folder(self, folder: Path, where: str) -> None:
         """Lock ``folder`` against other jobs until the run ends. Errors name it by ``where``.
 
         Raises:

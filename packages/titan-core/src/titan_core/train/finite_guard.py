@@ -12,7 +12,7 @@ from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.late_reports import LateReports, is_finite
+from titan_core.api.tools.deferred_reports import DeferredReports, is_finite
 from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class NonFiniteError(RunStopped):
     """The loss or the gradient norm is NaN or infinite."""
 
 
-class FiniteGuard(LateReports):
+class FiniteGuard(DeferredReports):
     """To stop or to warn, it reads reports late, so that the host does not wait for a GPU. To skip an update, it must read
     the figures before the update."""
 
@@ -72,7 +72,7 @@ class FiniteGuard(LateReports):
         self._report(update.step, f"{_figures(update)}; its update is skipped")
         return True
 
-    def look(self, report: StepReport) -> None:
+    def process(self, report: StepReport) -> None:
         """Warn or stop.
 
         Raises:

@@ -50,7 +50,7 @@ def global_norm(gradients: dict[int, list[Tensor]], world: World) -> Tensor:
     for pieces, tensors in gradients.items():
         norm = torch.nn.utils.get_total_norm(tensors)
         total += norm.float().to(total.device) ** 2 * (pieces / holders)
-    return world.sum_over_copy(total).sqrt()
+    return world.sum_over_replica(total).sqrt()
 
 
 @torch.no_grad()

@@ -55,16 +55,16 @@ class Interruption:
         self._over = True
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
-        self.stop.ask()
+        self.stop.submit()
         signal.signal(signal.SIGTERM, self._previous[signal.SIGTERM])
 
     def _on_int(self, number: int, frame: FrameType | None) -> None:
-        self.interrupt.ask()  # first, so that ranks that agree to stop know the reason
-        self.stop.ask()
+        self.interrupt.submit()  # first, so that ranks that agree to stop know the reason
+        self.stop.submit()
         # Python would handle the next interrupt only after the current collective or kernel, which may never return.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
             announce_interrupt(CLOSING if self._over else INTERRUPTED)
 
     def _on_usr1(self, number: int, frame: FrameType | None) -> None:
-        self.save.ask()
+        self.save.submit()

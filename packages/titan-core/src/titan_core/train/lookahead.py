@@ -21,7 +21,7 @@ class StepTotals:
     """Target tokens of the global batch."""
     weight: float
     """Total weight of these targets; equal to their number unless documents have weights."""
-    copy_weight: float
+    replica_weight: float
     """Weight of the targets that this rank's replica of the weights sees: all targets, unless replicas diverge."""
     by_dataset: list[int]
     """Target tokens of the global batch, by dataset."""
@@ -46,7 +46,7 @@ class Lookahead:
         """
         self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
 
-    def look(self, skipped: bool = False) -> StepTotals:
+    def peek(self, skipped: bool = False) -> StepTotals:
         """Return the totals of the next step. Every rank must call this.
 
         Args:
@@ -70,7 +70,7 @@ class Lookahead:
         targets = data.targets_by_dataset if data is not None and counts else [0] * self._datasets
         weight = data.target_weight if data is not None and counts else 0.0
         unused = (data.corrupt, data.empty) if data is not None and counts else (0, 0)
-        requested = [request.asked for request in requests]  # read once, because a signal may arrive at any time
+        requested = [request.pending for request in requests]  # read once, because a signal may arrive at any time
         flags = (data is None, mistake is not None, skipped, *requested)
         # float64 represents counts below 2**53 exactly.
         sent = torch.tensor([*map(int, flags), *unused, *targets, weight], dtype=torch.float64)
@@ -85,9 +85,9 @@ class Lookahead:
                 f"{skips} of {world.size} ranks skipped the update of the last step, so weights differ between ranks: "
                 "titan_before_update of an observer must return the same value on all ranks"
             )
-        copy_weight = total_weight
+        replica_weight = total_weight
         if world.plan.diverging_replicas > 1:
-            copy_weight = float(world.sum_over_copy(torch.tensor(weight, dtype=torch.float64)))
+            replica_weight = float(world.sum_over_replica(torch.tensor(weight, dtype=torch.float64)))
         if mistakes:
             world.raise_together(mistake)
-        return StepTotals(sum(by_dataset), total_weight, copy_weight, by_dataset, corrupt, empty, ended > 0, seconds)
+        return StepTotals(sum(by_dataset), total_weight, replica_weight, by_dataset, corrupt, empty, ended > 0, seconds)

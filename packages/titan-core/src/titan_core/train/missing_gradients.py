@@ -24,7 +24,7 @@ class MissingGradients:
         self._lifecycle = lifecycle
         self._reported: set[str] = set()
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Check the gradients of ``step`` before the optimizer's update."""
         names = [name for name, parameter in self._trained if parameter.grad is None and name not in self._reported]
         if not names or not self._reports:

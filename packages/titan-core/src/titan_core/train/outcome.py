@@ -19,8 +19,8 @@ from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import OUTCOMES, Outcome, report_lines
 from titan_core.api.runs.files import LOGS
-from titan_core.api.tools.consequences import follows_from_a_peer
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api.tools.secrets import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class OutcomeRecorder:
             written = self._write_log(error) if self._keeps_log else ""
         self.outcome = replace(
             self.outcome,
-            problems=tuple(text_without_secrets(text) for text in texts),
-            follows=follows_from_a_peer(error),
+            problems=tuple(redact_text(text) for text in texts),
+            follows=caused_by_peer(error),
             log=written,
             time=time.time(),
         )
@@ -103,7 +103,7 @@ class OutcomeRecorder:
         """Append the traceback to the rank's log and return its path; if that fails, print it and return ``""``."""
         path = Path(self._dump_folder) / LOGS / f"rank-{self.outcome.rank}.log"
         when = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds")
-        text = text_without_secrets("".join(traceback.format_exception(error)))
+        text = redact_text("".join(traceback.format_exception(error)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:

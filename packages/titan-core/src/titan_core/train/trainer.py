@@ -185,7 +185,7 @@ class Trainer:
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
-        totals = self.lookahead.look(self.skipped)
+        totals = self.lookahead.peek(self.skipped)
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
@@ -204,7 +204,7 @@ class Trainer:
         requested = self.interruption.save.take()
         if self.checkpoints is not None:
             with self.stopwatch.phase("checkpoint", on_host=True):
-                self.checkpoints.after_step(last=last, asked=requested)
+                self.checkpoints.after_step(last=last, requested=requested)
         elif requested and self.world.rank == 0:
             log.warning(
                 "SIGUSR1 requested a checkpoint, but this job does not save checkpoints: set checkpoint.enable = true"
@@ -249,7 +249,7 @@ class Trainer:
             step=state.step + 1,
             seed=training.seed,
             # A diverging replica may have no target in a step: its gradients are then 0, not 0 / 0.
-            target_weight=totals.copy_weight or 1.0,
+            target_weight=totals.replica_weight or 1.0,
             auxiliary=AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step),
         )
         with self.stopwatch.phase("forward_backward"):
@@ -263,7 +263,7 @@ class Trainer:
         pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, repeat)
         skipped = self.skipped = self.lifecycle.before_update(pending)
         if not skipped:
-            self.missing_gradients.look(state.step + 1)  # only now, because observers may have dropped gradients
+            self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
         if self.checkpoints is not None and not skipped:
             with self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.before_update()
@@ -306,8 +306,8 @@ class Trainer:
         losses = torch.zeros(1 + ranks + len(names), device=world.device)
         first = world.is_first_along("weights")  # the other ranks computed the same losses
         if first:
-            losses[0] = share * (totals.copy_weight / totals.weight)
-            losses[1 + world.data_rank] = share * (totals.copy_weight / (data.target_weight or 1.0))
+            losses[0] = share * (totals.replica_weight / totals.weight)
+            losses[1 + world.data_rank] = share * (totals.replica_weight / (data.target_weight or 1.0))
         assert inputs.auxiliary is not None
         for name, value in inputs.auxiliary.values.items():
             if name not in names:
@@ -348,6 +348,6 @@ class Trainer:
             world=self.world,
             state=self.state,
             lifecycle=self.lifecycle,
-            hold=directory.hold,
+            lock_folder=directory.lock_folder,
         )
         return checkpoint.build.load()(context)

@@ -85,8 +85,8 @@ class Validation:
         stop = SharedRequest()  # a separate request: agreeing on the original would hide it from the next training step
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         while batches != self._section.steps:
-            stop.asked = self._stop.asked
-            totals = lookahead.look()
+            stop.pending = self._stop.pending
+            totals = lookahead.peek()
             if stop.agreed:
                 return None
             data = loader.next_step()

@@ -12,8 +12,8 @@ from titan_core.api.command import CommandContext
 from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
 from titan_core.api.sections import DataSection
-from titan_core.api.tokenizer import DescribesMarks, TextTokenizer
-from titan_core.api.tools.arguments import few, json_argument, recipe_arguments
+from titan_core.api.tokenizer import DescribesSpecialTokens, TextTokenizer
+from titan_core.api.tools.arguments import json_argument, recipe_arguments, small_integer
 from titan_core.api.tools.output import print_json, print_table
 
 _EDGE = 12
@@ -32,7 +32,9 @@ class _Sequence:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan data inspect``."""
     recipe_arguments(parser)
-    parser.add_argument("--sequences", type=few, default=4, metavar="N", help="number of sequences to show (default: 4)")
+    parser.add_argument(
+        "--sequences", type=small_integer, default=4, metavar="N", help="number of sequences to show (default: 4)"
+    )
     parser.add_argument("--full", action="store_true", help="show all ids and the full text")
     json_argument(parser)
 
@@ -50,8 +52,8 @@ def run(context: CommandContext) -> int:
         return 0
     if not sequences:
         print("the data ends before the first global batch is complete")
-    if isinstance(job.text_tokenizer, DescribesMarks):
-        print("\n".join([*job.text_tokenizer.describe_marks(), ""]))
+    if isinstance(job.text_tokenizer, DescribesSpecialTokens):
+        print("\n".join([*job.text_tokenizer.describe_special_tokens(), ""]))
     for sequence in sequences:
         _print(sequence, job, arguments.full)
     weights = sum(dataset.weight for dataset in datasets)

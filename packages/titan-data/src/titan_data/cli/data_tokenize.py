@@ -9,7 +9,7 @@ from pathlib import Path
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.tools.arguments import few, process_count, recipe_arguments
+from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of worker processes (default: one per core)",
     )
-    parser.add_argument("--parts", type=few, default=64, metavar="N", help="number of parts to write (default: 64)")
+    parser.add_argument(
+        "--parts", type=small_integer, default=64, metavar="N", help="number of parts to write (default: 64)"
+    )
 
 
 def run(context: CommandContext) -> int:

@@ -50,7 +50,7 @@ class HuggingFaceTokenizer:
         """The tokens that end a document."""
         return list(self._end)
 
-    def describe_marks(self) -> list[str]:
+    def describe_special_tokens(self) -> list[str]:
         """Describe the begin and end tokens, the file that defines them, and any file that contradicts it; one line each."""
         lines = []
         for verb, marks in (("begin", self._marks.begin), ("end", self._marks.end)):

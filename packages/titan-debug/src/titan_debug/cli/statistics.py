@@ -11,7 +11,7 @@ from pathlib import Path
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
-from titan_core.api.tools.arguments import json_argument, seconds, whole
+from titan_core.api.tools.arguments import integer, json_argument, seconds
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.rank_names import ranks, spans
 from titan_debug.cli.running import request_and_wait, world_size
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's directory")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--step", type=whole(0, MOST_STEPS), metavar="N", help="the step to print (default: the last one with statistics)"
+        "--step", type=integer(0, MOST_STEPS), metavar="N", help="the step to print (default: the last one with statistics)"
     )
     which.add_argument("--now", action="store_true", help="request the statistics of a running job's next step")
     parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.command import CommandContext
-from titan_core.api.tools.arguments import few, json_argument
+from titan_core.api.tools.arguments import json_argument, small_integer
 from titan_core.api.tools.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a trace (.json or .json.gz), a folder of one step's traces, or a run's directory"
     )
-    parser.add_argument("--top", type=few, default=10, metavar="N", help="number of operators to print (default: 10)")
+    parser.add_argument(
+        "--top", type=small_integer, default=10, metavar="N", help="number of operators to print (default: 10)"
+    )
     json_argument(parser)
 
 

@@ -14,7 +14,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.tools.arguments import json_argument, real, recipe_arguments, step_count
+from titan_core.api.tools.arguments import json_argument, number, recipe_arguments, step_count
 from titan_core.api.tools.output import print_json, print_table
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.read import read_statistics
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--steps", type=step_count, default=5, metavar="N", help="steps to train (default: 5)")
     parser.add_argument(
-        "--tolerance", type=real("a relative difference", 0.0, 1e6), metavar="X",
+        "--tolerance", type=number("a relative difference", 0.0, 1e6), metavar="X",
         help="largest relative difference between losses that counts as rounding (default: 1e-4; 2e-2 in bfloat16)",
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="directory of the runs (default: outputs/verify/<recipe>)")

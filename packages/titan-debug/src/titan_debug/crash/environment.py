@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from titan_core.api.tools.secrets import LEFT_OUT, arguments_without_secrets, is_secret, text_without_secrets
+from titan_core.api.tools.secrets import REDACTED, is_secret, redact_arguments, redact_text
 
 _RELEVANT = re.compile(
     r"^(TORCH|NCCL|CUDA|OMP_|MKL_|KMP_|TITAN|GLOO|SLURM_|PYTORCH|PYTHON|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_)"
@@ -33,7 +33,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torch, NCCL, CUDA, OpenMP, Titan and launchers read, sorted by name."""
     return {
-        name: LEFT_OUT if is_secret(name) else text_without_secrets(value)
+        name: REDACTED if is_secret(name) else redact_text(value)
         for name, value in sorted(environment.items())
         if _RELEVANT.match(name)
     }
@@ -41,4 +41,4 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
     """Return a command line, quoted for a shell. Default: the command that started this process."""
-    return shlex.join(arguments_without_secrets(list(sys.argv if arguments is None else arguments)))
+    return shlex.join(redact_arguments(list(sys.argv if arguments is None else arguments)))

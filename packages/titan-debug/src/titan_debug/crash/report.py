@@ -16,8 +16,8 @@ from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.files import DEBUG, METRICS
-from titan_core.api.tools.consequences import follows_from_a_peer
-from titan_core.api.tools.secrets import text_without_secrets, without_secrets
+from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api.tools.secrets import redact, redact_text
 from titan_debug.atomic_write import atomic_write
 from titan_debug.config import CommTraceSection
 from titan_debug.crash.environment import command_line, describe_environment
@@ -123,9 +123,9 @@ class CrashReport:
             pid=os.getpid(),
             step=self._step,
             type=type(error).__name__,
-            message=text_without_secrets(str(error)),
+            message=redact_text(str(error)),
             traceback=[] if explained else _lines_of(error),
-            follows=follows_from_a_peer(error),
+            follows=caused_by_peer(error),
             coordinates={dim: run.world.coordinate(dim) for dim in run.world.mesh.names},
             environment=describe_environment(run.world.device),
             command=command_line(),
@@ -135,7 +135,7 @@ class CrashReport:
         import tomli_w  # rarely needed
 
         return Context(
-            config=tomli_w.dumps(without_secrets(run.job.config.as_dict())),
+            config=tomli_w.dumps(redact(run.job.config.as_dict())),
             plugins=run.job.plugin_versions(),
             metrics=last_lines(self._folder / METRICS),
             verdict=verdict,
@@ -154,7 +154,7 @@ class CrashReport:
 
 
 def _lines_of(error: BaseException) -> list[str]:
-    return [text_without_secrets(line.rstrip("\n")) for line in traceback.format_exception(error)]
+    return [redact_text(line.rstrip("\n")) for line in traceback.format_exception(error)]
 
 
 def last_lines(file: Path) -> list[str]:

@@ -8,8 +8,8 @@ import socket
 import time
 from dataclasses import replace
 
-from titan_core.api.tools.consequences import chain, follows_from_a_peer
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.error_chain import caused_by_peer, chain
+from titan_core.api.tools.secrets import redact_text
 from titan_core.api.world import World
 from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
 from titan_debug.flight.recorded import process_groups, recorded_entries
@@ -69,7 +69,7 @@ def with_failure(dump: Dump, error: BaseException, step: int, in_step: bool, mai
     raised = stack_of_traceback(chain(error)[-1].__traceback__)
     index = len(dump.stacks)
     threads = [replace(thread, stack=index) if thread.main and main_is_here else thread for thread in dump.threads]
-    message = text_without_secrets(str(error).partition("\n")[0])
-    failure = Failure(type(error).__name__, message, follows_from_a_peer(error), time.time(), index)
+    message = redact_text(str(error).partition("\n")[0])
+    failure = Failure(type(error).__name__, message, caused_by_peer(error), time.time(), index)
     stacks = [*dump.stacks, raised]
     return replace(dump, step=step, in_step=in_step, threads=threads, stacks=stacks, failure=failure)

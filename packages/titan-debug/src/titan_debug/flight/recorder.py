@@ -12,8 +12,8 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import CommSection, JobSection
-from titan_core.api.tools.consequences import follows_from_a_peer
-from titan_core.api.tools.secrets import text_without_secrets
+from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api.tools.secrets import redact_text
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.collect import collect, with_failure
@@ -99,7 +99,7 @@ class FlightRecorder:
         run = self._run
         if run is None or run.world.size == 1 or isinstance(error, KeyboardInterrupt):
             return
-        why = text_without_secrets(f"{type(error).__name__}: {error}".partition("\n")[0])
+        why = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
         self._write(why, on_request=False, error=error)
         self._request_others(why)
 
@@ -142,7 +142,7 @@ class FlightRecorder:
                     self._stacks.write(why)  # first, because the dump needs torch, which may be stuck
                 stuck = self._watchdog is not None and self._watchdog.starved
                 dump = collect(run.world, why, self._attempt, self._assembled, self._step, self._in_step, stuck)
-                over = known is None or has_progressed(known, dump, error is not None and follows_from_a_peer(error))
+                over = known is None or has_progressed(known, dump, error is not None and caused_by_peer(error))
                 if known is not None and not over:
                     if error is None:
                         return False

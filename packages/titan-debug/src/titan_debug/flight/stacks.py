@@ -28,7 +28,7 @@ def thread_stacks() -> list[tuple[str, bool, list[Frame]]]:
     main, own = threading.main_thread().ident, threading.get_ident()
     return [
         (names.get(ident, str(ident)), ident == main, stack_of(frame))
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in sys._current_frames().items()  # noqa: SLF001 - documented
         if ident != own or ident == main
     ]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.late_reports import is_finite
+from titan_core.api.tools.deferred_reports import is_finite
 from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay

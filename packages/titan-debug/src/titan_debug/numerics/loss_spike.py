@@ -13,7 +13,7 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.late_reports import LateReports
+from titan_core.api.tools.deferred_reports import DeferredReports
 from titan_debug.config import NumericsSection
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SpikeDetector:
         return message
 
 
-class LossSpikes(LateReports):
+class LossSpikes(DeferredReports):
     """Handles loss spikes. On a GPU it warns or stops one step late so that the host does not wait; to skip an update it
     must wait for the loss."""
 
@@ -92,7 +92,7 @@ class LossSpikes(LateReports):
             self._report(update.step, f"{message}; skipping its update")
         return message is not None
 
-    def look(self, report: StepReport) -> None:
+    def process(self, report: StepReport) -> None:
         """Warn of a spike or stop the run.
 
         Raises:

@@ -53,7 +53,7 @@ class StatisticsRecorder:
             return
         self._polled = now
         if self._requests.new() is not None:
-            self._shared_request.ask()
+            self._shared_request.submit()
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> None:

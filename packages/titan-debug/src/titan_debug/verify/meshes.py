@@ -15,7 +15,7 @@ from titan_core.api.mesh import MeshDim, MeshView, dims_in_order, sound_views
 from titan_core.api.numbers import MOST_PROCESSES
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.arguments import parse_whole
+from titan_core.api.tools.arguments import parse_integer
 from titan_core.api.tools.shown import shorten
 
 ONE_DEVICE = "one device"
@@ -63,7 +63,7 @@ def parse_mesh(text: str, dims: Dims) -> Mesh:
         where = f"--mesh {shorten(text)}"
         if name not in names:
             raise UserError.one(where, f"unknown mesh dimension {shorten(name)!r}", nearest(name, names))
-        number = parse_whole(degree, 1, MOST_PROCESSES)
+        number = parse_integer(degree, 1, MOST_PROCESSES)
         if number is None:
             why = f"the degree in {shorten(part.strip())!r} must be a whole number from 1 to {MOST_PROCESSES}"
             raise UserError.one(where, why, "write the mesh like --mesh dp_shard=2,tp=2")

@@ -14,7 +14,7 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.tools.arguments import few, process_count, recipe_arguments, step_count
+from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer, step_count
 from titan_core.api.tools.output import print_table
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--steps", type=step_count, default=20, metavar="N", help="steps of each run (default: 20)")
     parser.add_argument(
-        "--rounds", type=few, default=1, metavar="N",
+        "--rounds", type=small_integer, default=1, metavar="N",
         help="run every variant N times, in turns and in alternating order, so that other load on the machine affects all "
              "variants alike (default: 1)",
     )  # fmt: skip

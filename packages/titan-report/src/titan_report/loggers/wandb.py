@@ -12,7 +12,7 @@ from titan_core.api.events import TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerContext, Record
 from titan_core.api.runs.files import LOGS
-from titan_core.api.tools.secrets import without_secrets
+from titan_core.api.tools.secrets import redact
 from titan_report.config import WandbKeys
 
 RUN_ID = "wandb_run_id"
@@ -67,4 +67,4 @@ def _identity(context: LoggerContext[WandbKeys]) -> dict[str, Any]:
         "world_size": job.facts.mesh.world_size,
         "device": context.device_name,
     }
-    return {**without_secrets(job.config.as_dict()), "titan": titan}
+    return {**redact(job.config.as_dict()), "titan": titan}

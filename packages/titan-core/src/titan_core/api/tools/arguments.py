@@ -32,11 +32,11 @@ def world_size_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def whole(least: int, most: int) -> Callable[[str], int]:
+def integer(least: int, most: int) -> Callable[[str], int]:
     """Return the type of an argument that takes integers from ``least`` to ``most``."""
 
     def whole_number(text: str) -> int:
-        value = parse_whole(text, least, most)
+        value = parse_integer(text, least, most)
         if value is None:
             raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number from {least} to {most}")
         return value
@@ -44,7 +44,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return whole_number
 
 
-def parse_whole(text: str, least: int, most: int) -> int | None:
+def parse_integer(text: str, least: int, most: int) -> int | None:
     """Return ``text`` as an integer from ``least`` to ``most``, or ``None`` if it is not one."""
     # Python is slow with very long numbers, and isdigit() also accepts the digits of other scripts.
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
@@ -52,17 +52,17 @@ def parse_whole(text: str, least: int, most: int) -> int | None:
     return int(text) if least <= int(text) <= most else None
 
 
-step_count = whole(1, MOST_STEPS)
+step_count = integer(1, MOST_STEPS)
 """A number of optimizer steps."""
-rank_count = whole(1, MOST_RANKS)
+rank_count = integer(1, MOST_RANKS)
 """A number of processes over all machines."""
-process_count = whole(1, MOST_PROCESSES)
+process_count = integer(1, MOST_PROCESSES)
 """A number of processes on one machine."""
-few = whole(1, 10_000)
+small_integer = integer(1, 10_000)
 """A number of items to show, write or process."""
 
 
-def real(what: str, least: float, most: float) -> Callable[[str], float]:
+def number(what: str, least: float, most: float) -> Callable[[str], float]:
     """Return the type of an argument that takes numbers from ``least`` to ``most``; errors refer to it as ``what``."""
 
     def number(text: str) -> float:
@@ -77,7 +77,7 @@ def real(what: str, least: float, most: float) -> Callable[[str], float]:
     return number
 
 
-seconds = real("a number of seconds", 0.01, LONGEST_SECONDS)
+seconds = number("a number of seconds", 0.01, LONGEST_SECONDS)
 """A duration."""
 
 

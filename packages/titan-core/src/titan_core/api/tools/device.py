@@ -42,7 +42,8 @@ def device_name(device: torch.device) -> str:
     """Return the device's name for display."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+        return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def synchronize(device: torch.device) -> None:

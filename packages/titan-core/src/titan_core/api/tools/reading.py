@@ -53,7 +53,7 @@ class DocumentReader:
                 self._wait(error, attempt)
                 shard.load_state_dict(before)
 
-    def leave_out_empty(self) -> None:
+    def count_empty(self) -> None:
         """Count a document without tokens, and log the first, tenth, hundredth, ..."""
         self.empty += 1
         if self.empty == 10 ** (len(str(self.empty)) - 1):

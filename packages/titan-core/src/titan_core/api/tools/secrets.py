@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-LEFT_OUT = "(left out)"
+REDACTED = "(redacted)"
 """Replaces a secret."""
 
 _BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
@@ -27,7 +27,7 @@ _AFTER_TOKEN = frozenset(
 
 _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
-_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(LEFT_OUT)}|[^&\s\"'<>#])+")
+_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(REDACTED)}|[^&\s\"'<>#])+")
 """Also matches values that are already removed, so that a second pass changes nothing."""
 _SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
 """The signature of a signed URL, which grants access to its target."""
@@ -64,22 +64,22 @@ def _means_a_secret(before: str, word: str, after: str) -> bool:
     return word in _WORDS
 
 
-_MARK = re.escape(LEFT_OUT)
+_MARK = re.escape(REDACTED)
 _REMOVED = re.compile(
     rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
 )
 
 
-def lacks_secret(value: Any) -> bool:
+def is_redacted(value: Any) -> bool:
     """Whether the functions of this module have removed a secret anywhere in ``value``."""
     if isinstance(value, Mapping):
-        return any(map(lacks_secret, value.values()))
+        return any(map(is_redacted, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(lacks_secret, value))
+        return any(map(is_redacted, value))
     return isinstance(value, str) and _REMOVED.search(value) is not None
 
 
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+def redact(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config`` without the values of secret keys, all values in secret sections, and passwords within other
     strings. Keys remain, and so do values that reveal nothing: ``None``, booleans and empty values."""
     return _table(config, hide=False)
@@ -95,26 +95,26 @@ def _value(value: Any, hide: bool) -> Any:
     if value is None or isinstance(value, bool) or value in ("", [], ()):
         return value
     if hide:
-        return LEFT_OUT
+        return REDACTED
     if isinstance(value, list | tuple):
         return [_value(item, hide) for item in value]
-    return text_without_secrets(value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
 
 
-def text_without_secrets(text: str) -> str:
+def redact_text(text: str) -> str:
     """Return ``text`` without the passwords and tokens of URLs (``https://user:password@host``) and HTTP headers in it."""
     if "://" in text:
-        text = _USER_AND_PASSWORD.sub(rf"\1{LEFT_OUT}@", text)
-        text = _TOKEN_AS_USER.sub(rf"\1{LEFT_OUT}@", text)
+        text = _USER_AND_PASSWORD.sub(rf"\1{REDACTED}@", text)
+        text = _TOKEN_AS_USER.sub(rf"\1{REDACTED}@", text)
         text = _QUERY.sub(_query_without_secret, text)
-    return _HEADER.sub(rf"\1{LEFT_OUT}", text)
+    return _HEADER.sub(rf"\1{REDACTED}", text)
 
 
 def _query_without_secret(found: re.Match[str]) -> str:
-    return found[1] + LEFT_OUT if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
+    return found[1] + REDACTED if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
 
 
-def arguments_without_secrets(arguments: list[str]) -> list[str]:
+def redact_arguments(arguments: list[str]) -> list[str]:
     """Return the arguments of a command without the values of secret options (``--site.api_key VALUE``,
     ``--a.password=VALUE``), values that contain a secret (an inline table, a URL), and secrets in other strings."""
     shown: list[str] = []
@@ -123,11 +123,11 @@ def arguments_without_secrets(arguments: list[str]) -> list[str]:
         flag, equals, value = argument.partition("=")
         option = flag.startswith("-")
         if equals and is_secret(flag):
-            shown.append(f"{flag}={LEFT_OUT}")
+            shown.append(f"{flag}={REDACTED}")
         elif option and equals:
             shown.append(f"{flag}={_argument(value)}")
         elif hide and not argument.startswith("--"):
-            shown.append(LEFT_OUT)
+            shown.append(REDACTED)
         else:
             shown.append(argument if option else _argument(argument))
         hide = option and not equals and is_secret(flag)
@@ -142,6 +142,6 @@ def _argument(text: str) -> str:
         try:
             value = parse_toml(f"value = {text}")
         except BadToml:
-            return text_without_secrets(text)
-        return text if without_secrets(value) == value else LEFT_OUT
-    return text_without_secrets(text)
+            return redact_text(text)
+        return text if redact(value) == value else REDACTED
+    return redact_text(text)

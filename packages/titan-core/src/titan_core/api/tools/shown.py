@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from titan_core.api._sane_values import DEEPEST
 from titan_core.api.numbers import LARGEST
-from titan_core.api.sane_values import DEEPEST
-from titan_core.api.tools.secrets import LEFT_OUT, is_secret, text_without_secrets
+from titan_core.api.tools.secrets import REDACTED, is_secret, redact_text
 
 LONGEST_SHOWN = 200
 """Maximum characters of a value in an error."""
@@ -39,11 +39,11 @@ def _show(value: Any, hide: bool, depth: int) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_show(item, hide, depth + 1) for item in value) + "]"
     if hide and value is not None and value != "" and not isinstance(value, bool):
-        return json.dumps(LEFT_OUT)
+        return json.dumps(REDACTED)
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print very long integers
     if isinstance(value, str):
-        value = text_without_secrets(value)
+        value = redact_text(value)
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli
 
-from titan_core.api.sane_values import DEEPEST
+from titan_core.api._sane_values import DEEPEST
 
 LONGEST = 2**20
 """Maximum characters of a document. A recipe has a few thousand; a file of gigabytes is not a recipe."""

@@ -23,7 +23,7 @@ def worker_processes(number: int) -> ProcessPoolExecutor:
 def end_now(pool: ProcessPoolExecutor) -> None:
     """Kill the pool's processes, whatever they are doing."""
     # Public from Python 3.14 on, as ``kill_workers``.
-    for process in list((pool._processes or {}).values()):
+    for process in list((pool._processes or {}).values()):  # noqa: SLF001
         process.kill()
     pool.shutdown(wait=True, cancel_futures=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from titan_core.api.tools.consequences import chain, follows_from_a_peer
+from titan_core.api.tools.error_chain import caused_by_peer, chain
 
 
 def lose_a_peer() -> None:
@@ -44,14 +44,14 @@ def error_of(function: Callable[[], None]) -> BaseException:
 
 def test_a_handled_error_does_not_hide_a_lost_peer() -> None:
     error = error_of(miss_and_lose)
-    assert follows_from_a_peer(error)
+    assert caused_by_peer(error)
     assert chain(error) == [error]
     assert traceback.extract_tb(chain(error)[-1].__traceback__)[-1].name == "lose_a_peer"
 
 
 def test_an_error_while_handling_a_lost_peer_follows_from_it() -> None:
-    assert follows_from_a_peer(error_of(lose_and_fail))
+    assert caused_by_peer(error_of(lose_and_fail))
 
 
 def test_an_explicit_cause_counts() -> None:
-    assert not follows_from_a_peer(error_of(burn))
+    assert not caused_by_peer(error_of(burn))

@@ -14,7 +14,7 @@ from titan_core.api.tools.device import HostCopy
 from titan_core.api.world import World
 
 
-class LateReports(ABC):
+class DeferredReports(ABC):
     """An observer that reads each step's values. On a CPU, it reads them immediately, because nothing is in flight. On a
     GPU, it reads them after the next step was launched, or before a checkpoint saves the step's result, so it waits for the
     step that it reads and not for the current one."""
@@ -23,7 +23,7 @@ class LateReports(ABC):
         self._waiting: tuple[StepReport, HostCopy] | None = None
 
     @abstractmethod
-    def look(self, report: StepReport) -> None:
+    def process(self, report: StepReport) -> None:
         """Process the report of a step, whose tensors are on the host."""
 
     @hookimpl
@@ -46,7 +46,7 @@ class LateReports(ABC):
 
     def _look(self, report: StepReport, copies: HostCopy) -> None:
         loss, rank_losses, grad_norm = copies.wait()
-        self.look(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm))
+        self.process(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm))
 
 
 def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:

@@ -26,7 +26,7 @@ def chain(error: BaseException) -> list[BaseException]:
         errors.append(before)
 
 
-def follows_from_a_peer(error: BaseException) -> bool:
+def caused_by_peer(error: BaseException) -> bool:
     """Whether ``error`` began with the failure or absence of another rank: a connection that the rank closed, or a
     collective that it did not join in time. Torch raises a RuntimeError or one of its ``Dist*Error`` types for these. The
     same words in any other error, such as one of a dataset's connection, mean something else. Messages are those of torch
