@@ -43,7 +43,7 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-        return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def synchronize(device: torch.device) -> None:
