@@ -50,11 +50,9 @@ def check_format(context: DatasetContext[None]) -> list[Problem]:
         return [Problem(where, str(error), 'write "package.module:function"')]
     except UserError as error:
         return list(error.problems)
-    return (
-        []
-        if callable(function)
-        else [Problem(where, "not a function", "name a function that takes a record and returns text")]
-    )
+    if callable(function):
+        return []
+    return [Problem(where, "not a function", "name a function that takes a record and returns text")]
 
 
 @functools.cache
