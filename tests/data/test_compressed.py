@@ -130,7 +130,7 @@ def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch
 def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"data.jsonl{ending}"
     for content, why in {
-        b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text'; the fields are body",
+        b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text' (fields: body)",
         b" \n\n": "the dataset is empty",
         b"\n{" + LARGE[:100]: r":2: not a JSON record",
     }.items():

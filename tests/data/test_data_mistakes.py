@@ -40,7 +40,7 @@ MISTAKES = {
     ),
     "no field": (
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
-        "good.jsonl:1: no field 'body'; the fields are text; set data.text_field, or data.format",
+        "good.jsonl:1: no field 'body' (fields: text); set data.text_field, or data.format",
     ),
     "no path": (
         {"training.dataset": "tokenized"},

@@ -67,9 +67,9 @@ def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
     assert check_files(request(kind, path, "body")) == []
     if kind != "arrow":  # the columns of Arrow files are checked when they are opened
         (problem,) = check_files(request(kind, path))
-        assert "no field 'text'; the fields are body" in str(problem)
+        assert "no field 'text' (fields: body" in str(problem)
     if kind != "json":  # each JSON record may have different fields
-        with pytest.raises(UserError, match="no field 'text'; the fields are body"):
+        with pytest.raises(UserError, match=r"no field 'text' \(fields: body\)"):
             open_local(request(kind, path))
     documents = open_local(request(kind, path, "body"))
     assert documents.num_documents == 10
@@ -110,7 +110,7 @@ def test_a_missing_network_is_reported_in_one_line() -> None:
 BAD_LINES = {
     b'{"text": "a"}\n\n  \n{"text": "b"}\nnot json\n': (":5", "not a JSON record: Expecting value"),
     b'{"text": "a"}\n[1, 2]\n': (":2", "a record must be a JSON object, not list"),
-    b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text'; the fields are body"),
+    b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text' (fields: body)"),
     b'{"text": "a"}\n{"text": null}': (":2", "field 'text' contains NoneType, not text"),
     b'{"text": "a"}\n{"text": "\xff"}': (":2", "not UTF-8 text: invalid start byte at byte 10 of the line"),
 }

@@ -75,7 +75,7 @@ def test_splits_are_found_in_the_layouts_of_the_hub(tmp_path: Path, layout: str)
         )
         with pytest.raises(UserError, match=message):
             found(request("json", tmp_path))
-    with pytest.raises(UserError, match=r"training.dataset_split is 'nothing', but the splits are"):
+    with pytest.raises(UserError, match=r"training.dataset_split is 'nothing', but the (only split is|splits are)"):
         found(request("json", tmp_path, "nothing"))
 
 
@@ -118,18 +118,21 @@ def test_a_folder_without_splits_is_read_whole(tmp_path: Path, names: list[str])
 
 
 AMBIGUOUS = {
-    "only a test split": (["test/a.jsonl"], "ambiguous which split to read: the splits are test; set"),
+    "only a test split": (
+        ["test/a.jsonl"],
+        "ambiguous which split to read: the only split is test; set training.dataset_split to test, or 'all' for all files",
+    ),
     "no train split": (
         ["test/a.jsonl", "dev/a.jsonl"],
         "ambiguous which split to read: the splits are test, validation; set",
     ),
     "files beside a test split": (
         ["a.jsonl", "test.jsonl"],
-        r"the splits are test, with files outside all splits \(a.jsonl\)",
+        r"the only split is test, and there are files outside all splits \(a.jsonl\)",
     ),
     "files beside splits": (
         ["a.jsonl", "train.jsonl", "test.jsonl"],
-        r"the splits are test, train, with files outside all splits \(a.jsonl\)",
+        r"the splits are test, train, and there are files outside all splits \(a.jsonl\)",
     ),
 }
 
@@ -165,7 +168,7 @@ def test_globs_follow_the_same_rules_and_a_single_file_is_read_as_it_is(tmp_path
         "test-0.jsonl"
     ]
     assert found(request("json", f"{tmp_path}/x/test-0.jsonl")) == ["test-0.jsonl"]
-    with pytest.raises(UserError, match="ambiguous which split to read: the splits are test;"):
+    with pytest.raises(UserError, match="ambiguous which split to read: the only split is test;"):
         found(request("json", f"{tmp_path}/x/test*"))
     with pytest.raises(UserError, match="the path names a single file; drop the key"):
         found(request("json", tmp_path / "x/test-0.jsonl", "test"))

@@ -74,7 +74,7 @@ def _lines_of(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any], N
     ends = numpy.concatenate([*breaks, [len(content)]]).astype(numpy.int64)
     starts = numpy.concatenate([[0], ends[:-1] + 1])
     filled = ends > starts
-    # Only a short line may consist of whitespace, and few lines are short: check their contents.
+    # Short lines may contain only whitespace. There are few of them: check their contents.
     for line in numpy.flatnonzero(filled & (ends - starts < 16)):
         filled[line] = bool(content[starts[line] : ends[line]].strip())
     return numpy.flatnonzero(filled), starts[filled], ends[filled]

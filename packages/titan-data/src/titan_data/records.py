@@ -15,7 +15,7 @@ FIELD_FIX = "set data.text_field, or data.format"
 
 def missing_field(field: str, names: Iterable[str]) -> str:
     """Return the reason that reports a missing text field, with the fields that exist."""
-    return f"no field {field!r}; the fields are {', '.join(names)}"
+    return f"no field {field!r} (fields: {', '.join(names)})"
 
 
 def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
@@ -50,11 +50,9 @@ def check_format(context: DatasetContext[None]) -> list[Problem]:
         return [Problem(where, str(error), 'write "package.module:function"')]
     except UserError as error:
         return list(error.problems)
-    return (
-        []
-        if callable(function)
-        else [Problem(where, "not a function", "name a function that takes a record and returns text")]
-    )
+    if callable(function):
+        return []
+    return [Problem(where, "not a function", "name a function that takes a record and returns text")]
 
 
 @functools.cache

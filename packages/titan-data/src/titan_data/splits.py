@@ -73,15 +73,20 @@ def _default(names: Sequence[str], others: Sequence[Path], context: DatasetConte
 
 
 def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, context: DatasetContext[None]) -> UserError:
-    found = f"the splits are {', '.join(names)}" if names else "no folder or file is named after a split"
-    if others and names:
-        found += f", with files outside all splits ({others[0].relative_to(root)})"
+    several = len(names) > 1
+    if names:
+        found = f"the {'splits are' if several else 'only split is'} {', '.join(names)}"
+        if others:
+            found += f", and there are files outside all splits ({others[0].relative_to(root)})"
+    else:
+        found = "no folder or file is named after a split"
     if context.split is not None:
         why = f"{context.split_key} is {context.split!r}, but {found}"
     else:
         why = f"it is ambiguous which split to read: {found}"
     choices = ", ".join([*names, f"or {ALL_SPLITS!r} for all files"])
-    return UserError.one(context.where, why, f"set {context.split_key} to one of {choices}" if names else "drop the key")
+    fix = f"set {context.split_key} to {'one of ' if several else ''}{choices}" if names else "drop the key"
+    return UserError.one(context.where, why, fix)
 
 
 def _labels(files: Sequence[Path], root: Path, *, by_file_name: bool) -> list[str | None]:

@@ -96,5 +96,5 @@ def processes_per_node(text: str | None) -> int:
 def _number(option: str, text: str, most: int) -> int:
     number = parse_integer(text, 1, most)
     if number is None:
-        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "use one")
+        raise UserError.one(f"{option} {shorten(text)}", f"must be a whole number from 1 to {most}", "use for example 2")
     return number
