@@ -176,7 +176,8 @@ def kill_often(run: Run, kills: list[tuple[str, str, int, str]]) -> None:
 KILLS = [("async", "writing", 2, "1"), ("disabled", "while committing", 2, "0,1"), ("disabled", "pruning", 2, "0")]
 
 
-@pytest.mark.parametrize("kills", [KILLS[:1], pytest.param(KILLS, marks=pytest.mark.full)], ids=["one", "three"])
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [KILLS[:1], KILLS], ids=["one", "three"])
 def test_kills_in_a_save(tmp_path: Path, kills: list[tuple[str, str, int, str]]) -> None:
     kill_often(Run(tmp_path / "run"), kills)
 

@@ -87,7 +87,7 @@ from titan_core.model.next_token import NextToken
 
 class Quiet:
     def restore(self): pass
-    def after_step(self, last, asked): pass
+    def after_step(self, last, requested): pass
     def before_update(self): pass
     def close(self): pass
     def log(self, record): pass

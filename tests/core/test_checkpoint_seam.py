@@ -49,7 +49,7 @@ class Store:
         self.context.lifecycle.restore_state(kept["observers"])
     def before_update(self):
         pass
-    def after_step(self, last, asked):
+    def after_step(self, last, requested):
         state = self.context.state
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,

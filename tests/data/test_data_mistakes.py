@@ -119,7 +119,7 @@ def test_undecodable_bytes_end_the_command_with_one_line(folder: Path, capfd: py
     arguments = ["train", "tiny", *(part for key, value in settings.items() for part in (f"--{key}", value))]
     assert main(arguments) == 2
     err = capfd.readouterr().err
-    assert "bad.txt: not UTF-8 text: invalid start byte at byte 45000; convert the file to UTF-8, or leave" in err
+    assert "bad.txt: not UTF-8 text: invalid start byte at byte 45000; convert the file to UTF-8, or s" in err
     assert "Traceback" not in err
 
 

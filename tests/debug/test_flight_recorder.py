@@ -73,6 +73,7 @@ def test_a_loader_that_hangs_is_found(gloo: GlooPool, tmp_path: Path) -> None:
     assert "rank 1 is behind in step 3: it is in time.sleep(1) at" in found.verdict
 
 
+@pytest.mark.full
 def test_steps_that_are_always_slow_are_reported_once(gloo: GlooPool, tmp_path: Path) -> None:
     """Every slow step is dumped, because it may be the one that hangs."""
     ends, found = analysed(gloo, tmp_path, sleeps_again, {**PATIENT, "training.steps": AT + 1})
@@ -100,6 +101,7 @@ def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_pa
     assert found.verdict.count("in other_operation") == 2
 
 
+@pytest.mark.full
 def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
     """gloo aborts a process that receives more than it expects, so this test uses its own processes."""
     pool = GlooPool()

@@ -164,4 +164,4 @@ def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, caps
     assert main(["config", "show", "my.toml"]) == 0
     assert 'name = "llama3"' in capsys.readouterr().out
     assert main(["config", "check", "my.toml", "--model.name="]) == 2
-    assert "no model is selected, and none or several are installed; there is llama3" in capsys.readouterr().err
+    assert "no model is selected, and none or several are installed; available: llama3" in capsys.readouterr().err

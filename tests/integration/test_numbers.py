@@ -160,7 +160,7 @@ def test_third_party_numbers_are_bounded(value: float) -> None:
     for field in ("count", "share"):
         with pytest.raises(ValidationError):
             ThirdParty.model_validate({field: value})
-    with pytest.raises(ValidationError, match=r"a\.b\[1\] must be"):
+    with pytest.raises(ValidationError, match=r"a\.b\[1\] must not exceed"):
         ThirdParty.model_validate({"table": {"a": {"b": [1, value]}}})
     assert ThirdParty(count=LARGEST).count == LARGEST
 
@@ -200,7 +200,7 @@ def test_nesting_is_bounded() -> None:
     deep: dict[str, Any] = {}
     for _ in range(900):
         deep = {"a": deep}
-    with pytest.raises(ValidationError, match="nested 16 deep"):
+    with pytest.raises(ValidationError, match="nested more than 16 deep"):
         ThirdParty.model_validate({"table": deep})
 
 

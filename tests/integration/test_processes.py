@@ -68,6 +68,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.full
 def test_second_job_refused_interrupt_saves_and_killed_launcher_ends_ranks(tmp_path: Path) -> None:
     checkpoints = ["--training.steps", "100000", "--checkpoint.enable", "true"]
     job = Started(tmp_path, *checkpoints)

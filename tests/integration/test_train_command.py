@@ -76,6 +76,7 @@ def test_a_mistake_is_reported_once_before_any_process_starts(tmp_path: Path) ->
     assert "training.seq_len = 9999: the model accepts at most 2048 tokens" in result.stderr
 
 
+@pytest.mark.full
 def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -> None:
     (tmp_path / "few.jsonl").write_text('{"text": "too few"}\n' * 3)
     data = ["--training.dataset", "json", "--training.dataset_path", "few.jsonl"]

@@ -69,6 +69,7 @@ def test_a_correct_mesh_passes(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     assert "the run has no statistics of this step; pass a step with statistics: 1-2" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_wrong_mesh_is_reported_with_step_and_module(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,6 @@ QUICK = {
     ("PP 2, 1F1B", "none"),
     ("PP 2, ZBVZeroBubble", "selective"),
     ("CP 2", "full"),
-    ("FSDP x TP", "full"),
 }
 
 

@@ -41,9 +41,9 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tupl
         (2, {PP: 2, SCHEDULE: "1F1B", AC: "full"}),
         (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", AC: "selective"}),
         (2, {CP: 2, AC: "selective"}),
-        (4, {TP: 2, CP: 2}),
-        (1, {**COMPILED, AC: "selective"}),
-        (2, {**COMPILED, TP: 2, AC: "full"}),
+        pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.full),
+        pytest.param(1, {**COMPILED, AC: "selective"}, marks=pytest.mark.full),
+        pytest.param(2, {**COMPILED, TP: 2, AC: "full"}, marks=pytest.mark.full),
     ],
     ids=str,
 )

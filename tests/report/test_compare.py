@@ -95,6 +95,7 @@ def test_speed_is_a_median_over_runs_without_their_warmup() -> None:
     assert csv_rows_of(outcomes)[3][1:3] == (260.0, 2.0)
 
 
+@pytest.mark.full
 def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs two rounds. A variant that fails during training is reported, and the others still run."""
     variants = ["--vary", "optimizer.lr=1e-3,100", "--optimizer.weight_decay", "100", "--training.max_norm", "0"]

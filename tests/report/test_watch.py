@@ -118,7 +118,7 @@ def test_a_running_run_shows_the_time_left(tmp_path: Path) -> None:
     ("ago", "processes", "state"),
     [
         (30.0, [{"host": "elsewhere", "pid": 1}], "running"),
-        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end: killed, or stalled; no output for 1 h 0 min"),
+        (3600.0, [{"host": "elsewhere", "pid": 1}], "no end event: killed or stalled; no output for 1 h 0 min"),
         (1.0, [{**HERE, "pid": os.getpid()}], "running"),
         pytest.param(1.0, [{**HERE, "pid": NOBODY}], "killed", marks=NAMESPACES_VISIBLE),
         # A container on this host with its own process ids, and runs that did not record the namespace.
