@@ -26,7 +26,9 @@ def test_the_complete_state_is_restored(tmp_path: Path, optimizer: str | None, s
     assert all(torch.equal(second.final[name], tensor) for name, tensor in whole.final.items())
 
 
-@pytest.mark.parametrize(("before", "after"), [((4, {}), (2, {})), ((2, {}), (1, {}))], ids=str)
+@pytest.mark.parametrize(
+    ("before", "after"), [pytest.param((4, {}), (2, {}), marks=pytest.mark.full), ((2, {}), (1, {}))], ids=str
+)
 def test_the_state_is_restored_on_another_mesh(
     gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
 ) -> None:

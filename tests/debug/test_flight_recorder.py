@@ -67,6 +67,7 @@ def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tm
     assert finding["kind"] == "hang" and "rank 1 is behind" in finding["message"]
 
 
+@pytest.mark.full
 def test_a_loader_that_hangs_is_found(gloo: GlooPool, tmp_path: Path) -> None:
     _, found = analysed(gloo, tmp_path, waits_for_data, PATIENT)
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)

@@ -119,6 +119,7 @@ def gathers_in_float8(folder: str, overrides: dict[str, object]) -> int:
     return count
 
 
+@pytest.mark.full
 def test_tensor_parallelism_gathers_in_float8_where_the_recipe_allows_it(gloo: GlooPool, tmp_path: Path) -> None:
     settings = {**FAST, "training.steps": 2, TP: 2}
 

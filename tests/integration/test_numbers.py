@@ -160,7 +160,7 @@ def test_third_party_numbers_are_bounded(value: float) -> None:
     for field in ("count", "share"):
         with pytest.raises(ValidationError):
             ThirdParty.model_validate({field: value})
-    with pytest.raises(ValidationError, match=r"a\.b\[1\] must not exceed"):
+    with pytest.raises(ValidationError, match=r"a\.b\[1\] must (not exceed|be a finite number)"):
         ThirdParty.model_validate({"table": {"a": {"b": [1, value]}}})
     assert ThirdParty(count=LARGEST).count == LARGEST
 

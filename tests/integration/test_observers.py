@@ -1,7 +1,7 @@
 """Observation changes nothing: with every observer enabled at its highest frequency, on every kind of mesh, losses,
 gradients and weights are bit for bit the same as without observers.
 
-The quick run tests the meshes in :data:`QUICK`, the full run those in :data:`FAST`, and
+The full run tests the meshes in :data:`FAST`, and
 ``uv run pytest -m long tests/integration/test_observers.py`` all of them.
 """
 
@@ -42,13 +42,12 @@ MESHES = [
     Case("PP 2, ZBVZeroBubble, offloaded", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "training.enable_cpu_offload": "true"}),
     Case("PP 2, 1F1B, offloaded", 2, {PP: 2, "training.enable_cpu_offload": "true"}),
 ]
-QUICK = "FSDP 2"
 FAST = ("FSDP 2", "TP 2", "CP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded", "PP 2, 1F1B, offloaded")
 
 
 def table() -> list[Any]:
     def marks(name: str) -> list[pytest.MarkDecorator]:
-        return [] if name == QUICK else [pytest.mark.full] if name in FAST else [pytest.mark.long]
+        return [pytest.mark.full] if name in FAST else [pytest.mark.long]
 
     return [pytest.param(case, id=case.name, marks=marks(case.name)) for case in MESHES]
 

@@ -28,7 +28,7 @@ def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> R
     [
         pytest.param(4, {TP: 2}, marks=pytest.mark.full),
         pytest.param(2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}, marks=pytest.mark.full),
-        (2, {CP: 2}),
+        pytest.param(2, {CP: 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )

@@ -93,7 +93,8 @@ def test_islands_with_the_same_data_train_as_one_device(gloo: GlooPool, tmp_path
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
-@pytest.mark.parametrize("stop", [4, pytest.param(6, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("stop", [4, 6])
 def test_islands_resume_bit_for_bit(gloo: GlooPool, tmp_path: Path, stop: int) -> None:
     """Both between synchronisations, when the islands' weights differ, and after one: the outer momentum is saved too."""
     install(tmp_path / "site", "titan-local-sgd")
@@ -134,7 +135,7 @@ def test_weights_of_islands_start_another_run_only_if_they_are_equal(gloo: GlooP
     [
         pytest.param(4, {"tensor": 2}, marks=pytest.mark.full),
         (2, {"pipeline": 2}),
-        (2, {"context": 2}),
+        pytest.param(2, {"context": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )

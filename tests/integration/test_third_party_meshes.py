@@ -35,10 +35,10 @@ SHORT: dict[str, object] = {**TINY_LLAMA, "training.steps": 3}
     [
         (2, {}),
         (4, {"data_parallel_shard": 2}),
-        (4, {"data_parallel_replicate": 2}),
-        (4, {"context_parallel": 2}),
+        pytest.param(4, {"data_parallel_replicate": 2}, marks=pytest.mark.full),
+        pytest.param(4, {"context_parallel": 2}, marks=pytest.mark.full),
         (4, {"pipeline_parallel": 2}),
-        (4, {"tensor_parallel": 2}),
+        pytest.param(4, {"tensor_parallel": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -89,11 +89,11 @@ def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFa
     [
         (2, {EP: 2}),
         (4, {EP: 2}),  # x FSDP 2
-        (4, {EP: 2, PP: 2}),
-        (4, {EP: 2, TP: 2}),
-        (4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+        pytest.param(4, {EP: 2, PP: 2}, marks=pytest.mark.full),
+        pytest.param(4, {EP: 2, TP: 2}, marks=pytest.mark.full),
+        pytest.param(4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}, marks=pytest.mark.full),
         (2, {EP: 2, CP: 2}),
-        (4, {EP: 2, REPLICATE: 2, "activation_checkpoint.mode": "full"}),
+        pytest.param(4, {EP: 2, REPLICATE: 2, "activation_checkpoint.mode": "full"}, marks=pytest.mark.full),
         (2, {TP: 2}),
         pytest.param(8, {EP: 2, TP: 2, PP: 2}, marks=pytest.mark.long),
     ],

@@ -66,7 +66,7 @@ TP = {"parallelism.tensor_parallel_degree": 2}
 
 @pytest.mark.parametrize(
     ("ranks", "mesh"),
-    [(2, {}), (2, TP), (4, TP), (2, {"parallelism.pipeline_parallel_degree": 2})],
+    [(2, {}), (2, TP), pytest.param(4, TP, marks=pytest.mark.full), (2, {"parallelism.pipeline_parallel_degree": 2})],
     ids=["fsdp2", "tp2", "fsdp2-tp2", "pp2"],
 )
 def test_it_trains_as_on_one_device(
@@ -82,7 +82,7 @@ def test_it_trains_as_on_one_device(
         torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("mesh", [{}, TP], ids=["fsdp2", "tp2"])
+@pytest.mark.parametrize("mesh", [{}, pytest.param(TP, marks=pytest.mark.full)], ids=["fsdp2", "tp2"])
 def test_it_resumes_bit_for_bit_and_on_another_mesh(
     gloo: GlooPool, site: str, tmp_path: Path, mesh: dict[str, object]
 ) -> None:

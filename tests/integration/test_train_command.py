@@ -86,6 +86,7 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.full
 def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
 

@@ -101,6 +101,7 @@ def train_in(folder: str, overrides: dict[str, object]) -> dict[str, Tensor]:
     return run_recipe("llama3_debug", overrides, weights=True).final
 
 
+@pytest.mark.full
 def test_an_export_of_a_sharded_run_is_complete(gloo: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     divided = {"parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 1, "training.global_batch_size": 4}
     final = gloo.run(4, train_in, str(tmp_path), {**settings(False, True), **divided})[0]

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B", "CP 2, full")
+QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B")
 
 
 @pytest.mark.parametrize("case", rows(CASES, QUICK))

@@ -85,6 +85,7 @@ def largest_allocation(overrides: dict[str, object]) -> int:
     return largest.bytes
 
 
+@pytest.mark.full
 def test_no_rank_allocates_more_of_a_large_embedding_than_its_shard(gloo: GlooPool) -> None:
     rows, width = 600_000, 128
     large = {"model.args": f"{{vocab_size = {rows}}}"}

@@ -108,6 +108,7 @@ def test_the_page_draws_every_chart_without_network_requests(report: Path, brows
         assert re.search(r"restarted after step 40: 2 processes, dp_shard=2", events)
 
 
+@pytest.mark.full
 def test_an_open_page_follows_the_colour_scheme(report: Path, browser: Browser) -> None:
     with visit(browser, report, scheme="light") as seen:
         light = colours(seen)
@@ -131,6 +132,7 @@ def brightness(colour: str) -> float:
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_one_column_and_only_tables_scroll_sideways(report: Path, browser: Browser, scheme: str) -> None:
     with visit(browser, report, width=390, scheme=scheme) as seen:
@@ -149,6 +151,7 @@ def test_a_phone_shows_one_column_and_only_tables_scroll_sideways(report: Path, 
         assert seen.complaints == []
 
 
+@pytest.mark.full
 def test_a_run_has_one_colour_and_can_be_hidden(report: Path, browser: Browser) -> None:
     visible = """() => Object.fromEntries([...document.querySelectorAll(".chart")]
         .filter((chart) => chart.offsetParent).map((chart) => [chart.id,
@@ -231,6 +234,7 @@ def test_older_and_foreign_records_still_get_charts(tmp_path: Path) -> None:
     assert "not finite" in text
 
 
+@pytest.mark.full
 def test_long_runs_are_thinned_and_quick(tmp_path: Path) -> None:
     spike = 61_803
     run = write_run(
@@ -274,6 +278,7 @@ def test_the_table_of_the_caller_comes_first(tmp_path: Path) -> None:
     assert text.index("Best &amp; first") < text.index("Summary")
 
 
+@pytest.mark.full
 def test_png(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *map(str, runs), "-o", str(tmp_path / "r.html"), "--png", str(tmp_path / "png")]) == 0
     names = ["loss", "grad_norm", "lr", "throughput", "memory", "step_time", "data_shares"]
