@@ -4,6 +4,7 @@ the examples, which represent third parties."""
 from __future__ import annotations
 
 import ast
+import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -116,3 +117,26 @@ def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> 
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
     assert files
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
+
+
+def lines_of_code(file: Path) -> int:
+    """Lines with code, without imports, docstrings, comments and blank lines."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    omitted: set[int] = set()
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_text or (isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset == 0):
+            assert isinstance(node, ast.stmt)
+            omitted.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    used: set[int] = set()
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    with tokenize.open(file) as text:
+        for token in tokenize.generate_tokens(text.readline):
+            if token.type not in blank:
+                used.update(range(token.start[0], token.end[0] + 1))
+    return len(used - omitted)
+
+
+def test_the_core_stays_small() -> None:
+    """What only some jobs need belongs in a package of its own."""
+    assert sum(lines_of_code(file) for file in (CORE / "src").rglob("*.py")) < 8000
