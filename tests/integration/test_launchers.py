@@ -34,8 +34,9 @@ def titan_launchers():
 def arguments(parser):
     parser.add_argument("--islands", type=int)
 
-def run(context):
-    print(context.arguments.recipe, context.arguments.islands, context.job(2).facts.mesh.world_size)
+def run(context, ranks):
+    assert context.rank_arguments[0] == "train" and "--islands" not in context.rank_arguments and ranks.writes_run
+    print(context.arguments.recipe, context.arguments.islands, ranks.assemble(2).facts.mesh.world_size)
     return 40
 """
 

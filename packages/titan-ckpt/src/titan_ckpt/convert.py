@@ -85,7 +85,7 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
     found = pick(source, None)
     manifest = found.manifest
     assert manifest is not None
-    model, args = _model_of(manifest, registry)
+    model, args = model_of(manifest, registry)
     form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
     if form is None:
         raise UserError.one(
@@ -167,7 +167,7 @@ def from_foreign(
         UserError: no installed model supports them, or they are not exactly the weights of a model.
     """
     config = read_config(source, kind)
-    model, form, args = _model_for(kind, config, registry, model_name, source)
+    model, form, args = model_for(kind, config, registry, model_name, source)
     declared = declared_tensors(form, args, model.name)
     files = open_files(source, kind)
     shapes = _shapes_of(model, args)
@@ -251,7 +251,7 @@ def _plan_files(
     return files
 
 
-def _model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
+def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
     """Return the model of a checkpoint.
 
     Raises:
@@ -267,7 +267,7 @@ def _model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, B
         raise UserError.one("checkpoint", why, "update the plugin") from None
 
 
-def _model_for(
+def model_for(
     kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
 ) -> tuple[Model, WeightFormat, BaseModel]:
     """Return the model that these weights belong to.

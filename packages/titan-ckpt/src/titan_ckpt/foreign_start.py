@@ -27,8 +27,11 @@ from titan_ckpt.stored import MODEL
 from titan_ckpt.tensors import model_tensors
 from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.plain_json import read_object
+from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,8 @@ def start_from_foreign(
     names = [name for of_rank in context.world.gather(list(model_tensors(context.state.parts))) for name in of_rank]
     require_patterns_match(context.job, excluded, names, str(path))
     try:
-        opened = _open(context, path, kind, excluded)
+        where = context.job.config.where("checkpoint.initial_load_path", str(path))
+        opened = open_foreign(context.job, context.world, context.state.parts, path, kind, excluded, where)
     except UserError as error:
         mistake = error
     context.world.raise_together(mistake)
@@ -74,16 +78,18 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
 
 
-def _open(
-    context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
+def open_foreign(
+    job: Job, world: World, parts: Sequence[ModelPart], path: Path, kind: str, excluded: Sequence[str] = (), where: str = ""
 ) -> tuple[dict[str, Tensor], ForeignReader]:
     """Return the tensors to load into, and the reader to load them with.
+
+    Args:
+        where: the origin of ``path``, for errors.
 
     Raises:
         UserError: the weights are not those of this job's model.
     """
-    job = context.job
-    where = job.config.where("checkpoint.initial_load_path", str(path))
+    where = where or str(path)
     form = next((form for form in job.model.formats if form.name == kind), None)
     if form is None:
         raise UserError.one(
@@ -104,7 +110,7 @@ def _open(
     ]
     if differences:
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")
-    tensors = model_tensors(context.state.parts)
+    tensors = model_tensors(parts)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
     declared = declared_tensors(form, args, job.model.name)
     foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
@@ -117,6 +123,6 @@ def _open(
         name.removeprefix(f"{MODEL}."): (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()
     }
     require_weights(files, declared, wanted, form.ignored, where)
-    if context.world.rank == 0:  # on one rank only, because it reads whole tensors
+    if world.rank == 0:  # on one rank only, because it reads whole tensors
         require_equal_copies(files, declared, where)
     return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})

@@ -80,6 +80,11 @@ def copy_tokenizer(given: Path, target: Path) -> bool:
     return bool(found)
 
 
+def tokenizer_in(folder: Path) -> dict[str, str]:
+    """Return the keys of config section ``model`` that select the tokenizer in ``folder``; none if it has none."""
+    return {"tokenizer": "hf", "tokenizer_path": str(folder)} if (folder / _TOKENIZER[0]).is_file() else {}
+
+
 def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
     """Write the config files that ``transformers`` expects beside a ``tokenizer.json``, if they are missing.
 

@@ -39,7 +39,9 @@ from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Man
 from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
 from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refused_changes
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
 from titan_core.api.tools.patterns import matches
+from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +181,7 @@ def _load(
         tensors |= observer_tensors(context.lifecycle)
     _require_patterns_match(context, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, attempt.excluded)}
-    _require_same_tensors(context, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
+    require_same_tensors(context.job, world, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     if manifest.diverging_replicas == world.plan.diverging_replicas:
         tensors = with_replica_prefix(tensors, world)
     optimizer = None
@@ -347,13 +349,14 @@ def _require_patterns_match(
     require_patterns_match(context.job, excluded, names, str(folder))
 
 
-def _require_same_tensors(
-    context: CheckpointContext[CheckpointSection],
+def require_same_tensors(
+    job: Job,
+    world: World,
     folder: Folder,
     manifest: Manifest,
     tensors: Mapping[str, Tensor],
-    excluded: list[str],
-    exact: bool,
+    excluded: Sequence[str] = (),
+    exact: bool = False,
 ) -> None:
     """Require the tensors of the job and of the checkpoint to have the same names, shapes and dtypes.
 
@@ -365,7 +368,7 @@ def _require_same_tensors(
     """
     in_job: dict[str, tuple[tuple[int, ...], str]] = {}
     described = {name: (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
-    for on_rank in context.world.gather(described):
+    for on_rank in world.gather(described):
         in_job |= on_rank
     differences = []
     for name, (shape, dtype) in in_job.items():
@@ -385,7 +388,7 @@ def _require_same_tensors(
         model = manifest.about.get("model", "another model")
         raise UserError.one(
             str(folder),
-            f"it is a checkpoint of {model}, and does not match this job ({context.job.name}): {_shown(differences)}",
+            f"it is a checkpoint of {model}, and does not match this job ({job.name}): {_shown(differences)}",
             "train the saved model, set checkpoint.folder to another location, or exclude these tensors with "
             "checkpoint.exclude_from_loading",
         )

@@ -33,15 +33,21 @@ ROLE = "rank"
 
 
 def launch(
-    settings: argparse.Namespace, per_node: int, machines: tuple[int, int], overrides: Sequence[str], job: Job
+    settings: argparse.Namespace,
+    per_node: int,
+    machines: tuple[int, int],
+    rank_arguments: Sequence[str],
+    job: Job,
+    folder_to_lock: str | None,
 ) -> int:
-    """Run ``titan train`` with the same recipe and overrides in every process; return the exit status.
+    """Run ``titan`` with the same arguments in every process; return the exit status.
 
     Args:
         settings: the options of :func:`titan_launch.options.arguments`, with their defaults.
         per_node: number of processes on this machine.
         machines: minimum and maximum number of machines.
-        overrides: the overrides as written on the command line.
+        rank_arguments: the command line of each rank after ``titan``.
+        folder_to_lock: the run directory, if the ranks write to it.
 
     Raises:
         UserError: the machines do not meet, or another job writes to the run directory.
@@ -54,8 +60,8 @@ def launch(
     # A shared store outlives the ranks: restarted gloo ranks find the keys of the old ones and cannot connect (torch 2.15).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with ExitStack() as stack:
-        if most == 1:  # with several machines, only the one with rank 0 writes there
-            stack.enter_context(lock_for_ranks(job.dump_folder))
+        if most == 1 and folder_to_lock is not None:  # with several machines, only the one with rank 0 writes there
+            stack.enter_context(lock_for_ranks(folder_to_lock))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
         _quiet_torch()
         from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -67,7 +73,7 @@ def launch(
                 role=ROLE,
                 local_world_size=per_node,
                 entrypoint=sys.executable,
-                args=("-u", "-m", "titan_core", "train", settings.recipe, *overrides),
+                args=("-u", "-m", "titan_core", *rank_arguments),
                 rdzv_handler=handler(options, str(uuid.uuid4())),
                 max_restarts=settings.max_restarts,
                 monitor_interval=0.1,

@@ -6,6 +6,7 @@ import argparse
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
+from titan_core.api.launcher import RankJob
 from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.shown import shorten
@@ -40,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--max-restarts", type=integer(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
 
 
-def run(context: CommandContext) -> int:
+def run(context: CommandContext, ranks: RankJob) -> int:
     """Check the job, start its ranks, and return the exit status.
 
     Raises:
@@ -56,9 +57,10 @@ def run(context: CommandContext) -> int:
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
     per_node = processes_per_node(given.get("nproc_per_node"))
     least, most = machines(settings.nnodes)
-    job = context.job(per_node * least if least == most else None)
+    job = ranks.assemble(per_node * least if least == most else None)
     job.require_hardware()
-    return launch(settings, per_node, (least, most), context.override_arguments, job)
+    folder = job.dump_folder if ranks.writes_run else None
+    return launch(settings, per_node, (least, most), context.rank_arguments, job, folder)
 
 
 def machines(nnodes: str) -> tuple[int, int]:

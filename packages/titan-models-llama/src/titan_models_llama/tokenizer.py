@@ -83,6 +83,10 @@ class TiktokenTokenizer:
         # Avoids a list of Python integers. Text that looks like a special token is encoded as plain text.
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Return the ids of ``text``. Names of special tokens stand for those tokens."""
+        return self._encoding.encode(text, allowed_special="all")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``, with U+FFFD for bytes that are not UTF-8."""
         return self._encoding.decode(list(ids))

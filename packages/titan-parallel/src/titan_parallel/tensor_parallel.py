@@ -40,7 +40,7 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     """Shard ``part`` over the mesh dimension ``tp``."""
     mesh = context.mesh["tp"]
     keys = context.section
-    hidden: Placement = Replicate() if keys.disable_sequence_parallel else Shard(1)
+    hidden: Placement = Replicate() if keys.disable_sequence_parallel or not context.facts.trains else Shard(1)
     _require_rules(part)
     plan = _embedding_plan(part, hidden) | _block_plan(part, hidden) | _head_plan(part, hidden, keys)
     for name, styles in plan.items():

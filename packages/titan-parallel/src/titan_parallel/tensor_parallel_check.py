@@ -32,7 +32,12 @@ def check(context: JobContext[TensorParallelKeys]) -> Iterator[Problem]:
             yield context.config.problem(DEGREE, why, f"set it to one of {divisors(heads)}")
     seq_len = context.facts.section(TrainingSection).seq_len
     # The check of context parallelism is stricter, so it reports instead of this one.
-    if not keys.disable_sequence_parallel and context.facts.mesh.degree("cp") == 1 and seq_len % degree:
+    if (
+        context.facts.trains
+        and not keys.disable_sequence_parallel
+        and context.facts.mesh.degree("cp") == 1
+        and seq_len % degree
+    ):
         yield context.config.problem(
             "training.seq_len",
             f"must be a multiple of tensor_parallel_degree ({degree}), because sequence parallelism shards it",

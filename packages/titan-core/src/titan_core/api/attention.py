@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from titan_core.api.decoding import current_decoding
+
 
 class CausalAttention(nn.Module):
     """Causal softmax attention, in which each position attends to earlier positions of its document and to itself. Models
@@ -28,6 +30,9 @@ class CausalAttention(nn.Module):
             v: like ``k``.
             documents: the document of each position, ``[batch, seq]``; ``None``: one document per sequence.
         """
+        decoding = current_decoding()
+        if decoding is not None:
+            return decoding.attend(self, q, k, v)
         grouped = q.shape[1] != k.shape[1]
         if documents is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

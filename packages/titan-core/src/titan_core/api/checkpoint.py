@@ -13,6 +13,8 @@ from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.stored_model import StoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,3 +163,5 @@ class Checkpoint(Component):
     kind = "checkpoint"
     build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]
     active: Callable[[JobContext[Any]], bool]
+    find_model: Ref[Callable[[str, ComponentRegistry], StoredModel]] | None = None
+    """(path, registry) -> the model at ``path``; raises :class:`~titan_core.api.errors.UserError` if there is none."""

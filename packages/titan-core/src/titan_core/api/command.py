@@ -13,6 +13,7 @@ from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
+from titan_core.api.stored_model import StoredModels
 
 
 class CommandContext(Protocol):
@@ -45,6 +46,16 @@ class CommandContext(Protocol):
         Raises:
             UserError: lists all mistakes in the config.
         """
+        ...
+
+    @property
+    def models(self) -> StoredModels:
+        """Access to models with trained weights."""
+        ...
+
+    @property
+    def rank_arguments(self) -> Sequence[str]:
+        """The command line after ``titan`` of each rank that a launcher starts: this one without the launcher's options."""
         ...
 
     def read_data(self, job: Job) -> Iterator[StepRows]:

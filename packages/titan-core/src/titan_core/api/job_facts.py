@@ -22,6 +22,8 @@ class JobFacts:
     mesh: MeshPlan
     batch: BatchPlan
     model: ModelDefinition
+    trains: bool = True
+    """Whether the job trains; otherwise it computes sequences of any length, such as the next token of a text."""
 
     def section(self, cls: type[S]) -> S:
         """Return the config section of class ``cls``."""

@@ -1,8 +1,8 @@
 """Launchers, which start the ranks of a job, and the data that they exchange with the ranks. Free of torch.
 
-A rank is ``python -m titan_core train RECIPE OVERRIDES`` with torchrun's environment variables (``RANK``, ``WORLD_SIZE``,
-``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``). A launcher that also sets :data:`OUTCOMES` reports how the job ended; its
-ranks then print nothing.
+A rank is ``python -m titan_core`` with the arguments in :attr:`~titan_core.api.command.CommandContext.rank_arguments` and
+torchrun's environment variables (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``). A launcher
+that also sets :data:`OUTCOMES` reports how the job ended; its ranks then print nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from titan_core.api.command import CommandContext
 from titan_core.api.components import Component
+from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.tools.rank_names import ranks
@@ -37,9 +38,20 @@ class Launcher(Component):
     kind = "launcher"
     arguments: Ref[Callable[[argparse.ArgumentParser], None]]
     """Adds the launcher's options, all optional, to ``titan train``. Called more than once; must not import torch."""
-    run: Ref[Callable[[CommandContext], int]]
+    run: Ref[Callable[[CommandContext, RankJob], int]]
     """Starts the ranks, waits for them and returns the exit status. Called if one of the launcher's options differs from its
     default; otherwise this process trains, or another launcher starts the ranks."""
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """The job of a command that runs on several ranks."""
+
+    assemble: Callable[[int | None], Job]
+    """Assembles the job for a number of ranks (``None``: the fewest that it allows), so that mistakes are reported once,
+    before any rank is started."""
+    writes_run: bool = True
+    """Whether the ranks write to the job's run directory. The launcher then locks it on their behalf."""
 
 
 @dataclass(frozen=True)

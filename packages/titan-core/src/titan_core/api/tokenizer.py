@@ -45,6 +45,15 @@ class TextTokenizer(Protocol):
 
 
 @runtime_checkable
+class EncodesSpecialTokens(Protocol):
+    """A tokenizer that can encode the names of special tokens, such as those in a rendered chat template."""
+
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """The ids of ``text``, in which names of special tokens stand for those tokens. Adds no other token."""
+        ...
+
+
+@runtime_checkable
 class DescribesSpecialTokens(Protocol):
     """A tokenizer that detects which tokens mark documents, and can report how."""
 

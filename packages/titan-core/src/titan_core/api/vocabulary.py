@@ -40,6 +40,22 @@ class Vocabulary:
         result: tuple[Tensor, Tensor] = _LogLikelihood.apply(logits, ids, self.first, self.group)
         return result
 
+    def gather(self, logits: Tensor, size: int) -> Tensor:
+        """Return the logits of all columns, on every rank. Has no gradient.
+
+        Args:
+            logits: the columns on this rank, ``[..., columns]``.
+            size: number of columns on all ranks together.
+        """
+        if self.group is None:
+            return logits
+        ranks = dist.get_world_size(self.group)
+        width = -(-size // ranks)  # the last ranks may have fewer columns, or none
+        padded = torch.nn.functional.pad(logits, (0, width - logits.shape[-1]))
+        parts = [torch.empty_like(padded) for _ in range(ranks)]
+        dist.all_gather(parts, padded.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)[..., :size]
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum ``values`` over all columns: ``[..., columns]`` to ``[...]``, the same on every rank of the group."""
         result = values.sum(-1)

@@ -86,6 +86,12 @@ class World:
             dist.all_reduce(tensor, group=self.replica_group)
         return tensor
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """``tensor`` of rank 0 on every rank, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
     def gather(self, value: T) -> list[T]:
         """Return the ``value`` of every rank, in rank order."""
         values: list[Any] = [None] * self.size

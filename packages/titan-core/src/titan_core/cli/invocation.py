@@ -11,6 +11,7 @@ from titan_core.api.config import Config, Override
 from titan_core.api.dataset import StepRows
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
@@ -39,6 +40,12 @@ class Invocation:
     registry: Registry
     overrides: Sequence[Override] = ()
     override_arguments: Sequence[str] = ()
+    rank_arguments: Sequence[str] = ()
+
+    @property
+    def models(self) -> InstalledModels:
+        """See :attr:`titan_core.api.command.CommandContext.models`."""
+        return InstalledModels(self.registry, self.overrides)
 
     def config(self, more: Sequence[Override] = ()) -> Config:
         """See :meth:`titan_core.api.command.CommandContext.config`."""

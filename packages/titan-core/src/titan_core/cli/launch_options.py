@@ -20,6 +20,7 @@ class LaunchOptions:
     def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
         self._defaults: dict[str, dict[str, Any]] = {}
         self._launchers = registry.all(Launcher)
+        self._own = type(parser)(add_help=False, allow_abbrev=False)
         for launcher in self._launchers:
             alone = type(parser)(add_help=False)
             try:
@@ -27,6 +28,7 @@ class LaunchOptions:
                 add(alone)
                 defaults = vars(alone.parse_args([]))
                 add(parser)
+                add(self._own)
             except UserError as error:
                 print(f"titan: warning: launcher {launcher.name!r} is ignored: {error}", file=sys.stderr)
                 continue
@@ -37,6 +39,10 @@ class LaunchOptions:
                 refused = _refusal(f"is provided by {package}", f"{registry.remedy(package)}, or use torchrun")
                 with contextlib.suppress(argparse.ArgumentError):  # another launcher has an option of this name
                     parser.add_argument(option, action=refused, nargs="?", help=argparse.SUPPRESS)
+
+    def removed_from(self, arguments: list[str]) -> list[str]:
+        """``arguments`` without the options of launchers."""
+        return self._own.parse_known_args(arguments)[1]
 
     def requested(self, arguments: argparse.Namespace) -> Launcher | None:
         """Return the launcher with an option that differs from its default, if any.

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from titan_core.api.command import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
+from titan_core.api.launcher import reported_by_launcher
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import shorten
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if os.environ.get("TITAN_TRACEBACK"):
             raise
-        report(error)
+        if not reported_by_launcher():
+            report(error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("titan: interrupted", file=sys.stderr)
@@ -120,7 +122,8 @@ def _run(argv: list[str]) -> int:
         namespace.launcher = launch.requested(namespace)
     if "recipe" in namespace and namespace.recipe is None:
         namespace.recipe = default_recipe(registry)
-    invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides)
+    in_ranks = [*command.name.split(), *(own if launch is None else launch.removed_from(own)), *overrides]
+    invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides, in_ranks)
     run = command.run.load()
     gc.enable()
     return run(invocation)

@@ -18,7 +18,7 @@ from titan_core.api.errors import (
     UserError,
 )
 from titan_core.api.job import Job
-from titan_core.api.launcher import Launcher, interrupted_line, own_command, reported_by_launcher
+from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
@@ -34,7 +34,7 @@ def run(context: CommandContext) -> int:
     end_with_parent()
     launcher: Launcher | None = context.arguments.launcher
     if launcher is not None:
-        return launcher.run.load()(context)
+        return launcher.run.load()(context, RankJob(context.job))
     rank, world_size = _place_in_environment()
     job = context.job(world_size)
     handler = logging.StreamHandler(sys.stderr)

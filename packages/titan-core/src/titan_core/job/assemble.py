@@ -45,11 +45,12 @@ C = TypeVar("C", bound=Component)
 R = TypeVar("R")
 
 
-def assemble(config: Config, registry: Registry, world_size: int | None = None) -> Job:
+def assemble(config: Config, registry: Registry, world_size: int | None = None, trains: bool = True) -> Job:
     """Return the job that ``config`` describes.
 
     Args:
         world_size: number of ranks; ``None`` for the smallest world that the config allows.
+        trains: see :class:`~titan_core.api.job_facts.JobFacts`.
 
     Raises:
         UserError: the job is invalid. Lists every problem found.
@@ -84,7 +85,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None) 
     if mesh is None or batch is None or definition is None:
         raise UserError(*problems)
 
-    facts = JobFacts(config, mesh, batch, definition)
+    facts = JobFacts(config, mesh, batch, definition, trains)
     active = [transform for transform in registry.all(Transform) if transform.active(transform.context(facts))]
     problems += check_served(facts, active, registry)
     problems += check_reduced(facts, active)

@@ -68,6 +68,15 @@ class HuggingFaceTokenizer:
             ids = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids
         return [*self._begin, *ids, *self._end]
 
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Return the ids of ``text``. Names of special tokens stand for those tokens."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,0 +1,80 @@
+"""Models with trained weights on disk, for commands that do not train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.job import Job
+    from titan_core.api.model_part import ModelPart
+    from titan_core.api.world import World
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """Weights that a checkpoint plugin can load, and the model that they belong to."""
+
+    path: str
+    """The checkpoint or folder of weights."""
+    sections: Mapping[str, Mapping[str, Any]]
+    """Config sections by name, with the keys that describe the model, its tokenizer and its longest context."""
+    load: Ref[Callable[[WeightsContext], None]]
+    """Loads the weights into a model, each rank those that it holds."""
+    end_ids: tuple[int, ...] = ()
+    """Token ids that end a text or a turn of a chat, in addition to the tokenizer's."""
+    step: int | None = None
+    """Optimizer steps that the weights were trained for, if known."""
+
+
+@dataclass(frozen=True)
+class WeightsContext:
+    """The argument of :attr:`StoredModel.load`."""
+
+    job: Job
+    world: World
+    parts: list[ModelPart]
+    stored: StoredModel
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to compute, divided over the ranks of a job."""
+
+    job: Job
+    world: World
+    part: ModelPart
+    """The model, in evaluation mode. Its parameters hold the stored weights."""
+
+
+class StoredModels(Protocol):
+    """Access to stored models, for a command (:attr:`titan_core.api.command.CommandContext.models`)."""
+
+    def find(self, path: str) -> StoredModel:
+        """The model at ``path``: a run's directory, a checkpoint, or a folder of weights in another format.
+
+        Raises:
+            UserError: no installed plugin can read it.
+        """
+        ...
+
+    def job(self, stored: StoredModel, world_size: int | None = None) -> Job:
+        """A job that can compute the model on ``world_size`` ranks (default: the fewest that the overrides allow). The
+        command's overrides apply on top of the stored sections.
+
+        Raises:
+            UserError: all mistakes in the overrides.
+        """
+        ...
+
+    def open(self, job: Job, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
+        """Join the other ranks, build the model and load its weights.
+
+        Raises:
+            UserError: the weights are not those of the job's model, or the mesh divides layers or sequences.
+        """
+        ...

@@ -1,0 +1,55 @@
+"""Stored models, as commands see them. Free of torch until one is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.config import Override
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.stored_model import LoadedModel, StoredModel
+from titan_core.config.load import RawConfig, resolve
+from titan_core.job.assemble import assemble
+from titan_core.plugins.registry import Registry
+
+
+@dataclass(frozen=True)
+class InstalledModels:
+    """See :class:`titan_core.api.stored_model.StoredModels`."""
+
+    registry: Registry
+    overrides: Sequence[Override]
+
+    def find(self, path: str) -> StoredModel:
+        """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
+        readers = [one.find_model for one in self.registry.all(Checkpoint) if one.find_model is not None]
+        if not readers:
+            raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
+        problems: list[Problem] = []
+        for reader in readers:
+            try:
+                return reader.load()(path, self.registry)
+            except UserError as error:
+                problems += error.problems
+        raise UserError(*problems)
+
+    def job(self, stored: StoredModel, world_size: int | None = None) -> Job:
+        """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
+        if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in {one.key for one in self.overrides}:
+            why = "does not say which tokenizer the model was trained with"
+            raise UserError.one(stored.path, why, "add --model.tokenizer NAME (see `titan plugins`)")
+        # A job needs a batch, although this one reads no data.
+        tables = {"training": {"seq_len": 1, "local_batch_size": 1}} | {
+            name: dict(table) for name, table in stored.sections.items()
+        }
+        raw = RawConfig(stored.path, "stored_model", tables)
+        return assemble(resolve(raw, self.overrides, self.registry), self.registry, world_size, trains=False)
+
+    def open(self, job: Job, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
+        """See :meth:`titan_core.api.stored_model.StoredModels.open`."""
+        from titan_core.train.stored_models import open_model
+
+        return open_model(job, stored)

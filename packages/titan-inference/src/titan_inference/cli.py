@@ -1,0 +1,177 @@
+"""``titan generate``. Imports torch only when a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from titan_core.api.command import CommandContext
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.launcher import RankJob
+from titan_core.api.sections import ModelSection
+from titan_core.api.stored_model import LoadedModel
+from titan_core.api.tokenizer import EncodesSpecialTokens, TextTokenizer
+from titan_core.api.tools.arguments import integer, json_argument, number
+from titan_core.api.tools.output import print_json
+
+MOST_TOKENS = 2**20
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan generate``."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a run's directory, a checkpoint, or a folder of Hugging Face weights"
+    )
+    parser.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated (default: none)"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="a file with one prompt a line; - is standard input")
+    parser.add_argument("--chat", action="store_true", help="render each prompt as a user's message by the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message before each prompt")
+    parser.add_argument(
+        "--max-new-tokens", type=integer(1, MOST_TOKENS), default=128, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--temperature", type=number("a temperature", 0.0, 100.0), default=1.0, metavar="T",
+        help="0 always takes the most likely token (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-k",
+        type=integer(0, MOST_TOKENS),
+        default=0,
+        metavar="K",
+        help="draw from the K most likely tokens; 0: from all",
+    )
+    parser.add_argument(
+        "--top-p", type=number("a probability", 0.0, 1.0), default=1.0, metavar="P",
+        help="draw from the fewest tokens whose probabilities sum to P",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-p", type=number("a probability", 0.0, 1.0), default=0.0, metavar="P",
+        help="draw from tokens with at least P times the probability of the most likely one",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end at this text; may be repeated. The tokenizer's end of text always ends",
+    )  # fmt: skip
+    parser.add_argument("--ignore-end", action="store_true", help="continue past the end of text")
+    parser.add_argument("--no-cache", action="store_true", help="compute the whole sequence for every token")
+    json_argument(parser)
+
+
+def run(context: CommandContext) -> int:
+    """Generate a continuation of each prompt."""
+    settings = context.arguments
+    texts = _prompts(settings)
+    stored = context.models.find(settings.model)
+    assemble = partial(context.models.job, stored)
+    if settings.launcher is not None:
+        status: int = settings.launcher.run.load()(context, RankJob(assemble, writes_run=False))
+        return status
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    job = assemble(world_size)
+    prompts = [_encoded(job, text, settings) for text in texts]
+    _require_room(job, prompts, settings)
+    with context.models.open(job, stored) as loaded:
+        return _generate(loaded, prompts, stored.end_ids, settings)
+
+
+def _prompts(settings: argparse.Namespace) -> list[str]:
+    """
+    Raises:
+        UserError: the file cannot be read, or there is no prompt.
+    """
+    texts: list[str] = list(settings.prompt)
+    if settings.prompts is not None:
+        try:
+            content = sys.stdin.read() if settings.prompts == "-" else Path(settings.prompts).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError.one(
+                f"--prompts {settings.prompts}", f"cannot be read: {reason}", "give a UTF-8 text file"
+            ) from None
+        texts += [line for line in content.splitlines() if line.strip()]
+    if settings.system is not None and not settings.chat:
+        raise UserError.one("--system", "is for chats", "add --chat")
+    if settings.chat and not texts:
+        raise UserError.one("--chat", "needs a message", "add --prompt TEXT")
+    return texts or [""]
+
+
+def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
+    """The ids of a prompt, from the begin of a document; not its end, where the model continues."""
+    tokenizer = job.text_tokenizer
+    if settings.chat:
+        return _encoded_chat(job, text, settings.system)
+    ids = [int(token) for token in tokenizer.encode_document(text)]
+    end = list(getattr(tokenizer, "end_ids", ()))
+    ids = ids[: len(ids) - len(end)] if end and ids[-len(end) :] == end else ids
+    if not ids:
+        raise UserError.one("--prompt", "the tokenizer makes no token of it", "give a longer prompt")
+    return ids
+
+
+def _encoded_chat(job: Job, text: str, system: str | None) -> list[int]:
+    from titan_inference.chat import ChatTemplate
+
+    path, tokenizer = job.config.section(ModelSection).tokenizer_path, job.text_tokenizer
+    if path is None or not isinstance(tokenizer, EncodesSpecialTokens):
+        why = f"tokenizer {job.tokenizer.name!r} has no chat template"
+        raise UserError.one("--chat", why, "use a model whose folder has one, or drop --chat")
+    folder = Path(path).expanduser()
+    template = ChatTemplate.read(folder if folder.is_dir() else folder.parent)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return tokenizer.encode_with_special_tokens(template.render([*messages, {"role": "user", "content": text}]))
+
+
+def _require_room(job: Job, prompts: Sequence[Sequence[int]], settings: argparse.Namespace) -> None:
+    """
+    Raises:
+        UserError: a prompt and its continuation exceed the model's longest context.
+    """
+    longest, most = max(map(len, prompts)), job.facts.model.layout.max_seq_len
+    if longest + settings.max_new_tokens > most:
+        total = f"a prompt of {longest} tokens and {settings.max_new_tokens} new ones"
+        room = most - longest
+        fix = f"set --max-new-tokens to at most {room}" if room > 0 else "shorten the prompt"
+        raise UserError.one("--max-new-tokens", f"{total} exceed the model's longest context of {most}", fix)
+
+
+def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[int], settings: argparse.Namespace) -> int:
+    from titan_inference.generation import Generator
+    from titan_inference.output import Continuation, Stream
+    from titan_inference.sampling import Sampler, SamplingOptions
+
+    world, tokenizer = loaded.world, loaded.job.text_tokenizer
+    sampler = Sampler(SamplingOptions(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seed))
+    ends = set() if settings.ignore_end else {*end_ids, *_end_ids(tokenizer)}
+    if world.rank > 0:
+        logging.getLogger("titan_inference").setLevel(logging.ERROR)  # rank 0 warns for all
+    results = [Continuation(tokenizer, ends, settings.stop) for _ in prompts]
+    stream = Stream(results) if world.rank == 0 and not settings.json else None
+    generator = Generator(loaded.part, world.device, tokenizer.vocab_size, world.broadcast, use_cache=not settings.no_cache)
+    for _ in generator.generate(prompts, sampler, settings.max_new_tokens, lambda index, token: results[index].add(token)):
+        if stream is not None:
+            stream.show()
+    if world.rank != 0:
+        return 0
+    if stream is not None:
+        stream.close()
+        return 0
+    for result in results:
+        result.finish()
+    answers = [{"text": result.text, "tokens": result.tokens} for result in results]
+    print_json(answers[0] if len(answers) == 1 else answers)
+    return 0
+
+
+def _end_ids(tokenizer: TextTokenizer) -> set[int]:
+    """The ids that end a text."""
+    return {int(token) for token in getattr(tokenizer, "end_ids", ())}

@@ -1,0 +1,74 @@
+"""What a continuation comes to, and showing it while it grows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+
+from titan_core.api.tokenizer import TextTokenizer
+from titan_inference.text import TextStream
+
+
+class Continuation:
+    """The text and tokens of one sequence, without the token or text that ended it."""
+
+    def __init__(self, tokenizer: TextTokenizer, end_ids: Collection[int], stop: Sequence[str]) -> None:
+        """
+        Args:
+            end_ids: tokens that end the sequence.
+            stop: texts that end it.
+        """
+        self._stream, self._end_ids, self._stop = TextStream(tokenizer), frozenset(end_ids), tuple(stop)
+        self._held = max((len(text) - 1 for text in stop), default=0)  # characters that may be the begin of a stop text
+        self._shown = 0
+        self.ended = False
+        self.tokens: list[int] = []
+        """Token ids, without one that ended the sequence."""
+        self.text = ""
+        """Their text, up to a stop text."""
+
+    def add(self, token: int) -> bool:
+        """Append ``token``; returns whether the sequence continues."""
+        if token in self._end_ids:
+            self.finish()
+            return False
+        self.tokens.append(token)
+        self.text += self._stream.add(token)
+        places = [place for text in self._stop if (place := self.text.find(text)) >= 0]
+        if places:
+            self.text, self.ended = self.text[: min(places)], True
+        return not self.ended
+
+    def finish(self) -> None:
+        """No further token follows."""
+        if not self.ended:
+            self.text += self._stream.finish()
+            self.ended = True
+
+    def news(self) -> str:
+        """The text that was not returned before and cannot become part of a stop text any more."""
+        end = len(self.text) if self.ended else max(self._shown, len(self.text) - self._held)
+        text, self._shown = self.text[self._shown : end], end
+        return text
+
+
+class Stream:
+    """Prints continuations to standard output: one as it grows, several one after another when each has ended."""
+
+    def __init__(self, continuations: Sequence[Continuation]) -> None:
+        self._continuations = continuations
+
+    def show(self) -> None:
+        """Print what is new."""
+        if len(self._continuations) == 1:
+            sys.stdout.write(self._continuations[0].news())
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Print the rest."""
+        for number, continuation in enumerate(self._continuations, 1):
+            continuation.finish()
+            if len(self._continuations) > 1:
+                sys.stdout.write(f"--- {number} ---\n")
+            sys.stdout.write(f"{continuation.news()}\n")
+        sys.stdout.flush()

@@ -1,0 +1,22 @@
+"""Text while its tokens arrive."""
+
+from __future__ import annotations
+
+from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_inference.text import TextStream
+
+TEXT = "naïve 你好 🙂 end"
+
+
+def test_characters_of_several_tokens_appear_whole() -> None:
+    stream = TextStream(ByteTokenizer())
+    pieces = [stream.add(byte) for byte in TEXT.encode()]
+    assert "".join(pieces) + stream.finish() == TEXT
+    assert "\ufffd" not in "".join(pieces)
+    assert pieces[:3] == ["n", "a", ""] and pieces[3] == "ï"
+
+
+def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+    stream = TextStream(ByteTokenizer())
+    text = "".join(stream.add(byte) for byte in b"a\xff\xff\xff\xffb\xf0\x9f") + stream.finish()
+    assert text.startswith("a") and "b" in text and text.endswith("\ufffd")
