@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant("a-request-of-one-alone-unheard", LOOKAHEAD, "request.agree(sent_here, ranks > 0)", "request.agree(sent_here, sent_here)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(sent_here, ranks > 0)", "request.agree(sent_here, ranks > 1)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-mistake-elsewhere-unheard", LOOKAHEAD, "        if mistakes:\n", "        if mistake:\n", ("tests/parallel/test_equivalence.py::test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all",)),
-    Mutant("a-request-told-again", "core/api/shared_request.py", "            self.pending = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
+    Mutant("a-request-made-again", "core/api/shared_request.py", "            self.pending = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
     Mutant("a-request-forgotten", "core/api/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
     Mutant("other-plugin-versions-accepted", "core/api/job.py", "plugin[\"version\"] for plugin in self.plugin_versions()", "\"\" for plugin in self.plugin_versions()", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_depends_on_every_plugin_version")),
     Mutant("other-configs-accepted", "core/train/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused",)),

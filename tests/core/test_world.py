@@ -45,8 +45,8 @@ def other_version(rank: int) -> str:
 
 
 def test_ranks_with_different_plugin_versions_are_refused(gloo: GlooPool) -> None:
-    for told in gloo.run(2, other_version, 1):
-        plugin, _, problem = told.partition(": ")
+    for report in gloo.run(2, other_version, 1):
+        plugin, _, problem = report.partition(": ")
         assert problem.startswith("rank 1: its job differs from that of rank 0 in plugins.")
         assert f":{plugin} ('1.0' on rank 0, '0.0.1' here)" in problem
 
@@ -79,9 +79,9 @@ def collectives(folder: str) -> list[Any]:
 
 
 def test_the_collectives_of_a_world(gloo: GlooPool, tmp_path: Any) -> None:
-    for rank, told in enumerate(gloo.run(4, collectives, str(tmp_path))):
+    for rank, report in enumerate(gloo.run(4, collectives, str(tmp_path))):
         within = [11.0, -1.0] if rank < 2 else [1100.0, -5.0]
-        assert told == [[1111.0, -6.0], [1000.0, 0.0], within, [0, 1, 2, 3], 0]
+        assert report == [[1111.0, -6.0], [1000.0, 0.0], within, [0, 1, 2, 3], 0]
 
 
 def test_a_jobs_identity_depends_on_every_plugin_version() -> None:

@@ -41,8 +41,8 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
     ranks, overrides = MESHES[mesh]
     module = "layers.1" if "interleaved" in mesh else "layers.3"
-    told = gloo.run(ranks, planted, str(tmp_path), (3, module), overrides)
-    assert "step 3: the loss is nan" in told[0]
+    report = gloo.run(ranks, planted, str(tmp_path), (3, module), overrides)
+    assert "step 3: the loss is nan" in report[0]
     holders = "ranks 0-1" if mesh in ("FSDP 2", "TP 2") else "rank 1" if "PP" in mesh else "rank 0"
     expected = f"step 3: the first output that is not finite is that of {module} on {holders}"
     assert findings(tmp_path) == [expected]

@@ -102,8 +102,8 @@ def _compare(passwords: list[str]) -> str:
 
 
 def test_ranks_compare_secrets_and_do_not_show_them(gloo: GlooPool) -> None:
-    for told in gloo.run(2, _compare, ["s3cret-1", "s3cret-2"]):
-        assert "s3cret" not in told and "rank 1: its job differs from that of rank 0 in a secret" in told
+    for report in gloo.run(2, _compare, ["s3cret-1", "s3cret-2"]):
+        assert "s3cret" not in report and "rank 1: its job differs from that of rank 0 in a secret" in report
     assert gloo.run(2, _compare, ["s3cret-1", "s3cret-1"]) == ["", ""]
 
 

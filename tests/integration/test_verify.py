@@ -51,9 +51,9 @@ def build(context):
 @pytest.mark.full
 def test_a_correct_mesh_passes(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["reference"] == "one device" and told["steps"] == 2
-    assert told["meshes"]["tp=2"]["equal"] and told["meshes"]["tp=2"]["loss_difference"] < 1e-5
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reference"] == "one device" and printed["steps"] == 2
+    assert printed["meshes"]["tp=2"]["equal"] and printed["meshes"]["tp=2"]["loss_difference"] < 1e-5
     folder = in_tmp / "outputs/verify/llama3_debug"
     assert not list(folder.glob("*/checkpoint"))
     # The statistics are the same on both meshes, whichever rank holds an element.
@@ -76,13 +76,13 @@ def test_a_wrong_mesh_is_reported_with_step_and_module(
     write_distribution(in_tmp / "site", "wrong-plugin", WRONG)
     monkeypatch.setenv("PYTHONPATH", str(in_tmp / "site"), prepend=os.pathsep)
     assert main(["verify", "--mesh", "1", "--mesh", "dp_shard=2", "--steps", "3", *TINY]) == 1
-    told = capsys.readouterr().out
-    assert "differs at step 2" in told
-    assert "dp_shard=2 first differs from one device at step 2 in the output of layers.1.feed_forward: rms" in told
-    assert "(difference 5.0e-02, allowed 1.0e-03)" in told
+    printed = capsys.readouterr().out
+    assert "differs at step 2" in printed
+    assert "dp_shard=2 first differs from one device at step 2 in the output of layers.1.feed_forward: rms" in printed
+    assert "(difference 5.0e-02, allowed 1.0e-03)" in printed
 
 
 def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=3", *TINY]) == 2
-    told = capsys.readouterr()
-    assert "titan: error: on tp=3: " in told.err and "steps, in" not in told.out
+    printed = capsys.readouterr()
+    assert "titan: error: on tp=3: " in printed.err and "steps, in" not in printed.out

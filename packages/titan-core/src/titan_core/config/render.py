@@ -19,7 +19,7 @@ from titan_core.config.docs import field_docs
 def to_toml(config: Config) -> str:
     """Return the resolved config, with every section and key, as TOML that resolves to the same config.
 
-    Secrets are removed, because no output may contain them. Such a recipe is rejected until they are set again.
+    Secrets are removed, because no output may contain them. The recipe is rejected until they are set again.
     """
     import tomli_w  # needed only here, and every command imports this module
 

@@ -37,7 +37,7 @@ class Group:
 
     @property
     def background(self) -> bool:
-        """Whether the group serves background work. A rank that waits in such a group does not block its main thread."""
+        """Whether the group serves background work. A rank that waits in it does not block its main thread."""
         return self.label == BACKGROUND
 
 

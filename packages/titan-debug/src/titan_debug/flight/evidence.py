@@ -51,7 +51,7 @@ class Evidence:
         return [wait for wait in self.waits if wait.rank == rank]
 
     def blocked(self, rank: int) -> bool:
-        """Whether ``rank`` itself waits for other ranks or has lost one. Such a rank is only a link in the chain, even if it
+        """Whether ``rank`` itself waits for other ranks or has lost one. That rank is only a link in the chain, even if it
         is unknown which rank it waits for."""
         dump = self.dumps[rank]
         within = any(dump.training(entry) for entry in undone(dump))  # possibly joined by all, and completed by none
