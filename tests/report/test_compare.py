@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_report.compare.outcome import csv_rows_of, outcome_of, rows_of
 from titan_report.compare.variants import folders_of, split, variants_of
-from titan_runs.run_log import RunLog
 
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_core.api.runs.attempts import State, describe_end
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun, Series
 from titan_report.numbers import UNKNOWN, duration, figure
@@ -19,7 +20,6 @@ from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
 from titan_report.thinning import finite
 from titan_report.timeline import Moment, moments_of
-from titan_runs.attempts import State, describe_end
 
 _COLOURS: dict[State, str] = {
     "running": "green",

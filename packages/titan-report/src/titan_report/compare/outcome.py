@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_core.api.runs.run_log import RunLog
 from titan_report.numbers import UNKNOWN
-from titan_runs.run_log import RunLog
 
 HEADERS = ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss")
 
