@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan_core.api.command import Command
 from titan_core.api.components import Dataset, Debugger, LRSchedule, Objective, Optimizer, Tokenizer
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -98,6 +99,17 @@ def titan_debuggers() -> list[Debugger]:
             config=TrainingSection,
             build=Ref("titan_core.train.finite_guard:FiniteGuard"),
             active=lambda context: context.section.on_nan != "ignore",
+        ),
+    ]
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="plugins",
+            summary="plugins that cannot be used, and components of one name",
+            run=Ref("titan_core.cli.plugins:check_health"),
         ),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan_core.api.command import Command
 from titan_core.api.components import Dataset, Tokenizer
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 
@@ -49,6 +50,18 @@ def titan_tokenizers() -> list[Tokenizer]:
             name="hf",
             summary="a Hugging Face tokenizer.json",
             build=Ref("titan_data.tokenizers.hugging_face:build"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="downloads",
+            summary="whether the Hugging Face Hub answers",
+            run=Ref("titan_data.health:check"),
+            slow=True,
         ),
     ]
 
