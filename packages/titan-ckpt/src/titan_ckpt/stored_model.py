@@ -37,10 +37,12 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     about = found.manifest.about
     model, args = model_of(found.manifest, registry)
     settings = {"name": model.name, "args": args.model_dump(mode="json"), **_tokenizer(about, found.folder.local_path)}
+    sections: dict[str, dict[str, Any]] = {"model": settings}
+    seq_len = about.get("config", {}).get("training", {}).get("seq_len")
+    if seq_len is not None:
+        sections["training"] = {"seq_len": seq_len}
     step = found.manifest.step or None
-    return StoredModel(
-        str(found.folder), {"model": settings}, Ref("titan_ckpt.stored_model:load_own"), _end_ids(about), step
-    )
+    return StoredModel(str(found.folder), sections, Ref("titan_ckpt.stored_model:load_own"), _end_ids(about), step)
 
 
 def _end_ids(about: Mapping[str, Any]) -> tuple[int, ...]:
