@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ COMMANDS = [
     ["--help"],
     ["plugins"],
     ["recipes"],
+    ["recipe", "copy", "llama3_debug", "my.toml"],
     ["config", "check"],
     ["config", "show"],
     ["config", "schema"],
@@ -22,13 +24,13 @@ HEAVY = {"torch", "datasets", "numpy", "rich"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_nothing_heavy_is_imported(command: list[str]) -> None:
+def test_nothing_heavy_is_imported(tmp_path: Path, command: list[str]) -> None:
     program = (
         "import sys\nfrom titan_core.__main__ import main\n"
         f"sys.argv = ['titan', *{command!r}]\nassert main() == 0\n"
         f"print('IMPORTED', sorted({HEAVY!r} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.endswith("IMPORTED []\n")
 
 

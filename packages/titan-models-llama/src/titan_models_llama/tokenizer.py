@@ -144,6 +144,9 @@ def read_rank_file(path: Path) -> dict[bytes, int]:
     """
     try:
         lines = path.expanduser().read_bytes().splitlines()
+    except FileNotFoundError:
+        fix = "get original/tokenizer.model of a Llama 3 repository on the Hugging Face hub, or check the path"
+        raise UserError.one(str(path), "no such file", fix, missing=True) from None
     except OSError as error:
         raise UserError.one(str(path), f"cannot be read: {error.strerror}", "check the path") from None
     ranks: dict[bytes, int] = {}

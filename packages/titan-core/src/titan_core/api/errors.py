@@ -21,6 +21,9 @@ class Problem:
     where: str
     why: str
     fix: str = ""
+    missing: bool = False
+    """Whether the config may be right, and only this machine lacks something that the job needs where it trains, such as a
+    file. Commands that only look at a job report it as a note (:attr:`titan_core.api.job.Job.missing`)."""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.why}" if self.where else self.why
@@ -40,9 +43,9 @@ class UserError(Exception):
         self.problems = problems
 
     @classmethod
-    def one(cls, where: str, why: str, fix: str = "") -> UserError:
+    def one(cls, where: str, why: str, fix: str = "", missing: bool = False) -> UserError:
         """Return an error with a single problem."""
-        return cls(Problem(where, why, fix))
+        return cls(Problem(where, why, fix, missing))
 
 
 class RunStopped(RuntimeError):
@@ -54,7 +57,8 @@ def nearest(word: str, known: list[str]) -> str:
     """Return "did you mean ...?" for a misspelt ``word``, or a list of the ``known`` words."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1)
+    longer = sorted((name for name in known if word and name.startswith(word)), key=len)
+    close = longer[:1] or get_close_matches(word, known, n=1)
     words = set(word.split("_"))
     shorter = max((name for name in known if set(name.split("_")) < words), key=len, default="")
     if shorter and not get_close_matches(word, known, n=1, cutoff=0.8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.api.tools.output import print_json
+from titan_core.api.tools.output import print_json, print_notes
 from titan_core.cli.invocation import Invocation
 from titan_core.config.render import to_toml
 from titan_core.config.schema import json_schema
@@ -26,19 +26,27 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(context: Invocation) -> int:
-    """Assemble the job and print that it is valid.
+    """Assemble the job and print that it is valid, with a note for each file that this machine lacks.
 
     Raises:
         UserError: the job is invalid.
     """
     arguments = context.arguments
-    facts = context.job(arguments.world_size).facts
+    job = context.job(arguments.world_size, missing_ok=True)
+    source, mesh = job.config.source, job.facts.mesh
     if arguments.json:
         print_json(
-            {"valid": True, "source": facts.config.source, "world_size": facts.mesh.world_size, "mesh": facts.mesh.degrees}
+            {
+                "valid": True,
+                "source": source,
+                "world_size": mesh.world_size,
+                "mesh": mesh.degrees,
+                "notes": job.notes(),
+            }
         )
     else:
-        print(f"{facts.config.source}: valid for {facts.mesh.world_size} process(es): {facts.mesh}")
+        print(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
+        print_notes(job.notes())
     return 0
 
 

@@ -38,6 +38,7 @@ from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
+from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
@@ -45,25 +46,32 @@ C = TypeVar("C", bound=Component)
 R = TypeVar("R")
 
 
-def assemble(config: Config, registry: Registry, world_size: int | None = None, trains: bool = True) -> Job:
+def assemble(
+    config: Config, registry: Registry, world_size: int | None = None, trains: bool = True, missing_ok: bool = False
+) -> Job:
     """Return the job that ``config`` describes.
 
     Args:
         world_size: number of ranks; ``None`` for the smallest world that the config allows.
         trains: see :class:`~titan_core.api.job_facts.JobFacts`.
+        missing_ok: list files that this machine lacks in :attr:`~titan_core.api.job.Job.missing`.
 
     Raises:
         UserError: the job is invalid. Lists every problem found.
     """
     registry.require_sound()
     problems: list[Problem] = []
+    missing: list[Problem] = []
 
     def attempt(make: Callable[..., R], *arguments: object) -> R | None:
         """Collect problems instead of stopping at the first."""
         try:
             return make(*arguments)
         except UserError as error:
-            problems.extend(error.problems)
+            if missing_ok and all(problem.missing for problem in error.problems):
+                missing.extend(error.problems)
+            else:
+                problems.extend(error.problems)
             return None
 
     model = attempt(_pick, config, registry, Model, "model.name")
@@ -71,8 +79,9 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
     definition = attempt(define_model, model, args) if model is not None and args is not None else None
     tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
-    datasets = attempt(pick_datasets, config, registry, text_tokenizer)
-    validation = attempt(pick_validation, config, registry, text_tokenizer)
+    absent, without_tokenizer = missing if missing_ok else None, tuple(missing)
+    datasets = attempt(pick_datasets, config, registry, text_tokenizer, absent)
+    validation = attempt(pick_validation, config, registry, text_tokenizer, absent)
     objective = attempt(_pick, config, registry, Objective, "objective.name")
     optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
@@ -104,7 +113,9 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         )
     if problems:
         raise UserError(*problems)
-    assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
+    if text_tokenizer is None:
+        text_tokenizer = MissingTokenizer(definition.layout.vocab_size, without_tokenizer)
+    assert model and args and datasets and tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
@@ -122,6 +133,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
+        missing=tuple(missing),
     )
 
 
@@ -187,7 +199,7 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
         raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
-        raise UserError(*(Problem(where, problem.why, problem.fix) for problem in error.problems)) from error
+        raise UserError(*(replace(problem, where=where) for problem in error.problems)) from error
 
 
 def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer | None) -> Iterator[Problem]:

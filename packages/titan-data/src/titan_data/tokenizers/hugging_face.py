@@ -97,7 +97,8 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
     file = Path(context.path).expanduser()
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
-        raise UserError.one(str(file), "no such file", "check the path")
+        fix = "get the tokenizer.json of a Hugging Face repository, or check the path"
+        raise UserError.one(str(file), "no such file", fix, missing=True)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse

@@ -18,6 +18,7 @@ from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer, step_count
 from titan_core.api.tools.output import print_table
+from titan_core.api.tools.shown import describe_model
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
@@ -154,8 +155,9 @@ def _train(context: CommandContext, entry: _Entry, job: Job, place: Path, number
 
 
 def _title(arguments: argparse.Namespace, job: Job) -> str:
+    model = describe_model(job.name, job.facts.model.num_params)
     rounds = f", {arguments.rounds} {'seeds' if arguments.seeds else 'rounds'}" if arguments.rounds > 1 else ""
-    return f"{job.name}: {arguments.steps} steps on {arguments.nproc_per_node} process(es){rounds}"
+    return f"{model}: {arguments.steps} steps on {arguments.nproc_per_node} process(es){rounds}"
 
 
 def _write(folder: Path, rows: list[tuple[object, ...]]) -> None:
