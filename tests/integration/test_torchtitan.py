@@ -10,8 +10,8 @@ import pytest
 import tomli
 
 from harness.old_recipes import RECIPES, changed, imported
+from titan_completion.schema import json_schema
 from titan_core.cli.main import main
-from titan_core.config.schema import json_schema
 from titan_core.plugins.registry import Registry
 from titan_models_llama.config import FLAVORS
 from titan_torchtitan.importing import import_recipe

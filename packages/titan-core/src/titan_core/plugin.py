@@ -159,11 +159,6 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
-            name="config schema",
-            summary="print the JSON Schema of a recipe",
-            run=Ref("titan_core.cli.config:schema"),
-        ),
-        Command(
             name="job show",
             summary="print the job that a recipe assembles to",
             arguments=Ref("titan_core.cli.job:arguments"),

@@ -62,7 +62,7 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     timeout = arguments.rdzv_timeout
     endpoint = arguments.rdzv_endpoint
     if most == 1 and endpoint is None:  # the ranks meet on a free port of this machine
-        _node_rank(arguments.node_rank, most)
+        _node_rank(arguments.node_rank or "0", most)
         if arguments.rdzv_backend != "c10d":
             raise UserError.one(
                 f"--rdzv-backend {arguments.rdzv_backend}",
@@ -73,7 +73,13 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     if endpoint is None:
         why = "several machines need an address to meet at"
         raise UserError.one("--nnodes", why, "add the same --rdzv-endpoint HOST:PORT on every machine")
-    node_rank = _node_rank(arguments.node_rank, most)
+    node_rank = _node_rank(arguments.node_rank or "0", most)
+    if arguments.node_rank is not None and arguments.rdzv_backend != "static":
+        raise UserError.one(
+            f"--node-rank {node_rank}",
+            f"has no effect: the {arguments.rdzv_backend} rendezvous numbers the machines itself",
+            "drop it, or add --rdzv-backend static",
+        )
     if arguments.rdzv_backend == "static" and least != most:
         raise UserError.one(
             f"--nnodes {least}:{most}", "the static rendezvous does not support a range", "use --rdzv-backend c10d"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,9 @@ EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL`` of ``sysexits.h``, a temporary failure: launchers and schedulers retry the job."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
+
+MOST_SUGGESTED: Final = 3
+"""Maximum number of names that an error suggests."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,39 @@ class RunStopped(RuntimeError):
 
 def nearest(word: str, known: list[str]) -> str:
     """Return "did you mean ...?" for a misspelt ``word``, or a list of the ``known`` words."""
+    close = close_names(word, known)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"available: {', '.join(sorted(known))}" if known else "none is available"
+
+
+def close_names(word: str, known: Iterable[str]) -> list[str]:
+    """Return the names that a misspelt ``word`` may stand for: one, a few that contain it, or none.
+
+    Upper and lower case, dashes and underscores are the same.
+    """
     from difflib import get_close_matches
 
-    longer = sorted((name for name in known if word and name.startswith(word)), key=len)
-    close = longer[:1] or get_close_matches(word, known, n=1)
-    words = set(word.split("_"))
-    shorter = max((name for name in known if set(name.split("_")) < words), key=len, default="")
-    if shorter and not get_close_matches(word, known, n=1, cutoff=0.8):
-        close = [shorter]  # "enable_checkpoint" is an older name of "enable"
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"available: {', '.join(sorted(known))}" if known else "none is available"
+    names: dict[str, str] = {}
+    for name in known:
+        names.setdefault(_folded(name), name)
+    wanted = _folded(word)
+    certain = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.8)
+    if certain:
+        return [names[certain[0]]]
+    parts = {name: set(name.split("_")) for name in names}
+    words = set(wanted.split("_"))
+    shorter = [name for name in names if parts[name] < words]  # "enable_checkpoint" is an older name of "enable"
+    if shorter:
+        return [names[max(shorter, key=len)]]
+    longer = [name for name in names if words < parts[name]]  # "batch_size" may be the local or the global one
+    if not 0 < len(longer) <= MOST_SUGGESTED:
+        longer = get_close_matches(wanted, names, n=1, cutoff=0.7)
+    return [names[name] for name in longer]
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 class PluginFailure(UserError):

@@ -1,4 +1,4 @@
-"""``titan config show|check|schema``."""
+"""``titan config show|check``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from titan_core.api.tools.arguments import json_argument, recipe_arguments, worl
 from titan_core.api.tools.output import print_json, print_notes
 from titan_core.cli.invocation import Invocation
 from titan_core.config.render import to_toml
-from titan_core.config.schema import json_schema
 
 
 def show(context: Invocation) -> int:
@@ -47,10 +46,4 @@ def check(context: Invocation) -> int:
     else:
         print(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
         print_notes(job.notes())
-    return 0
-
-
-def schema(context: Invocation) -> int:
-    """Print the JSON Schema of a recipe for the installed plugins."""
-    print_json(json_schema(context.registry))
     return 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from typing import Any, cast
+
+import importlib_metadata
 
 from titan_core.api.health import CheckResult, Health, HealthContext
 from titan_core.api.tools.output import print_json, print_table
@@ -51,6 +54,20 @@ def check_health(context: HealthContext) -> Iterator[CheckResult]:
         yield CheckResult(broken.name, Health.ERROR, f"{broken.distribution} {broken.version}: {broken.reason}", fix)
     for problem in registry.conflicts:
         yield CheckResult("conflict", Health.WARNING, f"{problem.where}: {problem.why}", problem.fix)
+
+
+def versions(registry: Registry) -> list[str]:
+    """Return one line per installed package: titan-core, those of plugins, torch and Python. Does not import torch."""
+    found = registry.found
+    packages = {plugin.distribution: plugin.version for plugin in found.plugins}
+    packages |= {broken.distribution: f"{broken.version} (broken: see `titan plugins`)" for broken in found.broken}
+    packages |= {disabled.distribution: f"{disabled.version} (switched off)" for disabled in found.disabled}
+    torch = importlib_metadata.version("torch")
+    return [
+        *(f"{name} {version}" for name, version in packages.items()),
+        f"torch {torch}",
+        f"Python {platform.python_version()}",
+    ]
 
 
 def as_json(registry: Registry) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from titan_core.api.components import Model, Recipe
 from titan_core.api.errors import UserError
 from titan_core.api.sections import JobSection, ModelSection
+from titan_core.api.tools.fields import field_docs
 from titan_core.api.tools.shown import show
 from titan_core.api.tools.toml import BadToml, parse_toml
-from titan_core.config.docs import field_docs
 from titan_core.config.problems import model_at
 from titan_core.config.render import type_name
 from titan_core.plugins.registry import Registry

@@ -21,7 +21,7 @@ from titan_core.api.components import (
     Transform,
 )
 from titan_core.api.config import Config
-from titan_core.api.errors import PluginFailure, Problem, UserError
+from titan_core.api.errors import PluginFailure, Problem, UserError, nearest
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
@@ -74,17 +74,17 @@ def assemble(
                 problems.extend(error.problems)
             return None
 
-    model = attempt(_pick, config, registry, Model, "model.name")
+    model = attempt(_pick, config, registry, Model)
     args = attempt(model_args, config, model) if model is not None else None
     definition = attempt(define_model, model, args) if model is not None and args is not None else None
-    tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
+    tokenizer = attempt(_pick, config, registry, Tokenizer)
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
     absent, without_tokenizer = missing if missing_ok else None, tuple(missing)
     datasets = attempt(pick_datasets, config, registry, text_tokenizer, absent)
     validation = attempt(pick_validation, config, registry, text_tokenizer, absent)
-    objective = attempt(_pick, config, registry, Objective, "objective.name")
-    optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
-    lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
+    objective = attempt(_pick, config, registry, Objective)
+    optimizer = attempt(_pick, config, registry, Optimizer)
+    lr_schedule = attempt(_pick, config, registry, LRSchedule)
     mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     if definition is not None:
@@ -137,7 +137,8 @@ def assemble(
     )
 
 
-def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
+def _pick(config: Config, registry: Registry, kind: type[C]) -> C:
+    key = kind.keys[0]
     name = config.value(key)
     if name not in registry.names(kind):
         why = registry.unknown(kind) if name else f"no {kind.kind} is selected, and none or several are installed"
@@ -169,10 +170,8 @@ def model_args(config: Config, model: Model) -> BaseModel:
     """
     section = config.section(ModelSection)
     if section.flavor not in model.flavors:
-        flavors = ", ".join(model.flavors)
-        raise UserError(
-            config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"choose one of {flavors}")
-        )
+        why = f"model {model.name!r} has no such flavor"
+        raise UserError(config.problem("model.flavor", why, nearest(section.flavor, list(model.flavors))))
     args: BaseModel = model.flavors[section.flavor]
     cls = type(args)
     try:
