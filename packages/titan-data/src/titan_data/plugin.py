@@ -83,4 +83,23 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_data.cli.data_tokenize:run"),
             overrides=True,
         ),
+        Command(
+            name="tokenizer download",
+            summary="download a tokenizer from the Hugging Face hub",
+            arguments=Ref("titan_data.cli.tokenizer_download:arguments"),
+            run=Ref("titan_data.cli.tokenizer_download:run"),
+        ),
+        Command(
+            name="tokenizer train",
+            summary="train a BPE tokenizer on a recipe's dataset, or on files",
+            arguments=Ref("titan_data.cli.tokenizer_train:arguments"),
+            run=Ref("titan_data.cli.tokenizer_train:run"),
+            overrides=True,
+        ),
+        Command(
+            name="model download",
+            summary="download a model from the Hugging Face hub",
+            arguments=Ref("titan_data.cli.model_download:arguments"),
+            run=Ref("titan_data.cli.model_download:run"),
+        ),
     ]

@@ -51,7 +51,8 @@ class ChatTemplate:
             source, file = (folder / TEMPLATE).read_text(encoding="utf-8"), folder / TEMPLATE
         if not isinstance(source, str):
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
-            raise UserError.one(str(folder), why, "use the tokenizer of an instruction-tuned model, or drop --chat")
+            fix = "use the tokenizer of an instruction-tuned model (`titan tokenizer download OWNER/NAME`), or drop --chat"
+            raise UserError.one(str(folder), why, fix)
         special = {name: _content(value) for name, value in config.items() if name.endswith("_token") and value}
         return cls(source, special, str(file))
 

@@ -76,7 +76,12 @@ def close_names(word: str, known: Iterable[str]) -> list[str]:
     for name in known:
         names.setdefault(_folded(name), name)
     wanted = _folded(word)
-    certain = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.8)
+    if wanted in names:
+        return [names[wanted]]
+    begun = [name for name in names if name.startswith(f"{wanted}_")]  # "llama3_10m" of "llama3_10m_laptop"
+    if 0 < len(begun) <= MOST_SUGGESTED:
+        return [names[name] for name in begun]
+    certain = get_close_matches(wanted, names, n=1, cutoff=0.8)
     if certain:
         return [names[certain[0]]]
     parts = {name: set(name.split("_")) for name in names}

@@ -49,7 +49,10 @@ class InstalledModels:
         """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
         if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in {one.key for one in self.overrides}:
             why = "does not say which tokenizer the model was trained with"
-            raise UserError.one(stored.path, why, "add --model.tokenizer NAME (see `titan plugins`)")
+            fix = (
+                "add --model.tokenizer NAME and --model.tokenizer_path (`titan tokenizer download OWNER/NAME` downloads one)"
+            )
+            raise UserError.one(stored.path, why, fix)
         # A job needs a batch, although this one reads no data.
         tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
         for layer in (stored.sections, sections or {}):
