@@ -11,13 +11,14 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from titan_core.api.hookspecs import hookimpl
-from titan_core.runlog.console import ConsoleLog
+from titan_core.api.tools import status_line
+from titan_core.api.tools.phases import current_progress
+from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.train.trainer import train
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_console(in_tmp: Path, terminal: bool) -> None:
-    console = Console(force_terminal=terminal, width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
+def test_the_console(in_tmp: Path) -> None:
+    console = Console(width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
     recorder = ConsoleRun(console)
     train(make_job("tiny", TINY), [recorder])
     text = console.export_text()
@@ -25,7 +26,38 @@ def test_the_console(in_tmp: Path, terminal: bool) -> None:
     assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
     assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
     assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
-    assert ("━" in (in_tmp / "out").read_text()) == terminal
+    assert recorder.progress == [("tiny debug", 4, 1, True), ("tiny debug", 4, 2, True), ("tiny debug", 4, 3, True),
+                                 ("tiny debug", 4, 4, True)]  # fmt: skip
+    assert current_progress() is None and status_line._shown is None  # nothing is left behind
+
+
+STEP = {
+    "step": 120, "loss": 4.56781, "grad_norm": 12.345, "lr": 3e-4, "tokens_per_second": 1_234_567.0, "mfu": 0.512,
+    "memory_peak_gib": 71.25,
+}  # fmt: skip
+VALIDATION = {"step": 120, "validation_loss": 4.56781, "validation_tokens": 1_000_000, "validation_seconds": 12.3}
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (None, "step  120/1000 | loss  4.5678 | grad norm  12.345 | lr 3.00e-04 | 1,234,567 tokens/s | mfu 51.2% "
+               "| memory 71.25 GiB"),
+        (200, "step  120/1000 | loss  4.5678 | grad norm  12.345 | lr 3.00e-04 | 1,234,567 tokens/s | mfu 51.2% "
+              "| memory 71.25 GiB"),
+        (100, "step  120/1000  loss  4.5678  1,234,567 tok/s  norm 12.345  lr 3.00e-04  mfu 51.2%  71.25 GiB"),
+        (80, "step  120/1000  loss  4.5678  1,234,567 tok/s  norm 12.345  lr 3.00e-04"),
+        (40, "step  120/1000  loss  4.5678"),
+        (20, "step  120/1000  loss  4.5678"),
+    ],
+)  # fmt: skip
+def test_a_line_fits_the_terminal(width: int | None, line: str) -> None:
+    assert format_line(STEP, 1000, width) == line
+
+
+def test_the_line_of_a_validation_fits_the_terminal() -> None:
+    assert format_line(VALIDATION, 1000, 80) == "step  120/1000 | validation loss  4.5678 | 1,000,000 tokens in 12.3 s"
+    assert format_line(VALIDATION, 1000, 50) == "step  120/1000  validation loss  4.5678  12.3 s"
 
 
 class ConsoleRun:
@@ -33,6 +65,7 @@ class ConsoleRun:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.progress: list[tuple[str, int, int, bool]] = []
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
@@ -43,6 +76,9 @@ class ConsoleRun:
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
         self.log.titan_step_end(report)
+        progress = current_progress()
+        assert progress is not None
+        self.progress.append((progress.name, progress.total, progress.done, status_line._shown is not None))
         if report.step == 4:
             self.log.log({
                 "step": 4, "loss": report.loss.item(), "grad_norm": 1.0, "lr": 0.1,

@@ -48,3 +48,36 @@ def test_a_run_does_not_resume_damaged_files(tmp_path: Path, line: str | None) -
         metrics.write_text('{"step": 1}\n' + line + "\n")
     with pytest.raises(UserError, match="metrics.jsonl: is a folder" if line is None else "metrics.jsonl:2: "):
         RunDirectory(tmp_path).begin(make_job("tiny"), step=2)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_fresh_start_moves_the_logs_of_older_runs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """The launcher already writes the logs of this run when it begins; a restart keeps those of its first attempt."""
+    for name in ("rank-0.log", "rank-7.log", "attempt-1/rank-0.log", "attempt-2/rank-0.log", "wandb_run_id"):
+        file = tmp_path / "logs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("text")
+    monkeypatch.setenv("TITAN_RANK_LOGS", str(tmp_path / "logs"))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    RunDirectory(tmp_path).begin(make_job("tiny"), step=0)
+
+    def files(folder: Path) -> set[str]:
+        return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+    kept = {"rank-0.log", *(["attempt-2/rank-0.log"] if restarts else [])}
+    older = {"rank-7.log", "wandb_run_id", "attempt-1/rank-0.log", "attempt-2/rank-0.log"} - kept
+    assert (files(tmp_path / "logs"), files(tmp_path / "previous/1/logs")) == (kept, older)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_fresh_start_moves_all_logs_if_this_run_writes_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/rank-0.log").write_text("text")
+    if elsewhere:
+        monkeypatch.setenv("TITAN_RANK_LOGS", str(tmp_path / "elsewhere"))
+    RunDirectory(tmp_path).begin(make_job("tiny"), step=0)
+    assert (tmp_path / "previous/1/logs/rank-0.log").read_text() == "text"

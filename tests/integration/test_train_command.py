@@ -72,8 +72,8 @@ def unigram_entropy() -> float:
 def test_a_mistake_is_reported_once_before_any_process_starts(tmp_path: Path) -> None:
     result = titan("train", "--nproc-per-node", "2", "--training.seq_len", "9999", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert "training.seq_len = 9999: the model accepts at most 2048 tokens" in result.stderr
+    (error,) = (line for line in result.stderr.splitlines() if not line.endswith(" ..."))  # a slow phase has a line too
+    assert "training.seq_len = 9999: the model accepts at most 2048 tokens" in error
 
 
 @pytest.mark.full

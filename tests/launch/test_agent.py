@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
+from harness.agents import agent_of
 from titan_core.api.errors import UserError
-from titan_core.api.launcher import INTERRUPTED, OUTCOMES, Outcome, announce_interrupt, interrupted_line, report_lines
+from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines
 from titan_launch import agent as agent_module
 from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
-from titan_launch.rendezvous import Rendezvous, handler
 
-RANK = """
-import json, os, signal, sys, time
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-
-def leave(**values):
-    path = os.environ["TITAN_OUTCOMES"] + f"/rank-{rank}.json"
-    with open(path + ".part", "w") as file:
-        json.dump({"rank": rank, "step": 15, "problems": [], **values}, file)
-    os.replace(path + ".part", path)
-
-def others_left():
-    while len(os.listdir(os.environ["TITAN_OUTCOMES"])) < 1:
-        time.sleep(0.01)
-
-"""
+pytestmark = pytest.mark.usefixtures("environment", "handlers")
 LOST = 'leave(problems=["RuntimeError: Timed out waiting 20000ms for recv"], follows=True, log="logs/rank-0.log", time=1.0)'
-
-
-def agent_of(folder: Path, script: str, ranks: int = 2, restarts: int = 0, found: str | None = None) -> RankAgent:
-    file = folder / "rank.py"
-    file.write_text(RANK + textwrap.dedent(script))
-    rendezvous: RendezvousHandler = handler(Rendezvous("c10d", "", "", (1, 1), 0, 60), f"test-{os.getpid()}")
-    spec = WorkerSpec(
-        role="rank", local_world_size=ranks, entrypoint=sys.executable, args=("-S", str(file)),
-        rdzv_handler=rendezvous, max_restarts=restarts, monitor_interval=0.02,
-    )  # fmt: skip
-    return RankAgent(spec, (1, 1), folder, lambda began: found)
-
-
-@pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OUTCOMES, str(tmp_path / "outcomes"))
-    monkeypatch.setattr(agent_module, "GRACE_SECONDS", 5.0)
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler_before in before.items():
-        signal.signal(number, handler_before)
 
 
 def last_line(agent: RankAgent) -> str:
@@ -107,7 +60,8 @@ def test_the_first_cause_is_named_even_if_a_waiting_rank_ended_first(
     os.kill(os.getpid(), signal.SIGKILL)
     """
     agent = agent_of(tmp_path, script, restarts=1)
-    assert last_line(agent) == "error: rank 1 was killed by SIGKILL in step 15 (out of memory?)"
+    log = tmp_path / "logs/rank-1.log"
+    assert last_line(agent) == f"error: rank 1 was killed by SIGKILL in step 15 (out of memory?); see {log}"
     assert agent.failure is not None and agent.failure.status == 137
     expected = "error: rank 1 in step 15: ValueError: no; the traceback is in logs/rank-1.log; restarting (attempt 2 of 2)"
     printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("titan: ")]
@@ -149,28 +103,12 @@ def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Pat
     assert agent.interrupts == 2
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getppid(), signal.SIGINT)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_ranks_that_cannot_close_a_progress_bar_leave_the_cursor_visible(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    script = f"""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    {end}
-    time.sleep(600)
-    """
-    agent = agent_of(tmp_path, script, ranks=1)
-    with contextlib.suppress(JobInterrupted):
-        agent.run("rank")
-    assert capfd.readouterr().err.endswith("\n\x1b[?25h")  # nothing follows it
-
-
 def test_the_first_interrupt_shows_the_cursor_because_a_second_one_kills_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     announce_interrupt()
-    assert capfd.readouterr().err == f"\n\x1b[?25h{INTERRUPTED}\n"
+    assert capfd.readouterr().err == f"\r\x1b[2K\x1b[?25h{INTERRUPTED}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     announce_interrupt()
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
@@ -208,13 +146,13 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
 @pytest.mark.parametrize(
     ("statuses", "outcomes", "status", "lines"),
     [
-        ({1: -9, 0: 1}, [LOST_ONE], 137, ["error: rank 1 was killed by SIGKILL in step 7 (out of memory?)"]),
-        ({1: -11, 2: -11}, [], 139, ["error: ranks 1-2 were killed by SIGSEGV"]),
+        ({1: -9, 0: 1}, [LOST_ONE], 137, ["error: rank 1 was killed by SIGKILL in step 7 (out of memory?); see rank-1.log"]),
+        ({1: -11, 2: -11}, [], 139, ["error: ranks 1-2 were killed by SIGSEGV; see rank-1.log"]),
         # NCCL's watchdog aborts ranks that have lost another.
-        ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7"]),
+        ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7; see rank-1.log"]),
         ({1: -6}, [outcome(2, "ValueError: no")], 1,
-         ["error: rank 1 was killed by SIGABRT in step 7", "error: ValueError: no"]),
-        ({1: 3}, [], 3, ["error: rank 1 exited with status 3 and recorded no reason; see the output"]),
+         ["error: rank 1 was killed by SIGABRT in step 7; see rank-1.log", "error: ValueError: no"]),
+        ({1: 3}, [], 3, ["error: rank 1 exited with status 3 and recorded no reason; see rank-1.log"]),
         ({0: 2, 1: 2}, [outcome(0, "the data: bad; fix it"), outcome(1, "the data: bad; fix it")], 2,
          ["error: the data: bad; fix it"]),
         ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),
@@ -227,7 +165,8 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
 def test_the_first_cause_comes_last(
     statuses: dict[int, int], outcomes: list[Outcome], status: int, lines: list[str]
 ) -> None:
-    found = _failure(statuses, {0, 1, 2, 3}, {outcome.rank: outcome for outcome in outcomes}, lambda: None)
+    logs = {rank: f"rank-{rank}.log" for rank in range(4)}
+    found = _failure(statuses, set(logs), {outcome.rank: outcome for outcome in outcomes}, logs, lambda: None)
     assert found == Failure(status, tuple(lines))
 
 

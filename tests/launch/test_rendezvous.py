@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -14,9 +18,13 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from harness.agents import agent_of
 from titan_core.api.errors import UserError
+from titan_core.api.tools import status_line
+from titan_core.api.tools.status_line import StatusLine
 from titan_core.cli.main import main
 from titan_launch import rendezvous
+from titan_launch.console import Console
 from titan_launch.options import machines, processes_per_node
 from titan_launch.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
 
@@ -91,9 +99,19 @@ def test_endpoints_that_work_are_accepted(listening: int, free: int) -> None:
 def test_another_kind_of_server_at_the_endpoint_is_reported(
     listening: int, monkeypatch: pytest.MonkeyPatch, backend: str, node_rank: int
 ) -> None:
-    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", -1.5)
-    with pytest.raises(UserError, match=rf"localhost:{listening}: the server that listens there is not a torch rendezvous"):
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+    threads = threading.active_count()
+    why = rf"localhost:{listening}: another server uses this port: it does not answer as a torch rendezvous; choose"
+    with pytest.raises(UserError, match=why):
         rendezvous.handler(options(f"localhost:{listening}", backend, node_rank), "x")
+    # A thread that torch keeps waiting would abort the process when the interpreter exits.
+    assert threading.active_count() == threads
+
+
+def test_a_torch_store_at_the_endpoint_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    handler = rendezvous.handler(options(f"localhost:{store.port}", "c10d"), "x")
+    assert handler.get_backend() == "c10d"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +161,16 @@ def test_rendezvous_options_are_checked_on_one_machine_too(
 
 
 @pytest.mark.parametrize(
-    "option", ["--node-rank 0", "--rdzv-endpoint a:1", "--rdzv-id x", "--rdzv-timeout 5", "--max-restarts 3"]
+    "option",
+    [
+        "--node-rank 0",
+        "--rdzv-endpoint a:1",
+        "--rdzv-id x",
+        "--rdzv-timeout 5",
+        "--max-restarts 3",
+        "--tee 0",
+        "--log-dir x",
+    ],
 )
 def test_rendezvous_options_are_refused_in_a_job_of_one_process(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "tiny", *option.split()]) == 2
@@ -156,3 +183,26 @@ def test_one_machine_uses_the_requested_endpoint(listening: int, capsys: pytest.
     assert (
         f"127.0.0.1:{listening}: this machine cannot listen on the port: Address already in use" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(("backend", "joined"), [("c10d", "1 of 2 joined"), ("static", "needs 2")])
+def test_a_machine_says_whom_it_waits_for(
+    backend: str, joined: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
+    alone = options(f"localhost:{free}", backend)
+    console = Console()
+    with pytest.raises(UserError, match=r"machines joined within 1 s \(--rdzv-timeout\)"), rendezvous_errors(alone):
+        agent_of(tmp_path, "", console=console, alone=alone).run("rank")
+    console.close()
+    expected = rf"titan: waiting for machines at localhost:{free}: {joined} \(0 s\)\n"
+    assert re.fullmatch(expected, capfd.readouterr().err)
+
+
+def test_a_machine_says_where_it_connects(
+    free: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
+    with StatusLine(), pytest.raises(UserError, match="nothing answered within 1 s"):
+        require_meeting_point(options(f"localhost:{free}", "static", node_rank=1))
+    assert capsys.readouterr().err == f"titan: connecting to localhost:{free}: tries for 1 s (0 s)\n"

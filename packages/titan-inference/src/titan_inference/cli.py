@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tokenizer import EncodesSpecialTokens
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
+from titan_core.api.tools.phases import phase
 from titan_inference.text import end_ids_of, prompt_ids
 
 MOST_TOKENS = 2**20
@@ -80,7 +82,11 @@ def run(context: CommandContext) -> int:
     job = assemble(world_size)
     prompts = [_encoded(job, text, settings) for text in texts]
     _require_room(job, prompts, settings)
-    with context.models.open(job, stored) as loaded:
+    from titan_core.api.tools.status_line import StatusLine
+
+    with ExitStack() as stack:
+        with StatusLine() if os.environ.get("RANK", "0") == "0" else nullcontext(), phase("loading the model"):
+            loaded = stack.enter_context(context.models.open(job, stored))
         return _generate(loaded, prompts, stored.end_ids, settings)
 
 

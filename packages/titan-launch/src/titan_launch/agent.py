@@ -8,21 +8,22 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 
 from titan_core.api.errors import EXIT_PREEMPTED, UserError
-from titan_core.api.launcher import Outcome, announce_interrupt, release_terminal, report_lines
+from titan_core.api.launcher import Outcome, announce_interrupt, report_lines
+from titan_core.api.tools.phases import phase
 from titan_core.api.tools.rank_names import ranks
-from titan_launch.torch_private import ExtensibleAgent
+from titan_launch.console import Console
+from titan_launch.rank_logs import RankLogs
+from titan_launch.torch_private import ExtensibleAgent, machines_joined
 
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to exit and to record why, once one has failed."""
@@ -53,19 +54,25 @@ class RankAgent(ExtensibleAgent):
         self,
         spec: WorkerSpec,
         machines: tuple[int, int],
-        folder: Path,
+        endpoint: str,
+        outcomes: Path,
+        logs: RankLogs,
+        console: Console,
         diagnose: Callable[[float], str | None],
     ) -> None:
         """
         Args:
             machines: minimum and maximum number of machines.
-            folder: where the ranks write their outcomes, and torch its files.
+            endpoint: where the machines meet; empty if there is only one.
+            outcomes: the folder where the ranks write their outcomes.
+            logs: what the ranks print.
             diagnose: returns what observers recorded about unresponsive ranks, for an attempt that began at the given time
                 (seconds since the epoch).
         """
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder / "torch")))
-        self._machines, self._diagnose = machines, diagnose
-        self._outcomes = folder / "outcomes"
+        super().__init__(spec, logs)
+        self._machines, self._endpoint, self._diagnose = machines, endpoint, diagnose
+        self._outcomes, self._logs, self._console = outcomes, logs, console
+        self._starting: phase | None = None
         self._attempt, self._attempts = 1, spec.max_restarts + 1
         self._began = 0.0
         self._failed_at: float | None = None
@@ -80,10 +87,22 @@ class RankAgent(ExtensibleAgent):
         """The outcomes that ranks recorded in the last attempt, by rank."""
         return read_outcomes(self._outcomes)
 
-    @property
-    def outcomes_folder(self) -> Path:
-        """The folder where ranks record their outcomes."""
-        return self._outcomes
+    def rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Wait for the other machines; show where, and how many have come."""
+        if not self._endpoint:
+            super().rendezvous(worker_group)
+            return
+        if not self._console.shows_status:
+            self._console.show_status()
+        least, most = self._machines
+        size = str(most) if least == most else f"{least} to {most}"
+
+        def joined() -> str:
+            number = machines_joined(worker_group.spec.rdzv_handler)
+            return f"needs {size}" if number is None else f"{number} of {size} joined"
+
+        with phase(f"waiting for machines at {self._endpoint}", joined, repeat_seconds=10.0):
+            super().rendezvous(worker_group)
 
     def start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start this machine's ranks.
@@ -98,12 +117,18 @@ class RankAgent(ExtensibleAgent):
             why = f"{size} machine(s) joined the rendezvous"
             raise UserError.one(f"--nnodes {requested}", why, "start titan with the same --nnodes on every machine")
         if self._began and self.failure is None:
-            _print("machines have joined or left; restarting the ranks")
+            self._console.say("machines have joined or left; restarting the ranks")
         self.failure = self._failed_at = None
         shutil.rmtree(self._outcomes, ignore_errors=True)
         self._outcomes.mkdir(parents=True)
         self._began = time.time()
+        mine = [worker.global_rank for worker in worker_group.workers]
+        if self._starting is None:
+            self._starting = phase(f"starting {ranks(mine)}").__enter__()
         started = super().start_workers(worker_group)
+        if not self._logs.shows(mine):
+            self._console.say(f"{ranks(mine)} of {worker_group.workers[0].world_size}: the output is in {self._logs.folder}")
+        self._logs.begin_attempt()
         self._pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         signal.signal(signal.SIGINT, self._on_interrupt)  # torch's handler would kill the ranks
         return started
@@ -115,6 +140,9 @@ class RankAgent(ExtensibleAgent):
             JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
         ended = {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
+        if self._starting is not None and (ended or not self._console.shows_status):
+            self._starting.__exit__()
+            self._starting = None
         if any(ended.values()) and len(ended) < len(self._pids):
             now = time.monotonic()
             if self._failed_at is None:
@@ -131,22 +159,27 @@ class RankAgent(ExtensibleAgent):
             return result
         statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
         exited = {rank: status for rank, status in ended.items() if status} or statuses  # without those killed above
-        if any(status < 0 for status in statuses.values()):  # rank 0 may have had no time to close its progress bar
-            release_terminal()
         local_ranks, self._pids = set(self._pids), {}
         outcomes = self.outcomes
+        logs = {rank: str(self._logs.log_of(rank)) for rank in local_ranks}
+        self._logs.end_attempt()  # whatever the ranks printed comes before the reason
         if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in exited.values()):
             # A rank may still have failed on its own, for example to save its checkpoint.
             if any(outcome.problems and not outcome.follows for outcome in outcomes.values()):
-                self.failure = _failure(exited, local_ranks, outcomes, lambda: None)
+                self.failure = _failure(exited, local_ranks, outcomes, logs, lambda: None)
             raise JobInterrupted
-        self.failure = _failure(exited, local_ranks, outcomes, lambda: self._diagnose(self._began))
-        if self._attempt < self._attempts:
+        restarts = self._attempt < self._attempts
+        if restarts:  # their logs make room for those of the next attempt
+            moved = self._logs.set_aside(local_ranks)
+            logs = {rank: moved.get(log, log) for rank, log in logs.items()}
+            outcomes = {rank: replace(one, log=moved.get(one.log, one.log)) for rank, one in outcomes.items()}
+        self.failure = _failure(exited, local_ranks, outcomes, logs, lambda: self._diagnose(self._began))
+        if restarts:
             self._attempt += 1
             *others, first = self.failure.lines
             for line in others:
-                _print(line)
-            _print(f"{first}; restarting (attempt {self._attempt} of {self._attempts})")
+                self._console.say(line)
+            self._console.say(f"{first}; restarting (attempt {self._attempt} of {self._attempts})")
         return result
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -191,7 +224,11 @@ def _status(pid: int) -> int | None:
 
 
 def _failure(
-    statuses: dict[int, int], local_ranks: set[int], outcomes: dict[int, Outcome], diagnose: Callable[[], str | None]
+    statuses: dict[int, int],
+    local_ranks: set[int],
+    outcomes: dict[int, Outcome],
+    logs: dict[int, str],
+    diagnose: Callable[[], str | None],
 ) -> Failure:
     """Return the first cause of a failure, and the other causes.
 
@@ -199,6 +236,7 @@ def _failure(
         statuses: exit statuses of the ranks that this agent did not kill.
         local_ranks: the ranks of this machine.
         outcomes: the recorded outcomes, of ranks that failed and of others.
+        logs: the logs of this machine's ranks.
         diagnose: returns what observers recorded about the failure, if anything.
     """
     failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.problems}
@@ -218,15 +256,16 @@ def _failure(
     aborted = killed.pop(-signal.SIGABRT, [])
     for status, numbers in killed.items():
         why = " (out of memory?)" if status == -signal.SIGKILL else ""
-        lines.append((f"error: {ranks(numbers)} {_was(numbers)} killed by {_name(-status)}{during}{why}", 128 - status))
+        line = f"error: {ranks(numbers)} {_was(numbers)} killed by {_name(-status)}{during}{why}; see {logs[numbers[0]]}"
+        lines.append((line, 128 - status))
     causes = [outcome for outcome in failed.values() if not outcome.follows]
     lines += [(line, _status_of(causes, statuses)) for line in report_lines(causes)]
     for status, numbers in exited.items():
-        lines.append(
-            (f"error: {ranks(numbers)} exited with status {status}{during} and recorded no reason; see the output", status)
-        )
+        line = f"error: {ranks(numbers)} exited with status {status}{during} and recorded no reason; see {logs[numbers[0]]}"
+        lines.append((line, status))
     if aborted:
-        lines.append((f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}", 128 + signal.SIGABRT))
+        line = f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}; see {logs[aborted[0]]}"
+        lines.append((line, 128 + signal.SIGABRT))
     found = diagnose() if not causes else None
     if not lines:
         lines.append((f"error: {_lost(local_ranks - set(statuses), failed, during, found is None)}", 1))
@@ -268,7 +307,3 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _print(line: str) -> None:
-    print(f"titan: {line}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -16,16 +17,22 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from titan_core.api import hookspecs
-from titan_core.api.errors import EXIT_INTERRUPTED
+from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from titan_core.api.job import Job
-from titan_core.api.launcher import OUTCOMES, interrupted_line, lock_for_ranks, own_command
+from titan_core.api.launcher import OUTCOMES, RANK_LOGS, interrupted_line, lock_for_ranks, own_command
 from titan_core.api.processes import environment_of_child
+from titan_core.api.runs.files import LOGS
+from titan_core.api.tools.phases import phase
+from titan_core.api.tools.shown import shorten
+from titan_core.api.tools.status_line import StatusLine
+from titan_launch.console import Console
 from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from titan_launch.agent import RankAgent
+    from titan_launch.rank_logs import RankLogs
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +45,8 @@ def launch(
     machines: tuple[int, int],
     rank_arguments: Sequence[str],
     job: Job,
-    folder_to_lock: str | None,
+    writes_run: bool,
+    status: StatusLine,
 ) -> int:
     """Run ``titan`` with the same arguments in every process; return the exit status.
 
@@ -47,10 +55,11 @@ def launch(
         per_node: number of processes on this machine.
         machines: minimum and maximum number of machines.
         rank_arguments: the command line of each rank after ``titan``.
-        folder_to_lock: the run directory, if the ranks write to it.
+        writes_run: whether the ranks write to the run directory, which this process then locks.
+        status: the status line that is shown until the ranks print something.
 
     Raises:
-        UserError: the machines do not meet, or another job writes to the run directory.
+        UserError: the machines do not meet, the logs cannot be written, or another job writes to the run directory.
     """
     least, most = machines
     options = options_of(settings, least, most)
@@ -60,14 +69,23 @@ def launch(
     # A shared store outlives the ranks: restarted gloo ranks find the keys of the old ones and cannot connect (torch 2.15).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with ExitStack() as stack:
-        if most == 1 and folder_to_lock is not None:  # with several machines, only the one with rank 0 writes there
-            stack.enter_context(lock_for_ranks(folder_to_lock))
+        if most == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
+            stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
-        _quiet_torch()
-        from torch.distributed.elastic.agent.server.api import WorkerSpec
+        with phase("importing torch"):
+            _quiet_torch()
+            from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-        from titan_launch.agent import RankAgent
-
+            from titan_launch.agent import RankAgent
+            from titan_launch.rank_logs import RankLogs
+        console = Console(status)
+        stack.callback(console.close)
+        is_temporary = not writes_run and settings.log_dir is None  # removed, unless a rank failed and its log says why
+        log_folder, where = _log_folder(settings.log_dir, job.dump_folder if writes_run else None)
+        if is_temporary:
+            stack.callback(_remove_if_empty, log_folder)
+        logs = RankLogs(folder / "torch", log_folder, where, console, settings.shown)
+        stack.callback(logs.end_attempt)
         with rendezvous_errors(options):
             spec = WorkerSpec(
                 role=ROLE,
@@ -80,45 +98,64 @@ def launch(
                 master_addr=options.master[0],
                 master_port=options.master[1],
             )
-            agent = RankAgent(spec, machines, folder, lambda began: _diagnose(job, began))
+            outcomes = folder / "outcomes"
+            agent = RankAgent(spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began))
             # Ranks inherit the environment of this process from torch's agent.
-            for name, value in {**environment_of_child(), OUTCOMES: str(agent.outcomes_folder)}.items():
+            for name, value in {**environment_of_child(), OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder)}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
-            return _run(agent, spec)
+            ended = _run(agent, spec, logs, console)
+        if is_temporary and ended in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED):
+            shutil.rmtree(log_folder)
+        return ended
 
 
-def _run(agent: RankAgent, spec: WorkerSpec) -> int:
+def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
+    """Return the folder for the logs of the ranks, and what names it."""
+    if requested is not None:
+        return Path(requested), f"--log-dir {shorten(requested)}"
+    if run is not None:
+        return Path(run) / LOGS, f"job.dump_folder = {run!r}"
+    return Path(tempfile.mkdtemp(prefix="titan-logs-")), "the folder for temporary files"
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _run(agent: RankAgent, spec: WorkerSpec, logs: RankLogs, console: Console) -> int:
     """Wait until the ranks have ended; return the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     from titan_launch.agent import JobInterrupted
 
-    close_rendezvous = True
+    close_rendezvous = interrupted = True
     try:
         agent.run(ROLE)
+        interrupted = False
     except SignalException as error:
         close_rendezvous = False  # other machines may continue without this one
-        print(f"titan: ended by {error.sigval.name}", file=sys.stderr)
+        logs.end_attempt()
+        console.say(f"ended by {error.sigval.name}")
         return 128 + int(error.sigval)
     except JobInterrupted:
-        if agent.failure is None:
-            print("titan: interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
+        pass
     finally:
         if close_rendezvous:
             try:
                 spec.rdzv_handler.shutdown()
             except RendezvousError as error:
                 log.warning("cannot close the rendezvous: %s", error)
+    logs.end_attempt()
     if agent.failure is not None:
         for line in agent.failure.lines:
-            print(f"titan: {line}", file=sys.stderr)
+            console.say(line)
         return agent.failure.status
-    interrupted = next((outcome for outcome in agent.outcomes.values() if outcome.interrupted), None)
-    if interrupted is not None:
-        print(f"titan: {interrupted_line(interrupted, own_command())}", file=sys.stderr)
+    stopped = next((outcome for outcome in agent.outcomes.values() if outcome.interrupted), None)
+    if interrupted or stopped is not None:
+        console.say("interrupted" if interrupted or stopped is None else interrupted_line(stopped, own_command()))
         return EXIT_INTERRUPTED
     return 0
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.launcher import RankJob
 from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
+from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
+
+if TYPE_CHECKING:
+    from titan_launch.console import Shown
 
 _BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 _DEFAULTS: dict[str, str | int | None] = {
@@ -19,6 +24,8 @@ _DEFAULTS: dict[str, str | int | None] = {
     "rdzv_id": "titan",
     "rdzv_timeout": 600,
     "max_restarts": 0,
+    "log_dir": None,
+    "tee": None,
 }
 """Defaults of the options that take effect only with ``--nproc-per-node`` or ``--nnodes``."""
 
@@ -40,6 +47,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--rdzv-timeout", type=integer(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
     )
     launch.add_argument("--max-restarts", type=integer(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="folder for the output of each rank, rank-N.log (default: logs in the run's directory)",
+    )
+    launch.add_argument(
+        "--tee", metavar="RANKS", help='ranks to print as well, as in "0,2-3", or "all" (default: rank 0, without prefix)'
+    )
 
 
 def run(context: CommandContext, ranks: RankJob) -> int:
@@ -53,15 +68,45 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         name = next(name for name in _DEFAULTS if name in given)
         option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
         raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
+    from titan_core.api.tools.status_line import StatusLine
     from titan_launch.launch import launch
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
-    per_node = processes_per_node(given.get("nproc_per_node"))
-    least, most = machines(settings.nnodes)
-    job = ranks.assemble(per_node * least if least == most else None)
-    job.require_hardware()
-    folder = job.dump_folder if ranks.writes_run else None
-    return launch(settings, per_node, (least, most), context.rank_arguments, job, folder)
+    with StatusLine() as status:
+        per_node = processes_per_node(given.get("nproc_per_node"))
+        least, most = machines(settings.nnodes)
+        settings.shown = shown_ranks(settings.tee, per_node * most)
+        with phase("reading the recipe"):
+            job = ranks.assemble(per_node * least if least == most else None)
+            job.require_hardware()
+        return launch(settings, per_node, (least, most), context.rank_arguments, job, ranks.writes_run, status)
+
+
+def shown_ranks(tee: str | None, most: int) -> Shown:
+    """Return the ranks to print.
+
+    Args:
+        most: number of ranks of the job.
+
+    Raises:
+        UserError: ``tee`` names no rank of the job.
+    """
+    from titan_launch.console import Shown
+
+    if tee is None:
+        return Shown(frozenset({0}))
+    if tee == "all":
+        return Shown(frozenset(range(most)), prefixed=True)
+    found: set[int] = set()
+    for part in tee.split(","):
+        first, dash, second = part.partition("-")
+        low = parse_integer(first, 0, most - 1)
+        high = parse_integer(second, 0, most - 1) if dash else low
+        if low is None or high is None or high < low:
+            why = f"{shorten(part)!r} is not a rank or a range of ranks from 0 to {most - 1}"
+            raise UserError.one(f"--tee {shorten(tee)}", why, "use for example --tee 0,2-3, or --tee all")
+        found.update(range(low, high + 1))
+    return Shown(frozenset(found), prefixed=True)
 
 
 def machines(nnodes: str) -> tuple[int, int]:

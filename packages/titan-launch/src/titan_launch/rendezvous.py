@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import socket
-import threading
+import sys
 import time
+import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import parse_integer
+from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
 
 if TYPE_CHECKING:
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 29400
 """torch's default port."""
-PATIENCE_SECONDS = 5.0
-"""Time by which torch may exceed its own timeout when it connects to the endpoint."""
+ANSWER_SECONDS = 15.0
+"""How long a server that has accepted a connection may take to answer as a torch store does."""
 MOST_CONNECT_SECONDS = 60
 """Longest time that a machine tries to connect to the endpoint. Once connected, it waits --rdzv-timeout for the others."""
 
@@ -118,16 +121,17 @@ def require_meeting_point(options: Rendezvous) -> None:
     if options.backend == "c10d" and any(is_local_address(family, address) for family, _, _, _, address in found):
         return  # the first process on this machine listens there, and the others connect to it
     end = time.monotonic() + options.connect_seconds
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= end:
-                why = f"nothing answered within {options.connect_seconds} s ({error.strerror or error})"
-                fix = "check the host and the port, and start titan on that machine too; see --rdzv-timeout"
-                raise UserError.one(where, why, fix) from None
-        time.sleep(min(0.5, max(0.0, end - time.monotonic())))
+    with phase(f"connecting to {options.endpoint}", lambda: f"tries for {options.connect_seconds} s", repeat_seconds=10.0):
+        while True:
+            try:
+                socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= end:
+                    why = f"nothing answered within {options.connect_seconds} s ({error.strerror or error})"
+                    fix = "check the host and the port, and start titan on that machine too; see --rdzv-timeout"
+                    raise UserError.one(where, why, fix) from None
+            time.sleep(min(0.5, max(0.0, end - time.monotonic())))
 
 
 def is_local_address(family: int, address: tuple[Any, ...]) -> bool:
@@ -149,26 +153,50 @@ def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
     Raises:
         UserError: another kind of server listens at the endpoint. torch would wait for its answer forever.
     """
-    made: Future[RendezvousHandler] = Future()
+    if options.endpoint and options.backend in ("c10d", "static"):
+        host, port = host_and_port(options.endpoint)
+        if _listens(host, port) and not _answers(host, port):
+            where = f"--rdzv-endpoint {options.endpoint}"
+            why = "another server uses this port: it does not answer as a torch rendezvous"
+            raise UserError.one(where, why, "choose another port, or stop that server")
+    return _handler(options, unique)
 
-    def make() -> None:
-        try:
-            made.set_result(_handler(options, unique))
-        except Exception as error:  # noqa: BLE001 - raised again by result()
-            made.set_exception(error)
 
-    threading.Thread(target=make, name="rendezvous", daemon=True).start()
+def _listens(host: str, port: int) -> bool:
     try:
-        return made.result(2 * options.connect_seconds + PATIENCE_SECONDS)  # torch tries twice: to listen, and to connect
-    except TimeoutError as error:
-        if made.done():  # raised by torch
-            raise
-        why = "the server that listens there is not a torch rendezvous"
-        raise UserError.one(f"--rdzv-endpoint {options.endpoint}", why, "choose another port") from error
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a torch store answers. A child process tries it: a thread could not be ended while torch waits, and
+    would crash the interpreter at its exit."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
+
+    with warnings.catch_warnings():
+        # Python warns of threads that hold locks. The child takes none of theirs, and never returns to Python's exit.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            TCPStore(host, port, timeout=timedelta(seconds=ANSWER_SECONDS), wait_for_workers=False)
+        finally:
+            os._exit(sys.exc_info()[0] is not None)
+    end = time.monotonic() + ANSWER_SECONDS
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.02)
 
 
 def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -176,9 +204,6 @@ def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
     more: dict[str, Any] = {"timeout": options.timeout}
     if options.backend == "static":
         more["rank"] = options.node_rank
-        if options.node_rank > 0 and options.endpoint:  # the static handler connects only later
-            host, port = host_and_port(options.endpoint)
-            TCPStore(host, port, timeout=timedelta(seconds=options.connect_seconds), wait_for_workers=False)
     elif options.backend == "c10d":
         more |= {"join_timeout": options.timeout, "read_timeout": options.connect_seconds}
     endpoint, run_id = (options.endpoint, options.run_id) if options.endpoint else ("localhost:0", unique)

@@ -20,12 +20,16 @@ from titan_core.api.command import CommandContext
 from titan_core.api.components import Component
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
+from titan_core.api.runs.files import LOGS
 from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.tools.phases import ERASE, hide_all
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.tools.secrets import redact_arguments
 
 OUTCOMES = "TITAN_OUTCOMES"
 """Environment variable: folder in which the launcher expects the outcomes of its ranks (``rank-N.json``)."""
+RANK_LOGS = "TITAN_RANK_LOGS"
+"""Environment variable: folder in which the launcher keeps the output of its ranks (``rank-N.log``)."""
 LOCKED = "TITAN_LOCKED"
 """Environment variable: run directory that the launcher has locked for its ranks."""
 INTERRUPTED = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
@@ -82,6 +86,11 @@ def reported_by_launcher() -> bool:
     return OUTCOMES in os.environ
 
 
+def rank_log(run: str | Path, rank: int) -> Path:
+    """Return the log of a rank: the launcher writes its output there, and the rank the traceback of its error."""
+    return Path(os.environ.get(RANK_LOGS) or Path(run) / LOGS) / f"rank-{rank}.log"
+
+
 @contextmanager
 def lock_for_ranks(folder: str) -> Iterator[None]:
     """Lock a run directory on behalf of the processes started inside the context, which then do not lock it themselves. The
@@ -131,13 +140,8 @@ def own_command() -> str:
 
 
 def announce_interrupt(line: str = INTERRUPTED) -> None:
-    """Print the effect of the first Ctrl-C. Safe in a signal handler, where ``print`` and logging are not."""
-    release_terminal()
-    os.write(2, f"{line}\n".encode())
-
-
-def release_terminal() -> None:
-    """Start a line below a progress bar and show the cursor. The bar hides the cursor until it is closed, but its process
-    may be killed first. Safe in a signal handler; writes nothing if stderr is not a terminal."""
-    if sys.stderr.isatty():
-        os.write(2, b"\n\x1b[?25h")
+    """Print the effect of the first Ctrl-C, and show no progress from then on, because the next Ctrl-C ends the process at
+    once. Safe in a signal handler, where ``print`` and logging are not."""
+    hide_all()
+    erase = f"{ERASE}\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar of a library may have hidden the cursor
+    os.write(2, f"{erase}{line}\n".encode())

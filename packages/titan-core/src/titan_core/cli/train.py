@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
@@ -22,7 +23,9 @@ from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_com
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
+from titan_core.api.tools.phases import phase
 from titan_core.api.tools.secrets import redact_text
+from titan_core.api.tools.status_line import StatusLine
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -36,15 +39,20 @@ def run(context: CommandContext) -> int:
     if launcher is not None:
         return launcher.run.load()(context, RankJob(context.job))
     rank, world_size = _place_in_environment()
-    job = context.job(world_size)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
-        logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    # Ranks of Titan's launcher each have a log of their own.
+    with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():
+        with phase("reading the recipe"):
+            job = context.job(world_size)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
+            logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-    with early_lock(job.dump_folder):
-        return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
+        with early_lock(job.dump_folder):
+            with phase("importing torch"):
+                import titan_core.train.trainer  # noqa: F401
+            return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
 
 def _train_alone(job: Job) -> int:

@@ -1,60 +1,47 @@
-"""The console logger: one line per logged step and, on a terminal, a progress bar below them."""
+"""The console logger: one line per logged step, and the progress that the status line shows below them."""
 
 from __future__ import annotations
 
-import sys
+import textwrap
+from contextlib import ExitStack
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
+from titan_core.api.tools.phases import RunProgress, hide_progress, show_progress
 from titan_core.api.tools.shown import describe_model, show_count
+from titan_core.api.tools.status_line import StatusLine
 
 
 class ConsoleLog:
-    """Prints to stdout; on a terminal, a progress bar stays below the lines."""
+    """Prints to stdout. On a terminal, the status line stays below the lines, and lines are made to fit."""
 
     def __init__(self, context: LoggerContext[None], console: Console | None = None) -> None:
-        self._run = context.run
+        run = self._run = context.run
         self._console = console or Console(highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
+        self._width = self._console.width if self._console.is_interactive and self._console.file.isatty() else None
         for line in describe_run(context):
-            self._console.print(line, markup=False)
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-                redirect_stdout=False,
-                redirect_stderr=True,
-            )
-            self._bar = self._progress.add_task(
-                f"{context.run.job.name} ({show_count(context.run.size.parameters)})",
-                total=context.run.steps,
-                completed=context.run.step,
-                loss="-",
-            )
-            self._progress.start()
+            self._print(line if self._width is None else textwrap.fill(line, self._width, subsequent_indent=" " * 11))
+        self._progress = RunProgress(f"{run.job.name} ({show_count(run.size.parameters)})", run.steps, run.step)
+        self._open = ExitStack()
+        self._open.enter_context(StatusLine())  # of an application that calls the trainer; `titan train` has one
+        show_progress(self._progress)
+        self._open.callback(hide_progress, self._progress)
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
         """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device."""
-        if self._progress is not None:
-            self._progress.update(self._bar, completed=report.step)
+        self._progress.done = report.step
 
     def log(self, record: Record) -> None:
         """Print the line of a step."""
-        self._console.print(format_line(record, self._run.steps), markup=False)
-        if self._progress is not None and "loss" in record:
-            self._progress.update(self._bar, loss=_figure(record["loss"], ".3f"))
+        width = None if self._width is None else self._console.width
+        self._print(format_line(record, self._run.steps, width))
+        if "loss" in record:
+            self._progress.loss = _figure(record["loss"], ".3f")
 
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
@@ -64,14 +51,14 @@ class ConsoleLog:
             ending = f"done: {end.step} steps"
         else:
             ending = f"ended after step {end.step} of {self._run.steps}: {end.reason}"
-        self._console.print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}", markup=False)
+        self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")
 
     def close(self) -> None:
         """Remove the progress bar."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-            sys.stdout.flush()
+        self._open.close()
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False)
 
 
 def describe_run(context: LoggerContext[None]) -> list[str]:
@@ -93,23 +80,29 @@ def describe_run(context: LoggerContext[None]) -> list[str]:
     return lines
 
 
-def format_line(record: Record, steps: int) -> str:
-    """Return the figures of a step in one line."""
+def format_line(record: Record, steps: int, width: int | None = None) -> str:
+    """Return the figures of a step in one line, as many as fit into ``width`` columns."""
     step = f"step {record['step']:>{len(str(steps))}}/{steps}"
     if "validation_loss" in record:
-        figures = f"{record['validation_tokens']:,} tokens in {_figure(record['validation_seconds'], '.1f')} s"
-        return f"{step} | validation loss {_figure(record['validation_loss'], '7.4f')} | {figures}"
-    return " | ".join(
-        [
-            step,
-            f"loss {_figure(record['loss'], '7.4f')}",
-            f"grad norm {_figure(record['grad_norm'], '7.3f')}",
-            f"lr {_figure(record['lr'], '.2e')}",
-            f"{_figure(record['tokens_per_second'], ',.0f')} tokens/s",
-            *([f"mfu {_mfu(record)}"] if "mfu" in record else []),
-            f"memory {_figure(record['memory_peak_gib'], '.2f')} GiB",
-        ]
-    )
+        loss = f"validation loss {_figure(record['validation_loss'], '7.4f')}"
+        time = f"{_figure(record['validation_seconds'], '.1f')} s"
+        return _fitted([step, loss, f"{record['validation_tokens']:,} tokens in {time}"], [step, loss, time], width)
+    loss, lr = f"loss {_figure(record['loss'], '7.4f')}", f"lr {_figure(record['lr'], '.2e')}"
+    norm, speed = _figure(record["grad_norm"], "7.3f"), _figure(record["tokens_per_second"], ",.0f")
+    mfu = [f"mfu {_mfu(record)}"] if "mfu" in record else []
+    memory = f"{_figure(record['memory_peak_gib'], '.2f')} GiB"
+    long = [step, loss, f"grad norm {norm}", lr, f"{speed} tokens/s", *mfu, f"memory {memory}"]
+    return _fitted(long, [step, loss, f"{speed} tok/s", f"norm {norm.strip()}", lr, *mfu, memory], width)
+
+
+def _fitted(long: list[str], short: list[str], width: int | None) -> str:
+    """Return ``long``; if it does not fit into ``width``, ``short`` without the last figures that do not fit either."""
+    line = " | ".join(long)
+    if width is None or len(line) <= width:
+        return line
+    while len("  ".join(short)) > width and len(short) > 2:
+        short.pop()
+    return "  ".join(short)
 
 
 def _datasets(spec: StreamSpec) -> str:

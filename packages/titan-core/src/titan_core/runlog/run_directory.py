@@ -13,7 +13,7 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.launcher import LOCKED, lock_for_ranks
+from titan_core.api.launcher import LOCKED, RANK_LOGS, lock_for_ranks, rank_log
 from titan_core.api.run_folder import PREVIOUS, run_folders
 from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
@@ -23,8 +23,8 @@ from titan_core.runlog.other_runs import require_own_run, warn_of_other_recipe
 
 log = logging.getLogger(__name__)
 
-OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
-"""Files and folders of one run, from its fresh start to its end."""
+OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG)
+"""Files and folders of one run, from its fresh start to its end. There are logs too."""
 
 
 @contextmanager
@@ -120,7 +120,7 @@ class RunDirectory:
             if step > 0 and (self.path / METRICS).exists():
                 documents[METRICS] = _up_to(step, self.path / METRICS)
             if step == 0:
-                names = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
+                names = dict.fromkeys([*OWN, *self._older_logs(job), *run_folders(job.config.sections.values())])
                 archive = self._archive([name for name in names if (self.path / name).exists()], shutil.move)
                 if archive is not None:
                     log.info("moved the files of the earlier run in %s to %s", self.path, archive)
@@ -134,6 +134,17 @@ class RunDirectory:
             where = f"job.dump_folder = {str(self.path)!r}"
             why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"
             raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
+
+    def _older_logs(self, job: Job) -> list[str]:
+        """Return the logs that an older run left. The launcher already writes those of this run."""
+        logs, current = self.path / LOGS, set[Path]()
+        if RANK_LOGS in os.environ:
+            current = {rank_log(self.path, rank).resolve() for rank in range(job.facts.mesh.world_size)}
+            attempts = sorted(int(path.name[8:]) for path in logs.glob("attempt-*") if path.name[8:].isdigit())
+            restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            current.update((logs / f"attempt-{number}").resolve() for number in attempts[len(attempts) - restarts :])
+        found = logs.iterdir() if logs.is_dir() else [logs]
+        return [str(path.relative_to(self.path)) for path in sorted(found) if path.resolve() not in current]
 
     def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> Path | None:
         """Call ``bring`` with each file and its place in a new ``previous/N``. Return that folder, ``None`` if no file."""

@@ -12,6 +12,7 @@ from typing import Any
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import INTERRUPTED, announce_interrupt, reported_by_launcher
 from titan_core.api.shared_request import SharedRequest
+from titan_core.api.tools.phases import hide_all
 
 CLOSING = "titan: the run has ended and is closing its files; press Ctrl-C again to quit at once"
 
@@ -63,6 +64,7 @@ class Interruption:
         self.stop.submit()
         # Python would handle the next interrupt only after the current collective or kernel, which may never return.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        hide_all()
         if os.environ.get("RANK", "0") == "0" and not reported_by_launcher():
             announce_interrupt(CLOSING if self._over else INTERRUPTED)
 

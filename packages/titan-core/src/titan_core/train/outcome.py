@@ -17,8 +17,7 @@ from pathlib import Path
 from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import OUTCOMES, Outcome, report_lines
-from titan_core.api.runs.files import LOGS
+from titan_core.api.launcher import OUTCOMES, Outcome, rank_log, report_lines
 from titan_core.api.tools.error_chain import caused_by_peer
 from titan_core.api.tools.secrets import redact_text
 
@@ -101,7 +100,7 @@ class OutcomeRecorder:
 
     def _write_log(self, error: BaseException) -> str:
         """Append the traceback to the rank's log and return its path; if that fails, print it and return ``""``."""
-        path = Path(self._dump_folder) / LOGS / f"rank-{self.outcome.rank}.log"
+        path = rank_log(self._dump_folder, self.outcome.rank)
         when = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds")
         text = redact_text("".join(traceback.format_exception(error)))
         try:

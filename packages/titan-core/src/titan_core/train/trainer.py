@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
-from titan_core.api.components import Component, Transform
+from titan_core.api.components import Component, Phase, Transform
 from titan_core.api.errors import UserError
 from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
@@ -26,6 +26,7 @@ from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_pa
 from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
+from titan_core.api.tools.phases import phase
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
@@ -75,13 +76,15 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             lifecycle.job_assembled(job)
             # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
-            data = OpenedData.of(job)
+            with phase("reading the data"):
+                data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
             stack.enter_context(run_lock(job.dump_folder))
             if job.checkpoint is None:  # with checkpoints, only the attempt to restore one shows whether the start is fresh
                 require_own_run(directory.path, job)
             stack.enter_context(directory.locks)
-            world = stack.enter_context(join_world(job))
+            with phase("joining the other ranks" if job.facts.mesh.world_size > 1 else "preparing the device"):
+                world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
@@ -117,9 +120,10 @@ class Trainer:
         prepare_numerics(self.training, world)
 
         self.loader = data_loader(job, data.training, world.data_rank)
-        whole = build_whole(job)
-        self.size = size_of(whole, job)
-        parts = build_parts(job, world.mesh, world.device, whole)
+        with phase("building the model"):
+            whole = build_whole(job)
+            self.size = size_of(whole, job)
+            parts = build_parts(job, world.mesh, world.device, whole)
         self.run_step = self._step_runner(parts)
         for transform in job.transforms:
             if transform.observe is not None:
@@ -131,12 +135,14 @@ class Trainer:
             {name for rank in world.gather([part.auxiliary_losses for part in parts]) for names in rank for name in names}
         )
         self.missing_gradients = MissingGradients(named, world, lifecycle)
-        optimizer = self._optimizer(parts)
+        with phase("building the optimizer"):
+            optimizer = self._optimizer(parts)
         lr_scheduler = self._lr_scheduler(optimizer)
         self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         if self.checkpoints is not None:
-            self.checkpoints.restore()
+            with phase("loading the checkpoint"):
+                self.checkpoints.restore()
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world)
         lifecycle.register(self.events)
@@ -158,8 +164,11 @@ class Trainer:
         self.lifecycle.train_start(self.run_start())
         self.requests.complete(self.world)
         self.lifecycle.save_state()  # fails now, rather than at the first checkpoint, if a state cannot be saved
-        while state.step < self.last_step and self.step():
-            pass
+        compiles = any(transform.phase is Phase.COMPILE for transform in self.job.transforms)
+        with phase("first step (compiling)" if compiles else "first step"):
+            more = state.step < self.last_step and self.step()
+        while more and state.step < self.last_step:
+            more = self.step()
         if before < state.step < self.last_step or self.last_step == 0:
             self.save(last=True)
         self.validate(last=state.step > before)
@@ -212,7 +221,7 @@ class Trainer:
         """Save a checkpoint if one is due or requested."""
         requested = self.interruption.save.take()
         if self.checkpoints is not None:
-            with self.stopwatch.phase("checkpoint", on_host=True):
+            with phase("saving a checkpoint"), self.stopwatch.phase("checkpoint", on_host=True):
                 self.checkpoints.after_step(last=last, requested=requested)
         elif requested and self.world.rank == 0:
             log.warning(
@@ -223,13 +232,14 @@ class Trainer:
         """Measure the validation loss if that is due. A checkpoint that is due has been saved before."""
         if self.validation is None or self.preempted or not self.validation.is_due(self.state.step, last):
             return
-        report = self.validation.measure(self.state.step)
+        with phase("validating"):
+            report = self.validation.measure(self.state.step)
         if report is not None:
             self.lifecycle.validation_end(report)
 
     def close(self) -> None:
         """Stop reading ahead, finish pending writes and close all files."""
-        with ExitStack() as stack:
+        with phase("finishing pending writes"), ExitStack() as stack:
             stack.callback(self.loader.close)
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
