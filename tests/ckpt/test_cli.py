@@ -64,6 +64,9 @@ def test_verify(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "step 4: intact"
     assert lines[2].startswith("step 2: data-00000.bin is damaged in ")
+    assert main(["checkpoint", "verify", "run", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(checkpoint["step"], checkpoint["intact"]) for checkpoint in found] == [(6, False), (4, True), (2, False)]
 
 
 def test_rm(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from harness.jobs import make_job, run_recipe
 from titan_ckpt.catalogue import entry
-from titan_ckpt.convert import _to_dtype
+from titan_ckpt.dtypes import to_dtype
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest_checks import _require_known_names
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
@@ -97,9 +97,9 @@ def test_a_conversion_that_overflows_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"w: its largest value is 7e\+04, but float16 is limited to 6.55e\+04; use --dtype bfloat16"
     ):
-        _to_dtype(tensor, torch.float16, "w")
-    assert torch.equal(_to_dtype(tensor, torch.bfloat16, "w"), tensor.bfloat16())
-    assert _to_dtype(torch.tensor([torch.inf]), torch.float16, "w").isinf().all()  # was infinite before
+        to_dtype(tensor, torch.float16, "w")
+    assert torch.equal(to_dtype(tensor, torch.bfloat16, "w"), tensor.bfloat16())
+    assert to_dtype(torch.tensor([torch.inf]), torch.float16, "w").isinf().all()  # was infinite before
 
 
 class Grows:
@@ -137,3 +137,21 @@ def test_unknown_and_missing_tensors_are_refused() -> None:
     for tensors, replicas in damages:
         with pytest.raises(BrokenCheckpoint):
             _require_known_names(tensors, replicas)
+
+
+@pytest.mark.parametrize("path", ["run", "run/", "run/checkpoint"])
+@pytest.mark.parametrize("newest", [2, 1])
+def test_a_run_starts_from_the_newest_complete_checkpoint_of_another(
+    saved: None, caplog: pytest.LogCaptureFixture, path: str, newest: int
+) -> None:
+    if newest == 1:
+        Path("run/checkpoint/step-2/checkpoint.json").unlink()
+    run_recipe("tiny", {**TINY, **WEIGHTS, "checkpoint.initial_load_path": path})
+    assert f"starting from the weights in run/checkpoint/step-{newest}" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["nowhere", "."])
+def test_a_path_without_weights_is_refused(saved: None, path: str) -> None:
+    why = "there are no checkpoints here; set it to a checkpoint, a run's directory, or a folder of weights"
+    with pytest.raises(UserError, match=why):
+        run_recipe("tiny", {**TINY, **WEIGHTS, "checkpoint.initial_load_path": path})

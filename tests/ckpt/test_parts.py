@@ -146,7 +146,7 @@ class Weights:
 
 
 def weights_of(step: int) -> dict[str, Tensor]:
-    from titan_ckpt.convert import read_whole
+    from titan_ckpt.chunks import read_whole
 
     folder = Folder(f"run/checkpoint/step-{step}")
     manifest = read_manifest(folder)

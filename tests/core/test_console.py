@@ -26,8 +26,7 @@ def test_the_console(in_tmp: Path) -> None:
     assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
     assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
     assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
-    assert recorder.progress == [("tiny debug (37.0K)", 4, 1, True), ("tiny debug (37.0K)", 4, 2, True), ("tiny debug (37.0K)", 4, 3, True),
-                                 ("tiny debug (37.0K)", 4, 4, True)]  # fmt: skip
+    assert recorder.progress == [("tiny debug (37.0K)", 4, step, True) for step in (1, 2, 3, 4)]
     assert current_progress() is None and status_line._shown is None  # nothing is left behind
 
 

@@ -88,7 +88,7 @@ def test_tensors_of_observers_are_merged() -> None:
     assert lifecycle.state_tensors() == {"a": first, "b": second}
     with pytest.raises(ValueError, match=r"KeepsTensors .* metric loggers are built after the restore"):
         lifecycle.register(KeepsTensors({}))
-    with pytest.raises(ValueError, match="two observers save a tensor under the name 'a'"):
+    with pytest.raises(ValueError, match="two observers return the name 'a' from titan_state_tensors"):
         Lifecycle([KeepsTensors({"a": first}), KeepsTensors({"a": first})]).state_tensors()
 
 

@@ -23,8 +23,12 @@ def test_an_object_is_read(tmp_path: Path) -> None:
         (b'{"a": ', "is not JSON: "),
         (b"\xff\xfe{}", "is not JSON: "),
         (b"[" * 100_000, "is not JSON: "),
-        (b"[1]", "contains a JSON list, not an object"),
-        (b"null", "contains a JSON NoneType, not an object"),
+        (b"[1]", "contains an array, not an object"),
+        (b"null", "contains null, not an object"),
+        (b"true", "contains a boolean, not an object"),
+        (b"3", "contains a number, not an object"),
+        (b"0.5", "contains a number, not an object"),
+        (b'"text"', "contains a string, not an object"),
     ],
 )
 def test_anything_else_is_one_clear_error(tmp_path: Path, content: bytes, why: str) -> None:

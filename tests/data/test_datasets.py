@@ -109,9 +109,13 @@ def test_a_missing_network_is_reported_in_one_line() -> None:
 
 BAD_LINES = {
     b'{"text": "a"}\n\n  \n{"text": "b"}\nnot json\n': (":5", "not a JSON record: Expecting value"),
-    b'{"text": "a"}\n[1, 2]\n': (":2", "a record must be a JSON object, not list"),
+    b'{"text": "a"}\n' + b" " * 40 + b"\r\n" + b" " * 40 + b'{"text": "b"}\nnot json\n': (
+        ":4",
+        "not a JSON record: Expecting",
+    ),
+    b'{"text": "a"}\n[1, 2]\n': (":2", "a record must be a JSON object, not an array"),
     b'{"text": "a"}\n{"body": "b"}': (":2", "no field 'text' (fields: body)"),
-    b'{"text": "a"}\n{"text": null}': (":2", "field 'text' contains NoneType, not text"),
+    b'{"text": "a"}\n{"text": null}': (":2", "field 'text' contains null, not text"),
     b'{"text": "a"}\n{"text": "\xff"}': (":2", "not UTF-8 text: invalid start byte at byte 10 of the line"),
 }
 

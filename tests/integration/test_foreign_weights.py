@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.fuzz.hf_folders import CONFIG, FILES, INDEX, TOKENIZER, make_folder
 from harness.jobs import run_recipe
-from titan_ckpt.convert import to_hf
+from titan_ckpt.exporting import to_hf
 from titan_ckpt.foreign_checks import declared_tensors, require_equal_copies, require_weights
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError

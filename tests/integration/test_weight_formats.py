@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
-from titan_ckpt import convert
+from titan_ckpt.catalogue import pick
+from titan_ckpt.chunks import read_whole
 from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
@@ -216,9 +217,9 @@ def test_metas_files_become_a_checkpoint(in_tmp: Path, files: int) -> None:
     for name in ("tok_embeddings.weight", "layers.1.attention.wk.weight", "layers.0.attention.wo.weight", "output.weight"):
         tensors = []
         for folder in ("ours", "same"):
-            found = convert.pick(folder, None)
+            found = pick(folder, None)
             assert found.manifest is not None
-            tensors.append(convert.read_whole(found.folder, found.manifest, f"model.{name}"))
+            tensors.append(read_whole(found.folder, found.manifest, f"model.{name}"))
         assert torch.equal(*tensors), name
 
 

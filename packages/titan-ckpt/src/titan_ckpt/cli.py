@@ -7,14 +7,12 @@ import datetime
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
-from titan_ckpt.catalogue import Entry, entries, entry, step_folder, steps_in
-from titan_ckpt.folder import Folder
+from titan_ckpt.catalogue import Entry, checkpoints_at, entries, find_checkpoints, pick, step_folder, steps_in
 from titan_ckpt.manifest import verify_data
 from titan_ckpt.retention import remove
-from titan_ckpt.stored import NAME, BrokenCheckpoint, Manifest
+from titan_ckpt.stored import BrokenCheckpoint, Manifest
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
@@ -56,15 +54,38 @@ def rm_arguments(parser: argparse.ArgumentParser) -> None:
 
 def convert_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan checkpoint convert``."""
-    parser.add_argument("source", metavar="SOURCE", help="Titan checkpoint, or folder of Hugging Face or Meta weights")
-    parser.add_argument("target", metavar="TARGET", help="new folder for the Hugging Face weights or the Titan checkpoint")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="Titan checkpoint, or folder of Hugging Face, Meta or torch.distributed.checkpoint (DCP) weights",
+    )
+    parser.add_argument("target", metavar="TARGET", help="new folder for the exported weights or the Titan checkpoint")
+    parser.add_argument(
+        "--to", choices=("hf", "dcp"), help="format to export a Titan checkpoint to: Hugging Face (default), or DCP"
+    )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: unchanged)"
     )
     parser.add_argument(
         "--model", metavar="NAME", help="model that the weights belong to, if several installed models support them"
     )
-    parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer to copy beside exported weights (default: the run's)")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer to copy beside the weights (default: the run's, or the source's)"
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read the metadata of a DCP folder, a pickle, with a restricted unpickler",
+    )
+    parser.add_argument(
+        "--recipe",
+        metavar="RECIPE|FILE",
+        default=argparse.SUPPRESS,
+        help="recipe whose model a DCP folder contains; --model.flavor and other --model.* keys override it",
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN", help="entries of a DCP folder not to import"
+    )
 
 
 def list_checkpoints(context: CommandContext) -> int:
@@ -134,7 +155,7 @@ def verify(context: CommandContext) -> int:
         if not arguments.json:
             print(f"{f'step {checkpoint.step}' if checkpoint.step >= 0 else checkpoint.folder}: {problem or 'intact'}")
     if arguments.json:
-        print_json([{"step": step, "whole": not problem, "problem": problem} for step, problem in verdicts.items()])
+        print_json([{"step": step, "intact": not problem, "problem": problem} for step, problem in verdicts.items()])
     return EXIT_BROKEN if any(verdicts.values()) else 0
 
 
@@ -153,57 +174,6 @@ def rm(context: CommandContext) -> int:
         remove(folder, step)
         print(f"removed {step_folder(folder, step)}")
     return 0
-
-
-def find_checkpoints(path: str) -> Folder:
-    """Return the folder of checkpoints for ``path``, which is that folder, one of its checkpoints, or a run's directory.
-
-    Raises:
-        UserError: there are no checkpoints.
-    """
-    folder = Folder(path.rstrip("/") or path)
-    if NAME in folder.list():
-        return folder.parent
-    for candidate in (folder, folder / "checkpoint"):
-        if steps_in(candidate):
-            return candidate
-    raise UserError.one(path, "there are no checkpoints here", "pass a run's directory, or its folder of checkpoints")
-
-
-def checkpoints_at(path: str) -> list[Entry]:
-    """Return the checkpoints of the run at ``path``, newest first. If ``path`` is a checkpoint that belongs to no run (for
-    example a converted one), return only that checkpoint.
-
-    Raises:
-        UserError: there are no checkpoints.
-    """
-    folder = Folder(path.rstrip("/") or path)
-    found = list(entries(find_checkpoints(path)))
-    if NAME not in folder.list() or any(checkpoint.folder.name == folder.name for checkpoint in found):
-        return found
-    single = entry(folder, -1)
-    return [single if single.manifest is None else replace(single, step=single.manifest.step)]
-
-
-def pick(path: str, step: int | None) -> Entry:
-    """Return the checkpoint of ``step`` at ``path``; without a step the newest complete one, or ``path`` itself if it is a
-    checkpoint.
-
-    Raises:
-        UserError: there is no such checkpoint, or it is not complete.
-    """
-    own = Folder(path.rstrip("/"))
-    if step is None and NAME in own.list():
-        found = entry(own, -1)
-    elif step is None:
-        folder = find_checkpoints(path)
-        complete = (checkpoint for checkpoint in entries(folder) if checkpoint.manifest is not None)
-        found = next(complete, Entry(-1, folder, None, "no checkpoint here is complete"))
-    else:
-        found = entry(step_folder(find_checkpoints(path), step), step)
-    if found.manifest is None:
-        raise UserError.one(str(found.folder), found.problem, "to see all checkpoints, run `titan checkpoint list`")
-    return found
 
 
 def _path_argument(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,8 @@ class CheckpointSection(Section):
     """Step of the checkpoint to resume from; -1 selects the newest complete one. After a restart by the launcher, a job
     always resumes from the newest."""
     initial_load_path: AnyPath | None = None
-    """Checkpoint, or folder of Hugging Face or Meta weights, to start from if the run has no checkpoint yet."""
+    """Checkpoint, directory of another run (its newest checkpoint), or folder of Hugging Face or Meta weights, to start from
+    if the run has no checkpoint yet."""
     initial_load_model_only: bool = True
     """Load only the weights from initial_load_path, and start at step 0."""
     exclude_from_loading: list[str] = Field(default_factory=list)

@@ -1,47 +1,33 @@
-"""``titan checkpoint convert``: converting between Titan checkpoints and the formats that model plugins declare, with one
-tensor (or one file of an export) in memory at a time."""
+"""``titan checkpoint convert``: converting between Titan checkpoints, the formats that model plugins declare, and
+``torch.distributed.checkpoint`` (DCP)."""
 
 from __future__ import annotations
 
-import datetime
+import re
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
-from torch import Tensor
 
-from titan_ckpt.catalogue import Entry
-from titan_ckpt.chunks import bytes_of, read_whole
-from titan_ckpt.cli import pick, progress
-from titan_ckpt.diverging_replicas import require_equal_weights
-from titan_ckpt.dtypes import FLOATS, dtype_name, overflows
-from titan_ckpt.folder import Folder, write_all
-from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
-from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
-from titan_ckpt.foreign_start import hf_about
-from titan_ckpt.hf_export import (
-    complete_tokenizer,
-    copy_tokenizer,
-    export_config,
-    export_generation_config,
-    warn_without_end_id,
-    write_json,
-)
-from titan_ckpt.manifest import write_manifest
-from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.exporting import to_dcp, to_hf
+from titan_ckpt.foreign_files import kind_of
+from titan_ckpt.hf_export import TOKENIZER_FIX, copy_tokenizer
+from titan_ckpt.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
 from titan_core.api.command import CommandContext
-from titan_core.api.components import Model
+from titan_core.api.components import Recipe
 from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.weights import ForeignTensor, WeightFormat
 
-FILE_BYTES = 5 * 10**9
-"""Maximum size of a file of an export. Only a file with a single tensor may be larger."""
+_STEP = re.compile(r"step-[0-9]+")
+_ONLY_FOR = {
+    "to": ("titan",),
+    "model": ("hf", "meta"),
+    "recipe": ("dcp",),
+    "exclude": ("dcp",),
+    "allow_pickle": ("dcp",),
+}
+"""Options that apply to some sources only."""
+_SHOWN = {"titan": "a Titan checkpoint", "hf": "Hugging Face weights", "meta": "Meta's weights", "dcp": "a DCP folder"}
 
 
 def run(context: CommandContext) -> int:
@@ -52,14 +38,22 @@ def run(context: CommandContext) -> int:
         raise UserError.one(str(target), "already exists and is not empty", "choose a new folder")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     kind = kind_of(source) if source.is_dir() else None
+    _require_options_apply(context, kind or "titan")
+    if kind is not None and _STEP.fullmatch(target.name):
+        why = "only a run may name the folders of its checkpoints step-N"
+        raise UserError.one(str(target), why, "choose another name")
+    foreign = _open(context, source, kind) if kind is not None else None
     with FolderLock.beside(target, str(target)):
         # Rename at the end, so that no partial result exists under the target's name.
         partial = target.with_name(target.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
-            if kind is not None:
-                from_foreign(source, kind, partial, context.registry, arguments.model, dtype)
+            if foreign is not None:
+                import_weights(foreign, partial, dtype)
+                _copy_tokenizer(arguments.tokenizer, foreign, partial)
+            elif arguments.to == "dcp":
+                to_dcp(arguments.source, partial, context.registry, dtype)
             else:
                 to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
             if target.exists():
@@ -71,224 +65,70 @@ def run(context: CommandContext) -> int:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {target}")
+    if foreign is not None and foreign.left_out:
+        shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())
+        print(f"not imported: {', '.join(shown)}")
     return 0
 
 
-def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
-    """Convert a Titan checkpoint to a folder that ``transformers`` loads.
+def _require_options_apply(context: CommandContext, kind: str) -> None:
+    """Require every option to have an effect on a source of this kind.
 
     Raises:
-        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
+        UserError: an option has none.
     """
-    from safetensors.torch import save_file
+    arguments = vars(context.arguments)
+    given = [key for key in _ONLY_FOR if arguments.get(key)]
+    wrong = [f"--{key.replace('_', '-')}" for key in given if kind not in _ONLY_FOR[key]]
+    if kind != "dcp":
+        wrong += [f"--{override.key}" for override in context.overrides]
+    elif arguments["model"]:
+        wrong.append("--model")
+    elif other := [override.key for override in context.overrides if not override.key.startswith("model.")]:
+        wrong += [f"--{key}" for key in other]
+    if arguments["tokenizer"] and arguments["to"] == "dcp":
+        wrong.append("--tokenizer")
+    if wrong:
+        raise UserError.one(wrong[0], f"has no effect on the conversion of {_SHOWN[kind]}", "leave it out")
 
-    found = pick(source, None)
-    manifest = found.manifest
-    assert manifest is not None
-    model, args = model_of(manifest, registry)
-    form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
-    if form is None:
-        raise UserError.one(
-            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+
+def _open(context: CommandContext, source: Path, kind: str) -> Foreign:
+    """Open weights in another format.
+
+    Raises:
+        UserError: no installed model supports them, or their files are missing, damaged or not allowed.
+    """
+    arguments = context.arguments
+    if kind != "dcp":
+        return open_foreign_weights(source, kind, context.registry, arguments.model)
+    if not arguments.allow_pickle:
+        why = (
+            "is a pickle, which is read only on request: with an unpickler that accepts nothing but the classes of torch's "
+            "metadata, and executes no code from the file"
         )
-    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
-    _require_all_exported(manifest, tensors, model.name)
-    require_equal_weights(found.folder, manifest)
-    files = _plan_files(tensors, manifest, dtype)
-    weight_map: dict[str, str] = {}
-    total = 0
-    with progress("tensors", len(tensors), False) as advance:
-        for number, names in enumerate(files, 1):
-            name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-            shard = {}
-            for tensor in names:
-                whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
-                shard[tensor.name] = _to_dtype(whole, dtype, tensor.parameter).contiguous()
-                advance(1)
-            save_file(shard, target / name, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(shard, name)
-            total += sum(exported.numel() * exported.element_size() for exported in shard.values())
-    if len(files) > 1:
-        write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
-    config = export_config(form, args, manifest.about, stored)
-    write_json(target / "config.json", config)
-    generation = export_generation_config(manifest.about)
-    if generation:
-        write_json(target / "generation_config.json", generation)
-    warn_without_end_id({**config, **generation})
-    _export_tokenizer(found, tokenizer, target)
+        raise UserError.one(f"{source}/.metadata", why, "add --allow-pickle")
+    named = "recipe" in arguments or any(override.key.startswith("model.tokenizer") for override in context.overrides)
+    if "recipe" not in arguments:
+        default = next((recipe.name for recipe in context.registry.all(Recipe) if recipe.default), None)
+        if default is None or not context.overrides:
+            why = "is a torch.distributed.checkpoint folder, which does not describe its model"
+            fix = "add --recipe RECIPE|FILE, or --model.flavor NAME and further --model.* keys"
+            raise UserError.one(str(source), why, fix)
+        arguments.recipe = default
+    model, args = context.model()
+    about = {"config": {"model": context.config().as_dict()["model"]}} if named and not arguments.tokenizer else {}
+    return open_dcp_weights(source, model, args, arguments.exclude, about)
 
 
-def _require_all_exported(manifest: Manifest, tensors: Sequence[ForeignTensor], model: str) -> None:
-    """Require an export to contain every tensor of the model.
+def _copy_tokenizer(chosen: str | None, foreign: Foreign, target: Path) -> None:
+    """Copy the ``chosen`` tokenizer beside the weights; by default that of the recipe, or else of the original weights.
 
     Raises:
-        UserError: the plugin declares no foreign tensor for one of them, or one is stored in a quantised dtype.
+        UserError: there is no tokenizer at ``chosen``.
     """
-    exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
-    missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
-    if missing:
-        why = f"its plugin declares no Hugging Face tensor for {', '.join(missing[:3])}, so the export would be incomplete"
-        raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
-    for name in sorted(exported & manifest.tensors.keys()):
-        if manifest.tensors[name].dtype not in FLOATS:
-            why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
-            raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
-
-
-def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
-    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's.
-
-    Raises:
-        UserError: there is no tokenizer at ``given``.
-    """
-    assert found.manifest is not None
-    about = found.manifest.about
-    of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
-    if given is not None:
-        if not copy_tokenizer(Path(given).expanduser(), target):
-            fix = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
-            raise UserError.one(given, "there is no tokenizer here", fix)
-    else:
-        candidates = [path] if (path := found.folder.local_path) is not None else []
-        candidates += [Path(of_run).expanduser()] if of_run else []
-        if not any(copy_tokenizer(path, target) for path in candidates) and of_run:
-            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer; "
-            warning += "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
-            print(f"titan: warning: {warning}", file=sys.stderr)
-    complete_tokenizer(target, about)
-
-
-def from_foreign(
-    source: Path, kind: str, target: Path, registry: ComponentRegistry, model_name: str | None, dtype: torch.dtype | None
-) -> None:
-    """Convert foreign weights to a Titan checkpoint that contains only weights.
-
-    Raises:
-        UserError: no installed model supports them, or they are not exactly the weights of a model.
-    """
-    config = read_config(source, kind)
-    model, form, args = model_for(kind, config, registry, model_name, source)
-    declared = declared_tensors(form, args, model.name)
-    files = open_files(source, kind)
-    shapes = _shapes_of(model, args)
-    tensors = [tensor for tensor in declared if not tensor.copy]
-    unnamed = shapes.keys() - {tensor.parameter for tensor in tensors}
-    if unnamed:
-        why = f"its plugin declares no {kind!r} tensor for {min(unnamed)}"
-        raise UserError.one(f"model {model.name!r}", why, "ask the plugin's author")
-    require_weights(files, declared, {name: (shape, None) for name, shape in shapes.items()}, form.ignored, str(source))
-    require_equal_copies(files, declared, str(source))
-    stored: dict[str, StoredTensor] = {}
-    folder, at = Folder(str(target)), 0
-    with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
-        for tensor in tensors:
-            whole = our_rows(files, tensor, 0, shapes[tensor.parameter][0])
-            whole = _to_dtype(whole, dtype, tensor.parameter)
-            data = bytes_of(whole)
-            write_all(file, data)
-            name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)
-            begin = (0,) * len(shape)
-            digest = chunk_digest(name, kept_as, begin, shape, data)
-            chunk = Chunk(begin, shape, "data-00000.bin", at, len(data), digest)
-            stored[name] = StoredTensor(kept_as, shape, (chunk,))
-            at += len(data)
-            advance(1)
-    copy_tokenizer(source, target)
-    about = {
-        "model": f"{model.name} from {source.name}",
-        "model_name": model.name,
-        "model_args": args.model_dump(mode="json"),
-        **(hf_about(source) if kind == "hf" else {}),
-    }
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_manifest(folder, Manifest(0, created, about, {}, stored, {"data-00000.bin": at}))
-
-
-def _to_dtype(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
-    """Convert ``tensor`` to ``dtype``, unless that is ``None``.
-
-    Raises:
-        UserError: a value is too large for ``dtype``.
-    """
-    if dtype is None:
-        return tensor
-    converted = tensor.to(dtype)
-    if overflows(tensor, converted):
-        largest, limit = tensor.abs().max().item(), torch.finfo(dtype).max
-        why = f"its largest value is {largest:.3g}, but {dtype_name(dtype)} is limited to {limit:.3g}"
-        raise UserError.one(name, why, "use --dtype bfloat16 or float32")
-    return converted
-
-
-def _shapes_of(model: Model, args: BaseModel) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a checkpoint of the model: its parameters and persistent buffers."""
-    with torch.device("meta"):
-        built: Any = model.define.load()(args).build()
-    kept = built.state_dict().keys()
-    named = (*built.named_parameters(), *built.named_buffers())
-    return {name: tuple(tensor.shape) for name, tensor in named if name in kept}
-
-
-def _plan_files(
-    tensors: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None
-) -> list[list[ForeignTensor]]:
-    """Return the tensors of each file of an export."""
-    files: list[list[ForeignTensor]] = [[]]
-    room = FILE_BYTES
-    for tensor in tensors:
-        stored = manifest.tensors.get(f"{MODEL}.{tensor.parameter}")
-        if stored is None:
-            raise UserError.one(
-                "checkpoint", f"it does not contain {tensor.parameter}", "use a checkpoint of the whole model"
-            )
-        element = (dtype or getattr(torch, stored.dtype)).itemsize
-        size = element * torch.Size(stored.shape).numel()
-        if size > room and files[-1]:
-            files.append([])
-            room = FILE_BYTES
-        files[-1].append(tensor)
-        room -= size
-    return files
-
-
-def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
-    """Return the model of a checkpoint.
-
-    Raises:
-        UserError: its plugin is not installed, or no longer accepts its arguments.
-    """
-    name = manifest.about.get("model_name", "")
-    model = registry.get(Model, name)
-    cls = type(next(iter(model.flavors.values())))
-    try:
-        return model, cls.model_validate(manifest.about["model_args"], strict=True)
-    except ValidationError as error:
-        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
-        raise UserError.one("checkpoint", why, "update the plugin") from None
-
-
-def model_for(
-    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
-) -> tuple[Model, WeightFormat, BaseModel]:
-    """Return the model that these weights belong to.
-
-    Raises:
-        UserError: no installed model supports them. The message contains the reason of each model.
-    """
-    reasons = []
-    for model, form in _formats(registry, kind):
-        if wanted is not None and model.name != wanted:
-            continue
-        try:
-            return model, form, read_args(form, config)
-        except ValueError as error:
-            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    raise UserError.one(
-        str(source), "no installed model supports these weights", "; ".join(reasons) or "install the plugin of their model"
-    )
-
-
-def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
-    return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)
+    if chosen is not None:
+        if not copy_tokenizer(Path(chosen).expanduser(), target):
+            raise UserError.one(chosen, "there is no tokenizer here", TOKENIZER_FIX)
+        return
+    of_recipe = foreign.about.get("config", {}).get("model", {}).get("tokenizer_path")
+    copy_tokenizer(Path(of_recipe).expanduser() if of_recipe else foreign.source, target)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from titan_core.api.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -36,6 +38,24 @@ def dtype_name(dtype: torch.dtype) -> str:
 def converts_exactly(source: str, target: str) -> bool:
     """Whether ``target`` can represent every value of ``source``."""
     return source == target or target in _EXACT.get(source, ())
+
+
+def to_dtype(tensor: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """Convert ``tensor`` to ``dtype``, unless that is ``None`` or the tensor does not hold floating-point numbers.
+
+    Raises:
+        UserError: a value is too large for ``dtype``. The message calls the tensor ``name``.
+    """
+    if dtype is None or not tensor.is_floating_point():
+        return tensor
+    converted = tensor.to(dtype)
+    if overflows(tensor, converted):
+        import torch
+
+        largest, limit = tensor.abs().max().item(), torch.finfo(dtype).max
+        why = f"its largest value is {largest:.3g}, but {dtype_name(dtype)} is limited to {limit:.3g}"
+        raise UserError.one(name, why, "use --dtype bfloat16 or float32")
+    return converted
 
 
 def overflows(tensor: Tensor, converted: Tensor) -> bool:

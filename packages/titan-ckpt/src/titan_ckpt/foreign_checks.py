@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     """Read the config file beside the weights.
 
     Raises:
-        UserError: the file is missing or damaged, or the weights are quantised according to it.
+        UserError: the file is missing or damaged, the weights are quantised according to it, or the format has no such file.
     """
+    if kind == "dcp":
+        fix = f"convert it first: `titan checkpoint convert {folder} NEW_FOLDER --recipe RECIPE --allow-pickle`"
+        raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
     path = folder / CONFIG_OF[kind]
     config = read_object(path, DOWNLOAD_AGAIN)
     for key in _QUANTISED:
@@ -44,6 +48,7 @@ def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
     Raises:
         ValueError: ``config`` describes no model of this kind.
     """
+    assert form.to_args is not None
     try:
         return form.to_args.load()(config)
     except KeyError as error:
@@ -62,17 +67,30 @@ def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequenc
     names: set[str] = set()
     parameters: set[str] = set()
     for tensor in tensors:
-        repeated = ""
-        if tensor.name in names:
-            repeated = tensor.name
-        elif not tensor.copy and tensor.parameter in parameters:
+        repeated = next((name for name in (tensor.name, *tensor.aliases) if name in names), "")
+        if not repeated and not tensor.copy and tensor.parameter in parameters:
             repeated = tensor.parameter
         if repeated:
             where = f"model {model!r}, format {form.name!r}"
             raise UserError.one(where, f"the plugin declares {repeated} twice, so that one would be lost", "fix the plugin")
-        names.add(tensor.name)
+        names |= {tensor.name, *tensor.aliases}
         parameters |= set() if tensor.copy else {tensor.parameter}
     return tensors
+
+
+def as_named_in(files: ForeignFiles, declared: Sequence[ForeignTensor], where: str) -> Sequence[ForeignTensor]:
+    """Return the declared tensors under the names that they have in ``files``.
+
+    Raises:
+        UserError: a tensor is there under two names.
+    """
+    present, found = files.names(), []
+    for tensor in declared:
+        names = [name for name in (tensor.name, *tensor.aliases) if name in present]
+        if len(names) > 1:
+            raise UserError.one(where, f"contains both {names[0]} and {names[1]}, two names of one tensor")
+        found.append(replace(tensor, name=names[0]) if names else tensor)
+    return found
 
 
 def require_weights(
@@ -103,7 +121,7 @@ def require_weights(
             problems.append(f"{tensor.name} is missing")
         elif files.shape(tensor) != shape:
             problems.append(f"{tensor.name} has shape {list(files.shape(tensor))}, but the model requires {list(shape)}")
-        elif (stored := files.dtype(tensor.name)) not in FLOATS:
+        elif (stored := files.dtype(tensor.name)) not in (*FLOATS, dtype):
             problems.append(f"{tensor.name} is stored as {stored}, which is not a dtype of weights (are they quantised?)")
         elif dtype is not None and not converts_exactly(stored, dtype):
             problems.append(f"{tensor.name} is {stored}, which does not convert to {dtype} without loss")

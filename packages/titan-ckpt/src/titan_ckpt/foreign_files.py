@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from titan_ckpt.catalogue import DCP_METADATA
 from titan_ckpt.dtypes import dtype_name
 from titan_core.api.errors import UserError
 from titan_core.api.tools.plain_json import read_object
@@ -44,14 +45,16 @@ class ForeignFiles(Protocol):
 
 
 def kind_of(folder: Path) -> str | None:
-    """Return ``"hf"``, ``"meta"``, or ``None`` if the folder contains neither."""
+    """Return ``"hf"``, ``"meta"`` or ``"dcp"``, or ``None`` if the folder contains none of these formats."""
     if any(folder.glob("*.safetensors")):
         return "hf"
-    return "meta" if any(folder.glob("consolidated.*.pth")) else None
+    if any(folder.glob("consolidated.*.pth")):
+        return "meta"
+    return "dcp" if (folder / DCP_METADATA).is_file() else None
 
 
 def open_files(folder: Path, kind: str) -> ForeignFiles:
-    """Open the weights in ``folder``.
+    """Open the Hugging Face or Meta weights in ``folder``.
 
     Raises:
         UserError: files are missing, damaged or inconsistent.

@@ -15,6 +15,7 @@ from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.foreign_checks import (
     CONFIG_OF,
+    as_named_in,
     declared_tensors,
     read_args,
     read_config,
@@ -90,6 +91,7 @@ def open_foreign(
         UserError: the weights are not those of this job's model.
     """
     where = where or str(path)
+    config = read_config(path, kind)
     form = next((form for form in job.model.formats if form.name == kind), None)
     if form is None:
         raise UserError.one(
@@ -97,7 +99,7 @@ def open_foreign(
         )
     args = job.model_args
     try:
-        theirs = read_args(form, read_config(path, kind))
+        theirs = read_args(form, config)
     except ValueError as error:
         raise UserError.one(
             where, f"{CONFIG_OF[kind]} does not describe model {job.model.name!r}: {error}", "use weights of this model"
@@ -112,9 +114,9 @@ def open_foreign(
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")
     tensors = model_tensors(parts)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
-    declared = declared_tensors(form, args, job.model.name)
-    foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
     files = open_files(path, kind)
+    declared = as_named_in(files, declared_tensors(form, args, job.model.name), where)
+    foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
     unknown = [name for name in tensors if name not in foreign]
     if unknown:
         why = f"the model's plugin declares no {kind!r} tensor for {unknown[0]}"

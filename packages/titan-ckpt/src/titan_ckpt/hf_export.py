@@ -23,6 +23,7 @@ _BESIDE = (
 )  # fmt: skip
 _RANKS_ABOUT = "tokenizer.model.json"
 """Describes the ``tokenizer.model`` beside it, for tokenizer ``tiktoken``."""
+TOKENIZER_FIX = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
 _IDS = {"bos_token_id": "begin", "eos_token_id": "end"}
 
 

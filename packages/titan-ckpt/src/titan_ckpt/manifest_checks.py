@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,6 +45,20 @@ def _time(text: str) -> str:
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Shape = Annotated[list[Count], Field(max_length=64)]
+
+
+class Box(Protocol):
+    """A rectangular part of a tensor."""
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Index of its first element."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its number of elements in each dimension."""
+        ...
 
 
 class _Strict(BaseModel):
@@ -184,12 +198,20 @@ def _stored(name: str, tensor: _Tensor) -> StoredTensor:
         raise BrokenCheckpoint(f"{name} has unknown dtype {tensor.dtype!r}")
     chunks = tuple(_checked_chunk(name, tensor, chunk) for chunk in tensor.chunks)
     shape = tuple(tensor.shape)
+    problem = cover_problem(chunks, shape)
+    if problem:
+        raise BrokenCheckpoint(f"{name} {problem}")
+    return StoredTensor(tensor.dtype, shape, chunks)
+
+
+def cover_problem(chunks: Sequence[Box], shape: tuple[int, ...]) -> str:
+    """Return why ``chunks``, all within bounds, do not cover a tensor of this shape exactly; ``""`` if they do."""
     covered = sum(math.prod(chunk.shape) for chunk in chunks)
     if covered < math.prod(shape) or not chunks:
-        raise BrokenCheckpoint(f"{name} is incomplete: its chunks cover {covered} of {math.prod(shape)} elements")
+        return f"is incomplete: its chunks cover {covered} of {math.prod(shape)} elements"
     if covered > math.prod(shape) or _overlap(chunks, shape):
-        raise BrokenCheckpoint(f"{name} has overlapping chunks")
-    return StoredTensor(tensor.dtype, shape, chunks)
+        return "has overlapping chunks"
+    return ""
 
 
 def _require_known_names(tensors: Mapping[str, StoredTensor], replicas: int) -> None:
@@ -224,7 +246,7 @@ def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:
     return chunk
 
 
-def _overlap(chunks: tuple[Chunk, ...], shape: tuple[int, ...]) -> bool:
+def _overlap(chunks: Sequence[Box], shape: tuple[int, ...]) -> bool:
     """Whether an element is in two of ``chunks``. The borders of the chunks divide the tensor into cells, of which there are
     few if the division is regular; no cell may be in two chunks."""
     if len(chunks) == 1:

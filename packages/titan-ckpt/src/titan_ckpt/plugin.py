@@ -48,7 +48,8 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="checkpoint convert",
-            summary="convert to Hugging Face format, or from Hugging Face or Meta format",
+            summary="convert to Hugging Face or DCP format, or from Hugging Face, Meta or DCP (TorchTitan) format",
+            overrides=True,
             arguments=Ref("titan_ckpt.cli:convert_arguments"),
             run=Ref("titan_ckpt.convert:run"),
         ),

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt import state as plain
-from titan_ckpt.catalogue import Entry, entry, step_folder, steps_in
+from titan_ckpt.catalogue import Entry, entry, pick, step_folder, steps_in
 from titan_ckpt.comparing import Changes, require_same_model, require_same_training
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.diverging_replicas import require_equal_weights
@@ -139,20 +139,23 @@ def _start_from(
     kind = foreign_kind(context, path)
     if kind is not None:
         return start_from_foreign(context, Path(path), kind, excluded)
-    folder = Folder(path)
-    found = context.world.on_first_rank(lambda: _entry_or_problem(folder))
-    attempt = _Attempt(folder, excluded, built)
+    found = context.world.on_first_rank(lambda: _entry_or_problem(path))
+    attempt = _Attempt(found.folder, excluded, built)
     problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)
     if problem:
         where = context.job.config.where("checkpoint.initial_load_path", path)
-        raise UserError.one(where, problem, "set it to the folder of a checkpoint, such as .../checkpoint/step-1000")
+        raise UserError.one(where, problem, "set it to a checkpoint, a run's directory, or a folder of weights")
     return _inherited(found)
 
 
-def _entry_or_problem(folder: Folder) -> Entry:
-    """Read the checkpoint in ``folder``. Errors of its storage become :attr:`~titan_ckpt.catalogue.Entry.problem`."""
+def _entry_or_problem(path: str) -> Entry:
+    """Read the checkpoint at ``path``, of a run the newest complete one. Errors become
+    :attr:`~titan_ckpt.catalogue.Entry.problem`."""
+    folder = Folder(path)
     try:
-        return entry(folder, 0)
+        return pick(path, None)
+    except UserError as error:
+        return Entry(0, folder, None, error.problems[0].why)
     except Exception as error:  # noqa: BLE001 - fsspec backends raise any type, e.g. ImportError for a missing package
         return Entry(0, folder, None, getattr(error, "strerror", None) or str(error))
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_ckpt.cli import pick
-from titan_ckpt.convert import model_for, model_of
+from titan_ckpt.catalogue import pick
+from titan_ckpt.exporting import model_of
 from titan_ckpt.foreign_checks import read_config
 from titan_ckpt.foreign_files import kind_of
 from titan_ckpt.foreign_start import hf_about
 from titan_ckpt.hf_export import tokenizer_in
+from titan_ckpt.importing import model_for
 from titan_ckpt.manifest import read_manifest
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref

@@ -17,6 +17,8 @@ from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_data.records import text_of
 
 _CHUNK = 1 << 24
+_WHITESPACE = numpy.frombuffer(b" \t\n\r\x0b\x0c", numpy.uint8)
+"""What :meth:`bytes.strip` removes."""
 
 
 class JsonRecords:
@@ -74,7 +76,10 @@ def _lines_of(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any], N
     ends = numpy.concatenate([*breaks, [len(content)]]).astype(numpy.int64)
     starts = numpy.concatenate([[0], ends[:-1] + 1])
     filled = ends > starts
-    # Short lines may contain only whitespace. There are few of them: check their contents.
-    for line in numpy.flatnonzero(filled & (ends - starts < 16)):
-        filled[line] = bool(content[starts[line] : ends[line]].strip())
+    # Only a line that begins with whitespace can be blank. There are few of them: check their contents.
+    candidates = numpy.flatnonzero(filled)
+    if len(candidates):
+        firsts = numpy.frombuffer(content, numpy.uint8)[starts[candidates]]
+        for line in candidates[numpy.isin(firsts, _WHITESPACE)]:
+            filled[line] = bool(content[starts[line] : ends[line]].strip())
     return numpy.flatnonzero(filled), starts[filled], ends[filled]

@@ -9,6 +9,7 @@ from typing import Any
 from titan_core.api.dataset import CorruptRecord, DatasetContext
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.ref import Ref
+from titan_core.api.tools.plain_json import json_kind
 
 FIELD_FIX = "set data.text_field, or data.format"
 
@@ -28,7 +29,7 @@ def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
         CorruptRecord: the record has no text.
     """
     if not isinstance(record, Mapping):
-        raise CorruptRecord(place, f"a record must be a JSON object, not {type(record).__name__}")
+        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
     if context.format is not None:
         return _formatted(record, context.format, place)
     text = record.get(context.text_field)
@@ -36,7 +37,7 @@ def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
         return text
     if context.text_field not in record:
         raise CorruptRecord(place, missing_field(context.text_field, record), FIELD_FIX)
-    raise CorruptRecord(place, f"field {context.text_field!r} contains {type(text).__name__}, not text")
+    raise CorruptRecord(place, f"field {context.text_field!r} contains {json_kind(text)}, not text")
 
 
 def check_format(context: DatasetContext[None]) -> list[Problem]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from titan_core.api.dataset import ALL_SPLITS, DatasetContext
 from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import read_object
+from titan_core.api.tools.plain_json import json_kind, read_object
 
 log = logging.getLogger(__name__)
 
@@ -153,5 +153,5 @@ def _listed(file: Path, key: str) -> list[Any]:
         raise UserError.one(str(file), f"damaged: {key} is missing", _SAVE)
     values = contents[key]
     if not isinstance(values, list):
-        raise UserError.one(str(file), f"damaged: {key} is {type(values).__name__}, not a list", _SAVE)
+        raise UserError.one(str(file), f"damaged: {key} is {json_kind(values)}, not an array", _SAVE)
     return values

@@ -1,8 +1,10 @@
-"""Other formats of Llama's weights: Hugging Face's ``LlamaForCausalLM``, and Meta's published files. Imports no torch."""
+"""Other formats of Llama's weights: Hugging Face's ``LlamaForCausalLM``, Meta's published files, and TorchTitan's
+checkpoints. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from titan_core.api.weights import ForeignTensor
@@ -139,6 +141,20 @@ def meta_tensors(args: LlamaArgs) -> list[ForeignTensor]:
         tensors.append(ForeignTensor("output.weight", "tok_embeddings.weight", split=0, copy=True))
     else:
         tensors.append(ForeignTensor("output.weight", "output.weight", split=0))
+    return tensors
+
+
+def torchtitan_tensors(args: LlamaArgs) -> list[ForeignTensor]:
+    """Return the tensors of TorchTitan's checkpoints. They have this model's names, but newer versions have the projections
+    of attention's input in a module ``qkv_linear``."""
+    tensors = []
+    for tensor in meta_tensors(args):
+        aliases = tuple(
+            tensor.name.replace(f"attention.{one}.", f"attention.qkv_linear.{one}.")
+            for one in ("wq", "wk", "wv")
+            if f".attention.{one}." in tensor.name
+        )
+        tensors.append(replace(tensor, split=None, aliases=aliases))
     return tensors
 
 

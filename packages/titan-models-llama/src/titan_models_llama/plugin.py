@@ -35,6 +35,11 @@ def titan_models() -> list[Model]:
                     to_args=Ref("titan_models_llama.formats:meta_args"),
                     ignored=("rope.freqs",),
                 ),
+                WeightFormat(
+                    name="dcp",
+                    tensors=Ref("titan_models_llama.formats:torchtitan_tensors"),
+                    ignored=("freqs_cis",),
+                ),
             ),
         )
     ]

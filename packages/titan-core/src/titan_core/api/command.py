@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from titan_core.api.components import Component
+from pydantic import BaseModel
+
+from titan_core.api.components import Component, Model
 from titan_core.api.config import Config, Override
 from titan_core.api.dataset import StepRows
 from titan_core.api.job import Job
@@ -45,6 +47,15 @@ class CommandContext(Protocol):
 
         Raises:
             UserError: lists all mistakes in the config.
+        """
+        ...
+
+    def model(self) -> tuple[Model, BaseModel]:
+        """Return the model that :meth:`config` describes, and its arguments, without assembling a job: neither the
+        tokenizer nor the data needs to exist.
+
+        Raises:
+            UserError: the model is not installed, or rejects its flavor or arguments.
         """
         ...
 

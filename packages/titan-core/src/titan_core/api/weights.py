@@ -28,19 +28,23 @@ class ForeignTensor:
     copy: bool = False
     """Whether this is a second name of a parameter that is also listed under its own name (a head that shares the
     embedding's weight). If a file has it, it must be the same tensor. It is never written."""
+    aliases: tuple[str, ...] = ()
+    """Names that the tensor has in other versions of the format. Files may use any one of them; :attr:`name` is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFormat:
-    """A format from which weights can be read, and to which they can be written if it has ``from_args``."""
+    """A format from which weights can be read. "dcp", and formats with ``from_args``, can also be written."""
 
-    name: Literal["hf", "meta"]
-    """The files: "hf", a folder of safetensors with ``config.json``; "meta", ``consolidated.*.pth`` with ``params.json``."""
+    name: Literal["hf", "meta", "dcp"]
+    """The files: "hf", a folder of safetensors with ``config.json``; "meta", ``consolidated.*.pth`` with ``params.json``;
+    "dcp", a folder of ``torch.distributed.checkpoint`` with the names that TorchTitan uses for the model. Only a model whose
+    names differ there needs to declare "dcp"."""
     tensors: Ref[Callable[[Any], Sequence[ForeignTensor]]]
     """Model arguments -> all tensors of the model."""
-    to_args: Ref[Callable[[Mapping[str, Any]], BaseModel]]
+    to_args: Ref[Callable[[Mapping[str, Any]], BaseModel]] | None = None
     """Contents of the format's config file -> model arguments. Raises ``ValueError`` with a reason if no arguments describe
-    the same model."""
+    the same model. ``None`` for "dcp", which has no config file."""
     from_args: Ref[Callable[[Any], dict[str, Any]]] | None = None
     """Model arguments -> contents of the format's config file, if the format can be written."""
     ignored: tuple[str, ...] = ()

@@ -6,14 +6,16 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from titan_core.api.components import Recipe
+from pydantic import BaseModel
+
+from titan_core.api.components import Model, Recipe
 from titan_core.api.config import Config, Override
 from titan_core.api.dataset import StepRows
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble
+from titan_core.job.assemble import assemble, pick_model
 from titan_core.plugins.registry import Registry
 
 
@@ -50,6 +52,10 @@ class Invocation:
     def config(self, more: Sequence[Override] = ()) -> Config:
         """See :meth:`titan_core.api.command.CommandContext.config`."""
         return self._loaded(more)[0]
+
+    def model(self) -> tuple[Model, BaseModel]:
+        """See :meth:`titan_core.api.command.CommandContext.model`."""
+        return pick_model(*self._loaded(()))
 
     def read_data(self, job: Job) -> Iterator[StepRows]:
         """See :meth:`titan_core.api.command.CommandContext.read_data`."""

@@ -146,6 +146,16 @@ def _pick(config: Config, registry: Registry, kind: type[C]) -> C:
     return registry.get(kind, name)
 
 
+def pick_model(config: Config, registry: Registry) -> tuple[Model, BaseModel]:
+    """Return the model that ``config`` describes, and its arguments.
+
+    Raises:
+        UserError: the model is not installed, or rejects its flavor or arguments.
+    """
+    model = _pick(config, registry, Model)
+    return model, model_args(config, model)
+
+
 def _plan_mesh(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
     transforms = registry.all(Transform)
     dims = [dim for transform in transforms for dim in transform.mesh_dims]

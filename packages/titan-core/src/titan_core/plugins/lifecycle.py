@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -145,17 +145,11 @@ class Lifecycle:
         Raises:
             ValueError: two observers use one name, or JSON cannot represent a state.
         """
-        merged: dict[str, Any] = {}
-        for implementation in self._manager.hook.titan_save_state.get_hookimpls():
-            with same_generators():
-                state = implementation.function() or {}
-            if not isinstance(state, dict) or not survives_json(state):
-                why = "must return a dict of plain values with string keys, because it is saved as JSON"
-                raise ValueError(f"titan_save_state of {implementation.plugin!r} {why}")
-            if clash := merged.keys() & state.keys():
-                raise ValueError(f"two observers save state under the name {min(clash)!r}: names must be unique")
-            merged |= state
-        return merged
+        return _merged(
+            self._manager.hook.titan_save_state,
+            lambda state: isinstance(state, dict) and survives_json(state),
+            "must return a dict of plain values with string keys, because it is saved as JSON",
+        )
 
     def state_tensors(self) -> dict[str, Tensor]:
         """See :func:`titan_core.api.hookspecs.titan_state_tensors`. Return the tensors of all observers.
@@ -164,17 +158,9 @@ class Lifecycle:
             ValueError: two observers use one name, or one did not return a mapping to tensors.
         """
         self._tensors_collected = True
-        merged: dict[str, Tensor] = {}
-        for implementation in self._manager.hook.titan_state_tensors.get_hookimpls():
-            with same_generators():
-                tensors = implementation.function() or {}
-            if not _maps_to_tensors(tensors):
-                why = "must return a mapping from names to tensors"
-                raise ValueError(f"titan_state_tensors of {implementation.plugin!r} {why}")
-            if clash := merged.keys() & tensors.keys():
-                raise ValueError(f"two observers save a tensor under the name {min(clash)!r}: names must be unique")
-            merged |= tensors
-        return merged
+        return _merged(
+            self._manager.hook.titan_state_tensors, _maps_to_tensors, "must return a mapping from names to tensors"
+        )
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.api.hookspecs.titan_restore_state`."""
@@ -223,7 +209,28 @@ class Lifecycle:
         return answers
 
 
-def _maps_to_tensors(tensors: object) -> TypeGuard[Mapping[str, Tensor]]:
+def _merged(hook: pluggy.HookCaller, is_valid: Callable[[Any], bool], rule: str) -> dict[str, Any]:
+    """Return the merged results of all observers that implement ``hook``.
+
+    Args:
+        is_valid: whether a result is what the hook must return, as ``rule`` says.
+
+    Raises:
+        ValueError: a result is not valid, or two observers use one name.
+    """
+    merged: dict[str, Any] = {}
+    for implementation in hook.get_hookimpls():
+        with same_generators():
+            found: Any = implementation.function() or {}
+        if not is_valid(found):
+            raise ValueError(f"{hook.name} of {implementation.plugin!r} {rule}")
+        if clash := merged.keys() & found.keys():
+            raise ValueError(f"two observers return the name {min(clash)!r} from {hook.name}: names must be unique")
+        merged |= found
+    return merged
+
+
+def _maps_to_tensors(tensors: object) -> bool:
     if not isinstance(tensors, Mapping):
         return False
     torch: Any = sys.modules.get("torch")  # if torch is not imported, no tensor exists

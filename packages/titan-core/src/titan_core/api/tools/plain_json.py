@@ -27,8 +27,16 @@ def read_object(file: Path, fix: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError.one(str(file), f"is not JSON: {error}", fix) from None
     if not isinstance(contents, dict):
-        raise UserError.one(str(file), f"contains a JSON {type(contents).__name__}, not an object", fix)
+        raise UserError.one(str(file), f"contains {json_kind(contents)}, not an object", fix)
     return contents
+
+
+def json_kind(value: object) -> str:
+    """Return JSON's word for a value, with an article: ``"a string"``, ``"null"``; for other values the Python type."""
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def survives_json(value: object) -> bool:

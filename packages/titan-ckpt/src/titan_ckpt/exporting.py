@@ -1,0 +1,202 @@
+"""Exporting a Titan checkpoint to another format, with one tensor (or one file of the export) in memory at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from titan_ckpt.catalogue import Entry, pick
+from titan_ckpt.chunks import read_whole
+from titan_ckpt.cli import progress
+from titan_ckpt.dcp_export import described, write_dcp
+from titan_ckpt.diverging_replicas import require_equal_weights
+from titan_ckpt.dtypes import FLOATS, dtype_name, to_dtype
+from titan_ckpt.foreign_checks import declared_tensors
+from titan_ckpt.foreign_files import HF_INDEX, their_rows
+from titan_ckpt.hf_export import (
+    TOKENIZER_FIX,
+    complete_tokenizer,
+    copy_tokenizer,
+    export_config,
+    export_generation_config,
+    warn_without_end_id,
+    write_json,
+)
+from titan_ckpt.stored import MODEL, Manifest, StoredTensor
+from titan_core.api.components import Model
+from titan_core.api.errors import UserError
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.weights import ForeignTensor
+
+FILE_BYTES = 5 * 10**9
+"""Maximum size of a file of a Hugging Face export. Only a file with a single tensor may be larger."""
+
+
+def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
+    """Convert a Titan checkpoint to a folder that ``transformers`` loads.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
+    """
+    from safetensors.torch import save_file
+
+    found = pick(source, None)
+    manifest = found.manifest
+    assert manifest is not None
+    model, args = model_of(manifest, registry)
+    form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
+    if form is None:
+        raise UserError.one(
+            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+        )
+    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
+    _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
+    require_equal_weights(found.folder, manifest)
+    files = _plan_files(tensors, manifest, dtype)
+    weight_map: dict[str, str] = {}
+    total = 0
+    with progress("tensors", len(tensors), False) as advance:
+        for number, names in enumerate(files, 1):
+            name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            shard = {}
+            for tensor in names:
+                whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
+                shard[tensor.name] = to_dtype(whole, dtype, tensor.parameter).contiguous()
+                advance(1)
+            save_file(shard, target / name, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(shard, name)
+            total += sum(exported.numel() * exported.element_size() for exported in shard.values())
+    if len(files) > 1:
+        write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
+    config = export_config(form, args, manifest.about, stored)
+    write_json(target / "config.json", config)
+    generation = export_generation_config(manifest.about)
+    if generation:
+        write_json(target / "generation_config.json", generation)
+    warn_without_end_id({**config, **generation})
+    _export_tokenizer(found, tokenizer, target)
+
+
+def to_dcp(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None) -> None:
+    """Convert a Titan checkpoint to a ``torch.distributed.checkpoint`` folder with the weights alone, under the names that
+    TorchTitan uses for the model.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
+    """
+    found = pick(source, None)
+    manifest = found.manifest
+    assert manifest is not None
+    model, args = model_of(manifest, registry)
+    form = next((form for form in model.formats if form.name == "dcp"), None)
+    if form is None:
+        own_names = (name.removeprefix(f"{MODEL}.") for name in manifest.tensors if name.startswith(f"{MODEL}."))
+        tensors = [ForeignTensor(name, name) for name in own_names]
+    else:
+        tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
+    _require_all_exported(manifest, tensors, model.name, "DCP")
+    require_equal_weights(found.folder, manifest)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    stored = {tensor.name: _stored(manifest, tensor) for tensor in tensors}
+    with progress("tensors", len(tensors), False) as advance:
+
+        def read(name: str) -> Tensor:
+            tensor = by_name[name]
+            whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
+            advance(1)
+            return to_dtype(whole, dtype, tensor.parameter).contiguous()
+
+        write_dcp(target, {name: described(kept.shape, kept.dtype, dtype) for name, kept in stored.items()}, read)
+
+
+def _require_all_exported(
+    manifest: Manifest, tensors: Sequence[ForeignTensor], model: str, form: str, dtypes: Collection[str] = ()
+) -> None:
+    """Require an export to contain every tensor of the model.
+
+    Args:
+        form: name of the format, for messages.
+        dtypes: dtypes that the format can hold (default: all).
+
+    Raises:
+        UserError: the plugin declares no foreign tensor for one of them, or one has another dtype.
+    """
+    exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
+    missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
+    if missing:
+        why = f"its plugin declares no {form} tensor for {', '.join(missing[:3])}, so the export would be incomplete"
+        raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
+    for name in sorted(exported & manifest.tensors.keys()):
+        if dtypes and manifest.tensors[name].dtype not in dtypes:
+            why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
+            raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
+
+
+def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
+    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's.
+
+    Raises:
+        UserError: there is no tokenizer at ``given``.
+    """
+    assert found.manifest is not None
+    about = found.manifest.about
+    of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
+    if given is not None:
+        if not copy_tokenizer(Path(given).expanduser(), target):
+            raise UserError.one(given, "there is no tokenizer here", TOKENIZER_FIX)
+    else:
+        candidates = [path] if (path := found.folder.local_path) is not None else []
+        candidates += [Path(of_run).expanduser()] if of_run else []
+        if not any(copy_tokenizer(path, target) for path in candidates) and of_run:
+            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer; "
+            warning += "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
+            print(f"titan: warning: {warning}", file=sys.stderr)
+    complete_tokenizer(target, about)
+
+
+def _plan_files(
+    tensors: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None
+) -> list[list[ForeignTensor]]:
+    """Return the tensors of each file of an export."""
+    files: list[list[ForeignTensor]] = [[]]
+    room = FILE_BYTES
+    for tensor in tensors:
+        stored = _stored(manifest, tensor)
+        element = (dtype or getattr(torch, stored.dtype)).itemsize
+        size = element * torch.Size(stored.shape).numel()
+        if size > room and files[-1]:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(tensor)
+        room -= size
+    return files
+
+
+def _stored(manifest: Manifest, tensor: ForeignTensor) -> StoredTensor:
+    try:
+        return manifest.tensors[f"{MODEL}.{tensor.parameter}"]
+    except KeyError:
+        why = f"it does not contain {tensor.parameter}"
+        raise UserError.one("checkpoint", why, "use a checkpoint of the whole model") from None
+
+
+def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
+    """Return the model of a checkpoint.
+
+    Raises:
+        UserError: its plugin is not installed, or no longer accepts its arguments.
+    """
+    name = manifest.about.get("model_name", "")
+    model = registry.get(Model, name)
+    cls = type(next(iter(model.flavors.values())))
+    try:
+        return model, cls.model_validate(manifest.about["model_args"], strict=True)
+    except ValidationError as error:
+        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
+        raise UserError.one("checkpoint", why, "update the plugin") from None
