@@ -40,6 +40,8 @@ def make_job(plugins: str) -> Job:
         "job.dump_folder": tempfile.mkdtemp(),
         "training.steps": "100000",
         "metrics.log_freq": "1",
+        "checkpoint.enable": "false",
+        "sample.enable": "false",
         "plugins.disable": plugins,
     }
     overrides = [Override(key, value) for key, value in settings.items()]

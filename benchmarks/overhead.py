@@ -81,7 +81,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--block", type=int, default=3, help="steps per block")
     arguments = parser.parse_args()
-    overrides = [Override("job.dump_folder", tempfile.mkdtemp()), Override("training.steps", "100000")]
+    settings = {"job.dump_folder": tempfile.mkdtemp(), "training.steps": "100000"}
+    settings |= {"checkpoint.enable": "false", "sample.enable": "false"}
+    overrides = [Override(key, value) for key, value in settings.items()]
     config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
     job = assemble(config, registry, 1)
     with join_world(job) as world:

@@ -131,6 +131,7 @@ def main() -> None:
     if arguments.recipe is None:
         arguments.recipe, arguments.emulate, rest = "llama3_debug", True, [*TOY, *rest]
     plain = [Override("training.mixed_precision_param", "bfloat16"), Override("training.steps", "100000")]
+    plain += [Override("checkpoint.enable", "false")]
     overrides = [*plain, *parse_overrides(rest), Override("compile.enable", "false")]
     if arguments.emulate:
         overrides += [Override("float8.emulate", "true"), Override("mx.emulate", "true")]

@@ -53,6 +53,7 @@ TINY = {
     "training.local_batch_size": "1",
     "training.steps": "4",
     "checkpoint.enable": "true",
+    "sample.enable": "false",
     "job.device": "cpu",
 }
 

@@ -88,6 +88,7 @@ from titan_core.model.next_token import NextToken
 class Quiet:
     def restore(self): pass
     def after_step(self, last, requested): pass
+    newest = None
     def before_update(self): pass
     def close(self): pass
     def log(self, record): pass

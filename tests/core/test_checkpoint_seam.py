@@ -35,7 +35,7 @@ class ToySection(Section):
 
 class Store:
     def __init__(self, context):
-        self.context, self.section = context, context.section
+        self.context, self.section, self.newest = context, context.section, None
     def restore(self):
         import os
         if not os.path.exists(self.section.path):
@@ -47,6 +47,7 @@ class Store:
         state.loader.load_state_dict(kept["data"])
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
         self.context.lifecycle.restore_state(kept["observers"])
+        self.newest = state.step, self.section.path
     def before_update(self):
         pass
     def after_step(self, last, requested):
@@ -54,6 +55,7 @@ class Store:
         torch.save(dict(model=state.parts[0].module.state_dict(), optimizer=state.optimizer.state_dict(),
             lr_scheduler=state.lr_scheduler.state_dict(), data=state.loader.state_dict(), step=state.step,
             tokens_seen=state.tokens_seen, observers=self.context.lifecycle.save_state()), self.section.path)
+        self.newest = state.step, self.section.path
         self.context.lifecycle.checkpoint_saved(state.step, self.section.path)
         if state.step == self.section.stop:
             raise RuntimeError("power cut")

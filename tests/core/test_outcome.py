@@ -44,7 +44,7 @@ CASES = [
 
 
 def train_with(act: Any) -> Any:
-    def train(job: Job, observers: list[Any]) -> None:
+    def train(job: Job, observers: list[Any], next_commands: bool) -> None:
         (recorder,) = observers
         recorder.titan_step_start(3)
         try:

@@ -156,7 +156,9 @@ def test_the_command_line_reports_a_nan_without_a_traceback(
     from titan_core.train import trainer
 
     original: Callable[..., Any] = trainer.train
-    monkeypatch.setattr(trainer, "train", lambda job, observers=(): original(job, [*observers, Plant(*plant)]))
+    monkeypatch.setattr(
+        trainer, "train", lambda job, observers=(), **more: original(job, [*observers, Plant(*plant)], **more)
+    )
     assert main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))]) == 1
     error = capsys.readouterr().err
     assert "titan: stopped: step 3: the loss is nan" in error and "Traceback" not in error

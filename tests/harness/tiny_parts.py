@@ -13,8 +13,9 @@ from titan_core.model.next_token import NextToken
 CPU = torch.device("cpu")
 
 
-def tiny(seed: int = 1, max_seq_len: int = 1200) -> ModelPart:
-    definition = define(TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=max_seq_len))
+def tiny(seed: int = 1, **sizes: int) -> ModelPart:
+    args = TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=1200)
+    definition = define(args.model_copy(update=sizes))
     with torch.device("meta"):
         module = definition.build()
     assert isinstance(module, nn.Module)

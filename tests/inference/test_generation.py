@@ -1,9 +1,16 @@
-"""Generating tokens, with and without a cache of keys and values."""
+"""Generating tokens, with and without a cache of keys and values.
+
+``uv run pytest -m long tests/inference/test_generation.py -s`` measures what a token costs.
+"""
 
 from __future__ import annotations
 
 import logging
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +86,50 @@ def test_a_model_that_keeps_nothing_is_computed_without_a_cache(caplog: pytest.L
     none = replace(part, layout=replace(part.layout, mixers={}))
     generated(none, PROMPTS, 2, use_cache=True, temperature=0.0)
     assert "keep no keys and values" in caplog.text
+
+
+def costs_of_tokens(part: ModelPart, position: int, use_cache: bool, count: int, cost: Callable[[], float]) -> list[float]:
+    """Return what ``cost`` grows by for each of ``count`` tokens after a prompt of ``position`` tokens and one more."""
+    generator = Generator(part, CPU, 258, lambda chosen: chosen, use_cache)
+    greedy = Sampler(SamplingOptions(temperature=0.0))
+    steps = generator.generate([[5] * position], greedy, count + 1, lambda index, token: True)
+    next(steps)  # computes the prompt
+    costs = []
+    for _ in range(count):
+        before = cost()
+        next(steps)
+        costs.append(cost() - before)
+    return costs
+
+
+def test_a_token_computes_one_position_with_the_cache_and_all_without() -> None:
+    part, positions = tiny(), [0]
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], keywords: Any) -> None:
+        positions[0] += inputs[0].numel()
+
+    part.module.register_forward_pre_hook(count, with_kwargs=True)
+    for position in (16, 512):
+        assert costs_of_tokens(part, position, True, 3, lambda: positions[0]) == [1, 1, 1]
+        whole = costs_of_tokens(part, position, False, 3, lambda: positions[0])
+        assert whole == [position + 1, position + 2, position + 3]
+
+
+@pytest.mark.long
+def test_a_late_token_takes_hardly_longer_than_an_early_one_and_much_longer_without_the_cache() -> None:
+    """Compares medians of CPU times, measured in turns: other load affects them alike."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    part = tiny(dim=512, n_layers=8, n_heads=8, n_kv_heads=4, ffn_dim=1536)
+    cases = {"early": (16, True, 20), "late": (512, True, 20), "late, without cache": (512, False, 4)}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    try:
+        for _ in range(4):
+            for name, (position, use_cache, count) in cases.items():
+                seconds[name] += costs_of_tokens(part, position, use_cache, count, time.process_time)
+    finally:
+        torch.set_num_threads(threads)
+    early, late, without = (statistics.median(times) for times in seconds.values())
+    print(f"ms per token: at 16 {early * 1e3:.1f}, at 512 {late * 1e3:.1f}; without cache at 512 {without * 1e3:.1f}")
+    assert late <= 1.2 * early
+    assert without >= 5 * late

@@ -139,4 +139,7 @@ def lines_of_code(file: Path) -> int:
 
 def test_the_core_stays_small() -> None:
     """What only some jobs need belongs in a package of its own."""
-    assert sum(lines_of_code(file) for file in (CORE / "src").rglob("*.py")) < 8000
+    lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
+    contract = sum(count for file, count in lines.items() if "api" in file.parts)
+    assert contract < 4000
+    assert sum(lines.values()) - contract < 5500

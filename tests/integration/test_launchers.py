@@ -44,7 +44,9 @@ def run(context, ranks):
 @pytest.fixture(autouse=True)
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
-    monkeypatch.setattr(trainer, "train", lambda job, observers: TrainEnd(1, completed=True, reason="all steps are done"))
+    monkeypatch.setattr(
+        trainer, "train", lambda job, observers, **more: TrainEnd(1, completed=True, reason="all steps are done")
+    )
 
 
 @pytest.fixture

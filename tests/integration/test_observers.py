@@ -34,6 +34,9 @@ OBSERVED: dict[str, object] = {
     "checkpoint.enable": "true",
     "checkpoint.interval": 1,
     "checkpoint.async_mode": "async",
+    "sample.enable": "true",
+    "sample.freq": 1,
+    "sample.max_new_tokens": 2,
 }
 NOT_HERE = {"memory_snapshots": "records the allocations of GPUs", "wandb": "starts a service of its own"}
 

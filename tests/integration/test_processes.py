@@ -22,6 +22,8 @@ SMALL = [
     "--training.local_batch_size", "1", "--training.global_batch_size", "2", "--metrics.log_freq", "1",
     "--job.device", "cpu", "--job.dump_folder", "run",
 ]  # fmt: skip
+TITAN = "uv run python -m titan_core" if "UV_RUN_RECURSION_DEPTH" in os.environ else "python -m titan_core"
+"""How :class:`Started` runs it, as printed commands do."""
 PATIENCE = 300.0
 """Seconds after which a test fails. A passing test never waits for them."""
 
@@ -89,7 +91,7 @@ def test_second_job_refused_interrupt_saves_and_killed_launcher_ends_ranks(tmp_p
     last = errors.splitlines()[-1]
     step, path = saved["step"], saved["path"]
     assert last.startswith(
-        f"titan: interrupted after step {step}, saved in {path}; to resume: titan train --nproc-per-node 2"
+        f"titan: interrupted after step {step}, saved in {path}; to resume: {TITAN} train --nproc-per-node 2"
     )
     (end,) = job.events("end")
     assert end["interrupted"] and not end["failed"]

@@ -104,7 +104,8 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    first, last = err.strip().splitlines()
+    first, *_, last = err.strip().splitlines()
     assert first == "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
-    assert re.fullmatch(r"titan: interrupted after step \d+; nothing was saved: .* \(checkpoint\.enable\)", last)
+    saved = r"titan: interrupted after step (\d+), saved in outputs/llama3_debug/checkpoint/step-\1; to resume: .* train .*"
+    assert re.fullmatch(saved, last)
     assert re.search(r"ended after step \d+ of 100000: interrupted after a complete step", out)

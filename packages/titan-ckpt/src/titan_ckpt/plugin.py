@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_ckpt.config import CheckpointSection
 from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.events import EndedRun, NextCommand
 
 api = (1, 0)
 
@@ -60,3 +65,10 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_ckpt.cli:rm"),
         ),
     ]
+
+
+@hookimpl(trylast=True)
+def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+    from titan_ckpt.resume_command import resume_commands
+
+    return resume_commands(run)

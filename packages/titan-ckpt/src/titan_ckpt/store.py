@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from titan_ckpt.catalogue import step_folder
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.optimizer_trial import try_optimizer
@@ -48,6 +49,12 @@ class Store:
         if last and self._saving.newest == step:
             return  # already saved before the end of the data was reached
         self._saving.save(last)
+
+    @property
+    def newest(self) -> tuple[int, str] | None:
+        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+        step = self._saving.newest
+        return None if step is None else (step, str(step_folder(self._folder, step)))
 
     def before_update(self) -> None:
         """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""

@@ -18,11 +18,19 @@ def main() -> int:
         from titan_core.cli.main import main as run
 
         status = run()
+        _free_process_groups()
         _leave_at_interrupt()
         return status
     except KeyboardInterrupt:  # during the import
         print("titan: interrupted", file=sys.stderr)
         return 130
+
+
+def _free_process_groups() -> None:
+    """Free the process groups of a job that is over. Models are cyclic garbage that refers to them, and the threads of a
+    group that is alive when Python exits may abort the process."""
+    if "torch.distributed" in sys.modules:
+        gc.collect()
 
 
 def _leave_at_interrupt() -> None:

@@ -21,7 +21,7 @@ from titan_core.api.tokenizer import EncodesSpecialTokens
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
 from titan_core.api.tools.phases import phase
-from titan_inference.text import end_ids_of, prompt_ids
+from titan_inference.prompts import encode_prompt, end_ids_of
 
 MOST_TOKENS = 2**20
 
@@ -117,7 +117,7 @@ def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
     tokenizer = job.text_tokenizer
     if settings.chat:
         return _encoded_chat(job, text, settings.system)
-    ids = prompt_ids(tokenizer, text)
+    ids = encode_prompt(tokenizer, text)
     if not ids:
         raise UserError.one("--prompt", "the tokenizer makes no token of it", "give a longer prompt")
     return ids

@@ -30,15 +30,17 @@ class Generator:
         vocab_size: int,
         share: Callable[[Tensor], Tensor],
         use_cache: bool = True,
+        padded: Callable[[int], int] = lambda length: length,
     ) -> None:
         """
         Args:
             vocab_size: number of token ids to choose from: the tokenizer's. Models often have more columns than that.
             share: returns rank 0's value of a tensor of chosen tokens on every rank, so that rounding cannot part ranks.
             use_cache: whether to keep keys and values. A model that cannot is computed without, and a warning says so.
+            padded: without a cache, the number of positions to compute for sequences of a length.
         """
         self._part, self._device, self._share, self._vocab_size = part, device, share, vocab_size
-        self._use_cache = use_cache
+        self._use_cache, self._padded = use_cache, padded
 
     @torch.no_grad()
     def generate(
@@ -59,12 +61,12 @@ class Generator:
         running = set(range(len(sequences)))
         run: _Model = _Incremental(self._part, self._device, len(sequences), max(map(len, sequences)) + max_new_tokens)
         if not self._use_cache:
-            run = _Whole(self._part, self._device)
+            run = _Whole(self._part, self._device, self._padded)
         for _ in range(max_new_tokens):
             logits = run.next_logits(sequences)
             if isinstance(run, _Incremental) and not run.works:
                 log.warning("the model's mixers keep no keys and values: every token computes the whole sequence again")
-                run = _Whole(self._part, self._device)
+                run = _Whole(self._part, self._device, self._padded)
                 logits = run.next_logits(sequences)
             logits = self._part.vocabulary.gather(logits, self._part.layout.vocab_size)
             if isinstance(logits, DTensor):
@@ -88,12 +90,12 @@ class _Model(Protocol):
 class _Whole:
     """Computes the whole sequences for each new token."""
 
-    def __init__(self, part: ModelPart, device: torch.device) -> None:
-        self._part, self._device = part, device
+    def __init__(self, part: ModelPart, device: torch.device, padded: Callable[[int], int]) -> None:
+        self._part, self._device, self._padded = part, device, padded
 
     def next_logits(self, sequences: list[list[int]]) -> Tensor:
         """Logits of the token that follows each sequence, ``[batch, vocab]``."""
-        length = max(map(len, sequences))
+        length = self._padded(max(map(len, sequences)))
         tokens = torch.tensor([sequence + [0] * (length - len(sequence)) for sequence in sequences], device=self._device)
         positions = torch.arange(length, device=self._device).expand(len(sequences), length)
         logits = logits_of(self._part, tokens, positions)

@@ -12,9 +12,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from titan_core.api.stored_model import LoadedModel
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
+from titan_inference.prompts import encode_prompt, end_ids_of
 from titan_inference.sampling import Sampler, SamplingOptions
 from titan_inference.scoring import Scorer
-from titan_inference.text import end_ids_of, prompt_ids
 
 _MOST_NEW_TOKENS = 256
 """Of tasks that set no limit, as in lm-eval's own models."""
@@ -47,7 +47,7 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Return the ids of ``string``, after the begin token unless ``add_special_tokens`` is false."""
-        ids = prompt_ids(self._tokenizer, string)
+        ids = encode_prompt(self._tokenizer, string)
         return ids[len(self._begin_ids) :] if add_special_tokens is False else ids
 
     def _loglikelihood_tokens(

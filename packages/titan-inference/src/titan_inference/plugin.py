@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_core.api.command import Command
+from titan_core.api.components import Debugger
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
+from titan_inference.config import SampleSection
+
+if TYPE_CHECKING:
+    from titan_core.api.events import EndedRun, NextCommand
 
 api = (1, 0)
+
+PROMPT = "Once upon a time"
+"""Prompt to suggest if the run has none of its own."""
+
+
+@hookimpl
+def titan_debuggers() -> list[Debugger]:
+    return [
+        Debugger(
+            name="sample",
+            summary="lets the model write at the end of a run, and at intervals",
+            config=SampleSection,
+            active=lambda context: context.section.enable,
+            build=Ref("titan_inference.sample:Sampling"),
+        )
+    ]
 
 
 @hookimpl
@@ -29,3 +52,13 @@ def titan_commands() -> list[Command]:
             launches=True,
         ),
     ]
+
+
+@hookimpl(tryfirst=True)
+def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+    from titan_core.api.events import NextCommand
+
+    if run.checkpoint is None or run.job.facts.mesh.diverging_replicas > 1:  # their weights are not one model
+        return []
+    prompt = next(filter(None, run.job.config.section(SampleSection).prompts), PROMPT)
+    return [NextCommand("continue a prompt", ("generate", run.checkpoint, "--prompt", prompt))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -19,7 +20,15 @@ import pluggy
 from titan_core.api import hookspecs
 from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from titan_core.api.job import Job
-from titan_core.api.launcher import OUTCOMES, RANK_LOGS, interrupted_line, lock_for_ranks, own_command
+from titan_core.api.launcher import (
+    COMMAND,
+    OUTCOMES,
+    RANK_LOGS,
+    interrupted_line,
+    lock_for_ranks,
+    own_command,
+    user_command,
+)
 from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.phases import phase
@@ -101,7 +110,8 @@ def launch(
             outcomes = folder / "outcomes"
             agent = RankAgent(spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began))
             # Ranks inherit the environment of this process from torch's agent.
-            for name, value in {**environment_of_child(), OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder)}.items():
+            of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
+            for name, value in {**environment_of_child(), **of_ranks}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
             ended = _run(agent, spec, logs, console)

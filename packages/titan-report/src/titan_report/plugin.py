@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_report.config import TensorBoardKeys, WandbKeys
+
+if TYPE_CHECKING:
+    from titan_core.api.events import EndedRun, NextCommand
 
 api = (1, 0)
 
@@ -56,3 +61,10 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
     ]
+
+
+@hookimpl
+def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+    from titan_core.api.events import NextCommand
+
+    return [NextCommand("see how it went", ("report", run.job.dump_folder))]

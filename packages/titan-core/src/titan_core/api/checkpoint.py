@@ -141,10 +141,15 @@ class CheckpointStore(Protocol):
         """Save the state if a checkpoint is due after the step just taken. All ranks pass the same arguments.
 
         Args:
-            last: no step follows. If the data ends or a rank is asked to stop, this becomes known only before the next step
-                would start; the call is then the second one for its step.
+            last: no step follows, so the state must be saved unless it already is. If the data ends or a rank is asked to
+                stop, this becomes known only before the next step would start; the call is then the second one for its step.
             requested: a user requested a checkpoint (SIGUSR1).
         """
+        ...
+
+    @property
+    def newest(self) -> tuple[int, str] | None:
+        """Step and path of the newest complete checkpoint that this run saved or resumed from."""
         ...
 
     def before_update(self) -> None:

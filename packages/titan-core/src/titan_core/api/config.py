@@ -26,6 +26,8 @@ class Config:
     """The values of every section class of the core and of the discovered plugins."""
     overridden: frozenset[str] = field(default_factory=frozenset)
     """Dotted keys that the command line set."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Sections in ``plugins.optional`` that no plugin in use owns, with what would change that."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,12 @@ class RunStart:
     shared_request: Callable[[], SharedRequest]
     """Returns a new request that all ranks serve together. All ranks must call it equally often, in
     ``titan_train_start``."""
+    evaluation: Callable[[], AbstractContextManager[None]]
+    """Returns a context for an observer's own forward passes: evaluation mode, without gradients and without the compiler
+    (shapes may differ from those of training). On exit, gradients, buffers, modes and random generators are as they were.
+    The time within does not count as training time. All ranks must enter together."""
+    show: Callable[[Sample], None]
+    """Reports a text that the model wrote: fires the hook ``titan_sample`` on this rank. Call it on rank 0 only."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,17 @@ class Finding:
     message: str
     """One line of text."""
     step: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text that the model wrote during a run."""
+
+    step: int
+    """The last step before it."""
+    prompt: str
+    text: str
+    """The continuation, without the prompt."""
 
 
 @dataclass(frozen=True)
@@ -142,3 +160,26 @@ class TrainEnd:
     """Whether SIGTERM ended the run, after a complete step; the job should be restarted."""
     interrupted: bool = False
     """Whether a person interrupted the run (Ctrl-C), after a complete step."""
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run that has ended as intended, and what it left."""
+
+    job: Job
+    end: TrainEnd
+    checkpoint: str | None
+    """The checkpoint of the last step; ``None`` if there is none."""
+    command: tuple[str, ...] | None
+    """The command that started the run, as the arguments of ``titan``, without secrets. ``None`` if it is unknown, because
+    another launcher started the ranks."""
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """A command that the user of a run may want next."""
+
+    purpose: str
+    """A few words: ``"continue a prompt"``."""
+    arguments: tuple[str, ...]
+    """The arguments of ``titan``, one string each, not quoted. Paths are relative to the working directory of the run."""

@@ -40,7 +40,17 @@ if TYPE_CHECKING:
         Tokenizer,
         Transform,
     )
-    from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.api.events import (
+        EndedRun,
+        Finding,
+        NextCommand,
+        PendingUpdate,
+        RunStart,
+        Sample,
+        StepReport,
+        TrainEnd,
+        ValidationReport,
+    )
     from titan_core.api.health import HealthCheck
     from titan_core.api.job import Job
     from titan_core.api.launcher import Launcher
@@ -190,6 +200,11 @@ def titan_validation_end(report: ValidationReport) -> None:
 
 
 @hookspec
+def titan_sample(sample: Sample) -> None:
+    """An observer let the model write a text (:attr:`~titan_core.api.events.RunStart.show`). Called on rank 0 only."""
+
+
+@hookspec
 def titan_finding(finding: Finding) -> None:
     """An observer reported a finding (:attr:`~titan_core.api.events.RunStart.report`). Called on the observer's rank only,
     at any time, possibly in a thread other than the training thread."""
@@ -241,3 +256,9 @@ def titan_diagnose(run: str, since: float) -> str | None:
 @hookspec
 def titan_train_end(end: TrainEnd) -> None:
     """The run is over, for whatever reason. If the run had a process group, it still exists."""
+
+
+@hookspec
+def titan_next_commands(run: EndedRun) -> Sequence[NextCommand] | None:
+    """The run has ended without an error, and was not interrupted. Return the commands that its user may want next, the most
+    useful first; they are printed. Called on rank 0 only, if ``titan train`` started the run."""

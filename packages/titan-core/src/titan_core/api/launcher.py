@@ -8,6 +8,7 @@ that also sets :data:`OUTCOMES` reports how the job ended; its ranks then print 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -32,6 +33,8 @@ RANK_LOGS = "TITAN_RANK_LOGS"
 """Environment variable: folder in which the launcher keeps the output of its ranks (``rank-N.log``)."""
 LOCKED = "TITAN_LOCKED"
 """Environment variable: run directory that the launcher has locked for its ranks."""
+COMMAND = "TITAN_COMMAND"
+"""Environment variable: :func:`user_command` of the launcher, as JSON."""
 INTERRUPTED = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 
 
@@ -134,9 +137,27 @@ def interrupted_line(outcome: Outcome, command: str) -> str:
     return f"interrupted after step {outcome.step}; nothing was saved: checkpoints are disabled (checkpoint.enable)"
 
 
+def user_command() -> tuple[list[str], list[str] | None]:
+    """Return the command that the user started this process with, or the job that it is a rank of: how to run ``titan`` in
+    that shell, and its arguments without secrets (``None`` for a rank of another launcher than Titan's)."""
+    given = os.environ.get(COMMAND)
+    if given is not None:
+        program, arguments = json.loads(given)
+        return program, arguments
+    program = ["python", "-m", "titan_core"] if Path(sys.argv[0]).name == "__main__.py" else ["titan"]
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by `uv run`, without which the shell may not find the program
+        program = ["uv", "run", *program]
+    return program, None if "RANK" in os.environ else redact_arguments(sys.argv[1:])
+
+
+def shell_command(arguments: Iterable[str]) -> str:
+    """Return the line that runs ``titan`` with ``arguments`` in the user's shell."""
+    return shlex.join([*user_command()[0], *arguments])
+
+
 def own_command() -> str:
     """Return the command that started this process, quoted for a shell and without secrets."""
-    return shlex.join(["titan", *redact_arguments(sys.argv[1:])])
+    return shell_command(user_command()[1] or redact_arguments(sys.argv[1:]))
 
 
 def announce_interrupt(line: str = INTERRUPTED) -> None:

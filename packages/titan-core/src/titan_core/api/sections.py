@@ -47,6 +47,9 @@ class PluginsSection(Section):
 
     disable: list[str] = Field(default_factory=list)
     """Names of plugins to disable (see `titan plugins`), in addition to those in the variable TITAN_DISABLE_PLUGINS."""
+    optional: list[str] = Field(default_factory=list)
+    """Names of sections that this recipe does without if no plugin in use owns them; a job that trains logs each of them.
+    Any other unknown section is an error."""
 
 
 class ModelSection(Section):

@@ -3,7 +3,7 @@
 * ``DeviceMesh._concatenate``, ``_flatten`` and ``_unflatten``: torch has no public way to refold mesh dimensions.
 * ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset``: the public function rejects strided shards.
 * ``DTensor._op_dispatcher``, ``torch._C._clear_DTensor_sharding_propagator_cache`` and the caches of
-  ``torch.distributed.tensor._redistribute``.
+  ``torch.distributed.tensor._redistribute`` and ``_collective_utils.MeshTopoInfo``.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
 * ``torch._foreach_mul_``, ``Tensor._version``, and the hook tables of ``nn.Module``.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -47,12 +47,16 @@ def global_offset(tensor: DTensor) -> tuple[int, ...]:
 
 
 def forget_meshes() -> None:
-    """Clear DTensor's caches. Their keys are mesh shapes, and their values hold process groups that may be destroyed."""
+    """Clear DTensor's caches. Their keys are mesh shapes, and their values hold process groups that may be destroyed.
+
+    A group that is alive when Python exits may abort the process: its threads still run, and one that releases a tensor then
+    is ended by Python within C++ code ("terminate called without an active exception")."""
     # As ``torch.distributed.tensor.debug._clear_sharding_prop_cache``, whose module imports the compiler (2 s).
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute._planner_cache.clear()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def reset_compiler() -> None:

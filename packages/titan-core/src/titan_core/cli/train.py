@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from titan_core.api.events import TrainEnd
 
 
+log = logging.getLogger(__name__)
+
+
 def run(context: CommandContext) -> int:
     """Run a launcher if its options are set; else assemble the job and train it in this process."""
     end_with_parent()
@@ -49,6 +52,9 @@ def run(context: CommandContext) -> int:
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
+        if rank == 0:
+            for name, remedy in job.config.left_out.items():
+                log.warning("[%s] is left out, because no plugin in use owns this section; %s", name, remedy)
         with early_lock(job.dump_folder):
             with phase("importing torch"):
                 import titan_core.train.trainer  # noqa: F401
@@ -62,7 +68,7 @@ def _train_alone(job: Job) -> int:
 
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
-        end = train(job, [recorder])
+        end = train(job, [recorder], next_commands=True)
     except RunStopped as error:
         print(f"titan: stopped: {error}", file=sys.stderr)
         return EXIT_FAILURE
@@ -82,7 +88,7 @@ def _train_rank(job: Job, rank: int) -> int:
     # ``record`` writes the error for torchrun.
     run: Callable[..., TrainEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
     try:
-        end = run(job, [recorder])
+        end = run(job, [recorder], next_commands=True)
     except Exception as error:
         recorder.failed(error)
         if os.environ.get("TITAN_TRACEBACK"):

@@ -44,7 +44,7 @@ def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) 
         UserError: the config is invalid. Lists all problems at once if possible.
     """
     raw = read_raw(recipe, registry)
-    registry = registry.without(_disabled(raw, overrides))
+    registry = registry.without(_plugin_names(raw, overrides, "disable"))
     return resolve(raw, overrides, registry), registry
 
 
@@ -96,13 +96,13 @@ def _parse(text: str, source: str) -> Table:
         raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {redact_text(line)}") from None
 
 
-def _disabled(raw: RawConfig, overrides: Sequence[Override]) -> list[str]:
-    """Return the names of plugins to switch off. They are read first, because they decide which sections exist."""
+def _plugin_names(raw: RawConfig, overrides: Sequence[Override], key: str) -> list[str]:
+    """Return a list in ``[plugins]``. It is read before the other sections, because it decides which of them exist."""
     table = raw.tables.get(PluginsSection.section, {})
-    names = table.get("disable", []) if isinstance(table, dict) else []
+    names = table.get(key, []) if isinstance(table, dict) else []
     for override in overrides:
-        if override.key == "plugins.disable":
-            names = value_of(override.text, PluginsSection, "disable")
+        if override.key == f"plugins.{key}":
+            names = value_of(override.text, PluginsSection, key)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
@@ -114,6 +114,10 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     """
     classes = registry.sections()
     tables: Table = {name: dict(value) if isinstance(value, dict) else value for name, value in raw.tables.items()}
+    missing = [name for name in _plugin_names(raw, overrides, "optional") if name in tables and name not in classes]
+    left_out = {name: _remedy(name, registry) for name in missing}
+    for name in left_out:
+        del tables[name]
     for override in overrides:
         _apply(override, tables, classes)
     overridden = frozenset(override.key for override in overrides)
@@ -153,7 +157,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden)
+    return Config(raw.source, sections, overridden, left_out)
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
@@ -166,16 +170,23 @@ def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
 
 def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
     """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off."""
-    sections = list(registry.sections())
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
         where = f"{COMMAND_LINE}: --{name}.*"
+    why = (
+        "no installed plugin owns this section"
+        if provider("section", name) is None
+        else "no plugin in use owns this section"
+    )
+    return Problem(where, why, _remedy(name, registry))
+
+
+def _remedy(name: str, registry: Registry) -> str:
+    """Return how to make a plugin own section ``name``: install its package, or correct the name."""
     package = provider("section", name)
     if package is not None:
-        return Problem(where, "no plugin in use owns this section", registry.remedy(package))
-    fix = nearest(name, sections)
-    broken = registry.broken_note()
-    return Problem(where, "no installed plugin owns this section", f"{fix}{broken}")
+        return registry.remedy(package)
+    return nearest(name, list(registry.sections())) + registry.broken_note()
 
 
 def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
@@ -25,6 +26,16 @@ def preserved_state(parts: Sequence[ModelPart]) -> Iterator[None]:
             for part in parts:
                 for finish in part.after_evaluation:
                     finish()
+
+
+@contextmanager
+def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
+    """:func:`preserved_state`, in evaluation mode, without gradients and without the compiler: compiled code would be
+    compiled again for other shapes, and training would then run that code."""
+    with preserved_state(parts), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        for part in parts:
+            part.module.eval()
+        yield
 
 
 @contextmanager

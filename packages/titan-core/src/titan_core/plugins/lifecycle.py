@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,17 @@ from titan_core.api.tools.random_state import same_generators
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.api.events import (
+        EndedRun,
+        Finding,
+        NextCommand,
+        PendingUpdate,
+        RunStart,
+        Sample,
+        StepReport,
+        TrainEnd,
+        ValidationReport,
+    )
     from titan_core.api.job import Job
     from titan_core.api.metric_log import Record
 
@@ -139,6 +149,10 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_validation_end`."""
         self._call(self._manager.hook.titan_validation_end, report=report)
 
+    def sample(self, sample: Sample) -> None:
+        """See :func:`titan_core.api.hookspecs.titan_sample`."""
+        self._call(self._manager.hook.titan_sample, sample=sample)
+
     def save_state(self) -> dict[str, Any]:
         """See :func:`titan_core.api.hookspecs.titan_save_state`. Return the state of all observers.
 
@@ -197,6 +211,22 @@ class Lifecycle:
     def train_end(self, end: TrainEnd) -> None:
         """See :func:`titan_core.api.hookspecs.titan_train_end`."""
         self._manager.hook.titan_train_end(end=end)
+
+    def next_commands(self, run: EndedRun) -> list[NextCommand]:
+        """See :func:`titan_core.api.hookspecs.titan_next_commands`. Return the commands of all plugins and observers.
+
+        Raises:
+            ValueError: an answer contains something else.
+        """
+        from titan_core.api.events import NextCommand  # imports torch
+
+        commands: list[NextCommand] = []
+        for implementation in reversed(self._manager.hook.titan_next_commands.get_hookimpls()):
+            answer: Any = implementation.function(*[run] * len(implementation.argnames)) or []
+            if not isinstance(answer, Sequence) or not all(isinstance(one, NextCommand) for one in answer):
+                raise ValueError(f"titan_next_commands of {implementation.plugin!r} must return a list of NextCommand")
+            commands += answer
+        return commands
 
     @staticmethod
     def _call(hook: pluggy.HookCaller, **arguments: Any) -> list[Any]:

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from rich.console import Console
 
 from titan_core.api.dataset import StreamSpec
-from titan_core.api.events import StepReport, TrainEnd
+from titan_core.api.events import Sample, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
 from titan_core.api.tools.phases import RunProgress, hide_progress, show_progress
-from titan_core.api.tools.shown import describe_model, show_count
+from titan_core.api.tools.shown import describe_model, printable, show_count
 from titan_core.api.tools.status_line import StatusLine
 
 
@@ -44,10 +44,19 @@ class ConsoleLog:
             self._progress.loss = _figure(record["loss"], ".3f")
 
     @hookimpl
+    def titan_sample(self, sample: Sample) -> None:
+        """Print a text that the model wrote."""
+        self._print(f"sample after step {sample.step}, from {sample.prompt!r}:")
+        for line in printable(sample.text).split("\n"):
+            self._print(f"  {line}")
+
+    @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
         """Print how the run ended and where its files are."""
         self.close()
-        if end.completed:
+        if end.completed and 0 < end.step == self._run.step:
+            ending = f"nothing to train: all {end.step} steps were done before"
+        elif end.completed:
             ending = f"done: {end.step} steps"
         else:
             ending = f"ended after step {end.step} of {self._run.steps}: {end.reason}"

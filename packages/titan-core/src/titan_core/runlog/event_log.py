@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from titan_core.api.events import Finding, RunStart, TrainEnd
+from titan_core.api.events import Finding, RunStart, Sample, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.files import EVENTS
@@ -26,6 +26,7 @@ class EventLog:
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
       :func:`~titan_core.api.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
+    * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.events.Sample`);
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
     * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and ``error``, one line, if it failed.
 
@@ -60,6 +61,11 @@ class EventLog:
     def titan_checkpoint_saved(self, step: int, path: str) -> None:
         """Log a complete checkpoint."""
         self._write("checkpoint", step, path=redact_text(path))
+
+    @hookimpl
+    def titan_sample(self, sample: Sample) -> None:
+        """Log a text that the model wrote."""
+        self._write("sample", sample.step, prompt=sample.prompt, text=sample.text)
 
     @hookimpl
     def titan_finding(self, finding: Finding) -> None:

@@ -72,13 +72,17 @@ class MetricsReporter:
                 "time": time.time(),
             }
         )
-        self._started += report.seconds
+        self.exclude(report.seconds)
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: TrainEnd) -> None:
         """Log the last step if the data ended early."""
         if self._unlogged is not None and not end.failed:
             self._log(self._unlogged)
+
+    def exclude(self, seconds: float) -> None:
+        """Do not count ``seconds``, which just passed, as training time."""
+        self._started += seconds
 
     def close(self) -> None:
         """Close every logger."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from titan_core.api.build_context import TrainingContext
 from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
 from titan_core.api.components import Component, Phase, Transform
 from titan_core.api.errors import UserError
-from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
+from titan_core.api.events import EndedRun, PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
+from titan_core.api.launcher import user_command
 from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
@@ -31,7 +32,7 @@ from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts, build_whole
-from titan_core.model.preserved import preserved_state
+from titan_core.model.preserved import evaluation, preserved_state
 from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
@@ -44,6 +45,7 @@ from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradie
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
+from titan_core.train.results import last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
@@ -52,11 +54,12 @@ from titan_core.train.world import join_world
 log = logging.getLogger(__name__)
 
 
-def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
+def train(job: Job, observers: Iterable[object] = (), next_commands: bool = False) -> TrainEnd:
     """Train ``job`` on this rank until its last step, the end of its data, or an error.
 
     Args:
         observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
+        next_commands: whether to print, at the end of the run, the commands that its user may want next.
 
     Raises:
         UserError: a mistake that only the hardware, the data or the other ranks reveal.
@@ -95,6 +98,11 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
             lifecycle.failed(error, TrainEnd(step, completed=False, reason=type(error).__name__, failed=True))
             raise
         lifecycle.train_end(end)
+        checkpoint = last_checkpoint(trainer.checkpoints, end) if world.rank == 0 else None
+        if next_commands and world.rank == 0 and not (end.interrupted or end.preempted):
+            arguments = user_command()[1]
+            command = None if arguments is None else tuple(arguments)
+            print_next_commands(lifecycle.next_commands(EndedRun(job, end, checkpoint, command)))
         return end
 
 
@@ -161,6 +169,8 @@ class Trainer:
     def run(self) -> TrainEnd:
         """Train until the last step or the end of the data."""
         state, before = self.state, self.state.step
+        if self.world.rank == 0:
+            warn_if_unsaved(self.job)
         self.lifecycle.train_start(self.run_start())
         self.requests.complete(self.world)
         self.lifecycle.save_state()  # fails now, rather than at the first checkpoint, if a state cannot be saved
@@ -188,6 +198,8 @@ class Trainer:
             attempt=self.world.on_first_rank(time.time),
             report=self.lifecycle.finding,
             shared_request=self.requests.new,
+            evaluation=self._evaluation,
+            show=self.lifecycle.sample,
         )
 
     @property
@@ -335,6 +347,14 @@ class Trainer:
                 losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
         return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
+
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        """See :attr:`titan_core.api.events.RunStart.evaluation`."""
+        started = time.perf_counter()
+        with evaluation(self.state.parts):
+            yield
+        self.metrics.exclude(time.perf_counter() - started)
 
     def _context_of(self, transform: Transform) -> TrainingContext[Any]:
         return transform.training_context(self.job.facts, self.world.mesh, self.world.device)

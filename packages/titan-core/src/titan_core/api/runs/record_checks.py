@@ -15,6 +15,7 @@ _LAST_TIME = 253402300800.0
 _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
     "start": {"steps": "whole number", "world_size": "whole number"},
     "checkpoint": {"path": "string"},
+    "sample": {"prompt": "string", "text": "string"},
     "finding": {"kind": "string", "message": "string"},
 }
 """Additional required keys and their types, by kind of event."""

@@ -22,6 +22,13 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with control characters other than newlines escaped and tabs expanded, so that a terminal shows what a
+    model wrote and obeys none of it."""
+    escaped = (one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(escaped).expandtabs(4)
+
+
 def show(value: Any, key: str = "") -> str:
     """Return ``value`` in TOML syntax for an error: shortened, and without values that are secret by the name of their
     ``key`` or by their form."""

@@ -1,0 +1,52 @@
+"""What a run leaves to its user: weights, and the commands to continue with."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from titan_core.api.checkpoint import Checkpoint, CheckpointStore
+from titan_core.api.events import NextCommand, TrainEnd
+from titan_core.api.job import Job
+from titan_core.api.launcher import shell_command
+
+log = logging.getLogger(__name__)
+
+
+def warn_if_unsaved(job: Job) -> None:
+    """Log a warning, before the first step, if the run will end without saved weights."""
+    if job.checkpoint is not None:
+        return
+    sections = [one.config for one in job.registry.all(Checkpoint) if one.config is not None]
+    keys = [f"{section.section}.enable = true" for section in sections if "enable" in section.model_fields]
+    if keys:
+        fix = f"set {' or '.join(keys)}"
+    elif job.registry.all(Checkpoint):
+        fix = "select a checkpoint plugin"
+    else:
+        fix = "install titan-ckpt, and set checkpoint.enable = true"
+    log.warning("the trained weights will not be saved: %s", fix)
+
+
+def last_checkpoint(store: CheckpointStore | None, end: TrainEnd) -> str | None:
+    """Return the path of the checkpoint with the weights at the end of the run. Logs a warning if the store has none."""
+    if store is None:
+        return None
+    step, path = store.newest or (None, None)
+    if step == end.step:
+        return path
+    before = "there is no checkpoint" if step is None else f"the newest checkpoint is of step {step}"
+    log.warning("the weights after step %d were not saved: %s", end.step, before)
+    return None
+
+
+def print_next_commands(commands: list[NextCommand]) -> None:
+    """Print the commands that the user may want next, one a line, to be copied into a shell."""
+    if not commands:
+        return
+    lines = [(command.purpose, shell_command(command.arguments)) for command in commands]
+    width = max(len(purpose) for purpose, _ in lines)
+    print("next:")
+    for purpose, line in lines:
+        print(f"  {purpose:<{width}}  {line}")
+    sys.stdout.flush()

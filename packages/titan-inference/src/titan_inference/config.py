@@ -1,0 +1,28 @@
+"""The config section of titan-inference."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.api.numbers import Steps
+from titan_core.api.section import ALL_KEYS, Section
+
+
+class SampleSection(Section):
+    section: ClassVar[str] = "sample"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    enable: bool = False
+    """Let the model write at the end of the run. The texts are printed, and kept in events.jsonl."""
+    freq: Steps = Field(default=0, ge=0)
+    """Also sample every this many steps; 0: only at the end."""
+    prompts: list[str] = Field(default=[""], min_length=1, max_length=64)
+    """Texts to continue. An empty one starts a document."""
+    max_new_tokens: int = Field(default=64, ge=1, le=4096)
+    """Longest continuation. Fewer if the longest prompt and its continuation would exceed training.seq_len."""
+    temperature: float = Field(default=0.8, ge=0.0, le=100.0)
+    """Divides the logits; 0 always takes the most likely token."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the draws. The mesh does not change them."""

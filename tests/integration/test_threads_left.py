@@ -1,0 +1,34 @@
+"""After a job, no thread of its process groups is left: one that still runs while Python exits may abort the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, run_recipe
+from harness.meshes import CP, DR, PP, TP
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lists threads in /proc")
+
+
+def gloo_threads() -> int:
+    gc.collect()
+    names = [Path(task.path, "comm").read_text() for task in os.scandir("/proc/self/task")]
+    return sum(name.startswith("pt_gloo") for name in names)
+
+
+def threads_left(folder: str, mesh: dict[str, object]) -> int:
+    os.chdir(folder)
+    before = gloo_threads()
+    run_recipe("tiny", {**TINY, "model.args": "{n_heads = 4, n_kv_heads = 2}", "job.device": "cpu", **mesh})
+    return gloo_threads() - before
+
+
+@pytest.mark.parametrize("mesh", [{}, {TP: 2}, {DR: 2}, {CP: 2}, {PP: 2}], ids=["FSDP", "TP", "DDP", "CP", "PP"])
+def test_none_is_left(gloo: GlooPool, tmp_path: Path, mesh: dict[str, object]) -> None:
+    assert gloo.run(2, threads_left, str(tmp_path), mesh) == [0, 0]
