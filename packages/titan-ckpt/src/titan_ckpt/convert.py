@@ -6,12 +6,12 @@ from __future__ import annotations
 import datetime
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor
 
 from titan_ckpt.catalogue import Entry
@@ -20,9 +20,9 @@ from titan_ckpt.cli import pick, progress
 from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import FLOATS, dtype_name, overflows
 from titan_ckpt.folder import Folder, write_all
-from titan_ckpt.foreign_checks import declared_tensors, read_args, read_config, require_equal_copies, require_weights
-from titan_ckpt.foreign_files import HF_INDEX, kind_of, open_files, our_rows, their_rows
-from titan_ckpt.foreign_start import hf_about
+from titan_ckpt.foreign_checks import declared_tensors, require_equal_copies, require_weights
+from titan_ckpt.foreign_config import hf_about, kind_of, model_for, read_config
+from titan_ckpt.foreign_files import HF_INDEX, open_files, our_rows, their_rows
 from titan_ckpt.hf_export import (
     complete_tokenizer,
     copy_tokenizer,
@@ -33,12 +33,13 @@ from titan_ckpt.hf_export import (
 )
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.stored_model import model_of
 from titan_core.api.command import CommandContext
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.weights import ForeignTensor, WeightFormat
+from titan_core.api.weights import ForeignTensor
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file of an export. Only a file with a single tensor may be larger."""
@@ -249,44 +250,3 @@ def _plan_files(
         files[-1].append(tensor)
         room -= size
     return files
-
-
-def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
-    """Return the model of a checkpoint.
-
-    Raises:
-        UserError: its plugin is not installed, or no longer accepts its arguments.
-    """
-    name = manifest.about.get("model_name", "")
-    model = registry.get(Model, name)
-    cls = type(next(iter(model.flavors.values())))
-    try:
-        return model, cls.model_validate(manifest.about["model_args"], strict=True)
-    except ValidationError as error:
-        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
-        raise UserError.one("checkpoint", why, "update the plugin") from None
-
-
-def model_for(
-    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
-) -> tuple[Model, WeightFormat, BaseModel]:
-    """Return the model that these weights belong to.
-
-    Raises:
-        UserError: no installed model supports them. The message contains the reason of each model.
-    """
-    reasons = []
-    for model, form in _formats(registry, kind):
-        if wanted is not None and model.name != wanted:
-            continue
-        try:
-            return model, form, read_args(form, config)
-        except ValueError as error:
-            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    raise UserError.one(
-        str(source), "no installed model supports these weights", "; ".join(reasons) or "install the plugin of their model"
-    )
-
-
-def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
-    return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)

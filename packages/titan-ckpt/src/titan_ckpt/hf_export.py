@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titan_ckpt.foreign_checks import read_args
+from titan_ckpt.foreign_config import read_args
 from titan_core.api.errors import UserError
 from titan_core.api.weights import WeightFormat
 

@@ -184,6 +184,16 @@ class Tokenizer(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelHub(Component):
+    """A place where models with trained weights have names, such as ``organisation/model``."""
+
+    kind = "model hub"
+    locate: Ref[Callable[[str], str]]
+    """Name -> local folder with the model's files. Raises :class:`~titan_core.api.errors.UserError` if this machine does not
+    have them. Must not import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimizer(Component):
     """An optimizer, selected by ``optimizer.name``."""
 

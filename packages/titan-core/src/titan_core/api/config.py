@@ -26,6 +26,8 @@ class Config:
     """The values of every section class of the core and of the discovered plugins."""
     overridden: frozenset[str] = field(default_factory=frozenset)
     """Dotted keys that the command line set."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about values that neither the recipe nor the command line sets."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""

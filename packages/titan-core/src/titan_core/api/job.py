@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -46,6 +47,8 @@ class Job:
     loggers: tuple[Component, ...]
     """Instances of :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
+    notes: tuple[str, ...] = ()
+    """What a user should know about the job although nothing is wrong; one line each."""
 
     @property
     def config(self) -> Config:
@@ -59,8 +62,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the model and its flavor."""
-        return f"{self.model.name} {self.config.section(ModelSection).flavor}"
+        """Name of the model and its flavor, or of the folder with its weights if it has no flavor."""
+        section = self.config.section(ModelSection)
+        return f"{self.model.name} {section.flavor or Path(section.from_pretrained or '').name}".rstrip()
 
     def plugin_versions(self) -> list[dict[str, str]]:
         """Return name, distribution and version of every plugin that took part in assembling the job."""

@@ -32,13 +32,22 @@ def check(context: Invocation) -> int:
         UserError: the job is invalid.
     """
     arguments = context.arguments
-    facts = context.job(arguments.world_size).facts
+    job = context.job(arguments.world_size)
+    facts = job.facts
     if arguments.json:
         print_json(
-            {"valid": True, "source": facts.config.source, "world_size": facts.mesh.world_size, "mesh": facts.mesh.degrees}
+            {
+                "valid": True,
+                "source": facts.config.source,
+                "world_size": facts.mesh.world_size,
+                "mesh": facts.mesh.degrees,
+                "notes": job.notes,
+            }
         )
     else:
         print(f"{facts.config.source}: valid for {facts.mesh.world_size} process(es): {facts.mesh}")
+        for note in job.notes:
+            print(f"note: {note}")
     return 0
 
 

@@ -38,6 +38,8 @@ def show(context: CommandContext) -> int:
           for number, transform in enumerate(facts["transforms"], 1)),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
+    for note in job.notes:
+        print(f"note: {note}")
     return 0
 
 
@@ -84,4 +86,5 @@ def describe(job: Job) -> dict[str, Any]:
             for transform in job.transforms
         ],
         "dump_folder": job.dump_folder,
+        "notes": job.notes,
     }

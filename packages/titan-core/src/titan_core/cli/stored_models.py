@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.config import Override
-from titan_core.api.errors import Problem, UserError
+from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.config.load import RawConfig, resolve
+from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
 
@@ -25,16 +25,7 @@ class InstalledModels:
 
     def find(self, path: str) -> StoredModel:
         """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
-        readers = [one.find_model for one in self.registry.all(Checkpoint) if one.find_model is not None]
-        if not readers:
-            raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
-        problems: list[Problem] = []
-        for reader in readers:
-            try:
-                return reader.load()(path, self.registry)
-            except UserError as error:
-                problems += error.problems
-        raise UserError(*problems)
+        return find_model(path, self.registry)
 
     def job(self, stored: StoredModel, world_size: int | None = None) -> Job:
         """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
@@ -42,9 +33,7 @@ class InstalledModels:
             why = "does not say which tokenizer the model was trained with"
             raise UserError.one(stored.path, why, "add --model.tokenizer NAME (see `titan plugins`)")
         # A job needs a batch, although this one reads no data.
-        tables = {"training": {"seq_len": 1, "local_batch_size": 1}} | {
-            name: dict(table) for name, table in stored.sections.items()
-        }
+        tables = {"training": {"seq_len": 1, "local_batch_size": 1}} | described_by(stored, self.registry)
         raw = RawConfig(stored.path, "stored_model", tables)
         return assemble(resolve(raw, self.overrides, self.registry), self.registry, world_size, trains=False)
 

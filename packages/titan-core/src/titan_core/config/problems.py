@@ -25,7 +25,7 @@ def problems_of(
         key = "".join([prefix, *(f"[{part}]" if part.isdecimal() else f".{part}" for part in path)])
         value = entry["input"]
         if entry["type"] == "extra_forbidden":
-            owner = _model_at(cls, path[:-1])
+            owner = model_at(cls, path[:-1])
             fields = list(owner.model_fields) if owner is not None else []
             problems.append(Problem(where(key, value), "unknown key", nearest(path[-1], fields)))
         elif entry["type"] == "missing":
@@ -34,7 +34,7 @@ def problems_of(
             # A rule over several keys. Its message is clearer than the value of the whole section.
             problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
         else:
-            owner = _model_at(cls, path[:-1])
+            owner = model_at(cls, path[:-1])
             about = field_docs(owner).get(path[-1]) if owner is not None else None
             fix = 'write a list, such as ["a", "b"]' if entry["type"] == "list_type" else "set another value"
             if about:
@@ -86,7 +86,7 @@ def _reason(entry: Any, bounds: str = "") -> str:
     return message
 
 
-def _model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+def model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     """Return the model that owns the keys at ``path`` inside ``cls``. Sections nest one list of models at most."""
     if not path:
         return cls

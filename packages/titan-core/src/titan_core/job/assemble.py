@@ -34,7 +34,9 @@ from titan_core.api.sections import (
     TrainingSection,
 )  # fmt: skip
 from titan_core.api.tokenizer import TextTokenizer
-from titan_core.config.problems import problems_of
+from titan_core.config.overrides import value_of
+from titan_core.config.pretrained import NONE, find_model
+from titan_core.config.problems import model_at, problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
@@ -102,6 +104,9 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         problems.append(
             Problem(f"checkpoints {names}", "a job can use only one checkpoint format", "switch off all but one")
         )
+    for checkpoint in checkpoints:
+        if checkpoint.check is not None:
+            problems += checkpoint.check.load()(checkpoint.context(facts))
     if problems:
         raise UserError(*problems)
     assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
@@ -122,6 +127,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
+        notes=(*config.notes, *pretrained_notes(config, registry, definition, text_tokenizer)),
     )
 
 
@@ -156,18 +162,29 @@ def model_args(config: Config, model: Model) -> BaseModel:
         UserError: the flavor does not exist, or the model rejects the arguments.
     """
     section = config.section(ModelSection)
-    if section.flavor not in model.flavors:
+    if section.flavor not in ("", *model.flavors):
         flavors = ", ".join(model.flavors)
         raise UserError(
             config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"choose one of {flavors}")
         )
-    args: BaseModel = model.flavors[section.flavor]
-    cls = type(args)
+    cls = type(next(iter(model.flavors.values())))
+    of_flavor = model.flavors[section.flavor].model_dump() if section.flavor else {}
     try:
-        args = cls.model_validate(_merged(args.model_dump(), section.args), strict=True)
+        args: BaseModel = cls.model_validate(_merged(of_flavor, _with_none(cls, section.args)), strict=True)
     except ValidationError as error:
         raise UserError(*problems_of(error, "model.args", cls, section.args, config.where)) from None
     return args
+
+
+def _with_none(cls: type[BaseModel] | None, args: dict[str, Any]) -> dict[str, Any]:
+    """Return ``args`` with ``None`` for each "none" whose field in ``cls`` allows it."""
+    found: dict[str, Any] = {}
+    for key, value in args.items():
+        if isinstance(value, dict):
+            found[key] = _with_none(model_at(cls, [key]) if cls is not None else None, value)
+        else:
+            found[key] = value_of(value, cls, key) if value == NONE and cls is not None else value
+    return found
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -205,6 +222,25 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
             f"its vocabulary has {tokenizer.vocab_size} tokens, but the model's has only {layout.vocab_size}",
             "choose another tokenizer or flavor, or set the model's vocabulary with model.args",
         )
+
+
+def pretrained_notes(config: Config, registry: Registry, model: ModelDefinition, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield what a user should know about a pretrained model and the job's tokenizer."""
+    path = config.section(ModelSection).from_pretrained
+    if path is None:
+        return
+    try:
+        stored = find_model(path, registry)
+    except UserError:
+        return  # the config's notes say so
+    yield f"starts from the weights in {stored.path}, unless the run has a checkpoint"
+    rows, tokens = model.layout.vocab_size, tokenizer.vocab_size
+    if tokens < rows:
+        yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: the last {rows - tokens:,} are unused"
+    ends = [int(token) for token in getattr(tokenizer, "end_ids", ())]
+    if stored.end_ids and set(ends) != set(stored.end_ids):
+        theirs, ours = (", ".join(map(str, sorted(ids))) or "none" for ids in (stored.end_ids, ends))
+        yield f"ids that end generated text: {theirs}; ids that the tokenizer puts at the end of a document: {ours}"
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:

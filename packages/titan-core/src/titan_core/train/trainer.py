@@ -23,10 +23,12 @@ from titan_core.api.job import Job
 from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
-from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
+from titan_core.api.sections import CommSection, ModelSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
+from titan_core.api.stored_model import WeightsContext
 from titan_core.api.world import World
+from titan_core.config.pretrained import find_model
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts
@@ -69,6 +71,8 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         trainer: Trainer | None = None
         try:
             lifecycle.job_assembled(job)
+            for note in job.notes:
+                log.info("%s", note)
             # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
             data = OpenedData.of(job)
@@ -127,8 +131,9 @@ class Trainer:
         lr_scheduler = self._lr_scheduler(optimizer)
         self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
-        if self.checkpoints is not None:
-            self.checkpoints.restore()
+        resumed = self.checkpoints is not None and self.checkpoints.restore()
+        if not resumed:
+            self._load_pretrained()
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world)
         lifecycle.register(self.events)
@@ -316,6 +321,26 @@ class Trainer:
                 losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
         return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
+
+    def _load_pretrained(self) -> None:
+        """Load the weights of ``model.from_pretrained``, if set.
+
+        Raises:
+            UserError: there are none, or they are not those of the job's model; on every rank.
+        """
+        path = self.job.config.section(ModelSection).from_pretrained
+        if path is None:
+            return
+        found, mistake = None, None
+        try:
+            found = find_model(path, self.job.registry)
+        except UserError as error:
+            mistake = error
+        self.world.raise_together(mistake)
+        assert found is not None
+        found.load.load()(WeightsContext(self.job, self.world, self.state.parts, found))
+        self.state.origin = found.origin
+        log.info("starting from the weights in %s", found.path)
 
     def _context_of(self, transform: Transform) -> TrainingContext[Any]:
         return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
