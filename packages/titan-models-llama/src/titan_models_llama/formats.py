@@ -76,8 +76,8 @@ def hf_config(args: LlamaArgs) -> dict[str, Any]:
 
 _HF_KEYS = {
     "model_type", "attention_bias", "mlp_bias", "hidden_act", "num_attention_heads", "hidden_size", "head_dim",
-    "rope_parameters", "partial_rotary_factor", "num_hidden_layers", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings",
+    "rope_parameters", "partial_rotary_factor", "num_hidden_layers", "num_key_value_heads", "intermediate_size",
+    "vocab_size", "max_position_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings",
 }  # fmt: skip
 _HF_IDS = {"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id"}
 _HF_WITHOUT_EFFECT = {

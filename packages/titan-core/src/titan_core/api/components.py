@@ -172,6 +172,10 @@ class Dataset(Component):
     holds_tokens: bool = False
     """Whether the documents are token ids, which are meaningful with one tokenizer only. If so, the context holds the
     fingerprint and vocabulary size of the job's tokenizer."""
+    tokenizes: bool = False
+    """Whether the dataset tokenises its documents, which decides the weight of each token. If so, the context holds the
+    job's tokenizer and the length of its sequences, and ``data.document_mask`` must be on: several documents share a
+    sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

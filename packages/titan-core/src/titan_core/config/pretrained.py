@@ -158,14 +158,15 @@ def _contradictions(
     """Return the keys of the recipe's ``[model]`` that describe another model than that of the weights."""
     model = stored.sections[ModelSection.section]
     path, args = recipe["from_pretrained"], model["args"]
-    name, flavor, own = recipe.get("name") or model["name"], recipe.get("flavor"), recipe.get("args", {})
+    name, flavor, own = recipe.get("name") or model["name"], recipe.get("flavor") or "", recipe.get("args", {})
     if name != model["name"]:
         why = f"the weights in {path} are those of model {model['name']!r}"
         return [Problem(config.where("model.name", name), why, "remove the key")]
     problems = []
     flavors = registry.get(Model, name).flavors
     if flavor in flavors and (differs := _differences({**_plain(flavors[flavor]), **_plain(own)}, args)):
-        why = f"contradicts the weights in {path}: {'; '.join(differs)}"
+        more = f"; and {len(differs) - 3} more" if len(differs) > 3 else ""
+        why = f"contradicts the weights in {path}: {'; '.join(differs[:3])}{more}"
         problems.append(Problem(config.where("model.flavor", flavor), why, 'remove the key, or set it to ""'))
     elif not flavor and isinstance(own, dict):
         for key in own.keys() & args.keys():

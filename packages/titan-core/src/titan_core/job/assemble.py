@@ -236,7 +236,7 @@ def pretrained_notes(config: Config, registry: Registry, model: ModelDefinition,
     yield f"starts from the weights in {stored.path}, unless the run has a checkpoint"
     rows, tokens = model.layout.vocab_size, tokenizer.vocab_size
     if tokens < rows:
-        yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: the last {rows - tokens:,} are unused"
+        yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: {rows - tokens:,} are unused"
     ends = [int(token) for token in getattr(tokenizer, "end_ids", ())]
     if stored.end_ids and set(ends) != set(stored.end_ids):
         theirs, ours = (", ".join(map(str, sorted(ids))) or "none" for ids in (stored.end_ids, ends))
