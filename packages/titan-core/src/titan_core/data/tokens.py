@@ -177,6 +177,12 @@ class TokenStream:
     def _begin_next_epoch(self) -> bool:
         if self._on_end == "once":
             return False
+        if self._tokens_read == 0 and self._reader.excluded:
+            raise UserError.one(
+                f"dataset {self._name!r}",
+                f"its settings exclude every record of logical shard {self._index} of {self._count} (see the log)",
+                "change these settings or the records, or raise training.seq_len",
+            )
         if self._tokens_read == 0 and self._empty:
             raise UserError.one(
                 f"dataset {self._name!r}",

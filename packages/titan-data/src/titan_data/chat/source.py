@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from titan_core.api.tokenizer import RendersChats
 from titan_data.chat.config import ChatSection
 from titan_data.chat.records import FIELDS, chat_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
-from titan_data.local_files import ENDINGS, find_files, first_line, holds_lines, plain_suffix
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, first_line, holds_lines, plain_suffix
 from titan_data.records import check_format, converted
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
             return problems
         read = ChatReader(context)
         if form == "json" and not context.skip_corrupt:
-            _check_first(find_files(context, ENDINGS["json"]), read)
+            _check_first(context, read)
     except CorruptRecord as error:
         return [Problem(error.place, error.why, error.fix)]
     except UserError as error:
@@ -115,21 +116,28 @@ def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
     return []
 
 
-def _check_first(files: list[Path], read: ChatReader) -> None:
-    for file in files:
+def _check_first(context: DatasetContext[ChatSection], read: ChatReader) -> None:
+    """Read the first record of JSON lines. Files with one JSON array or indented objects are left for ``datasets`` to check.
+
+    Raises:
+        CorruptRecord: it is not a chat.
+        UserError: all files are empty.
+    """
+    for file in find_files(context, ENDINGS["json"]):
         number, line = first_line(file)
-        if not line or not holds_lines(file):
+        if not line:
             continue
+        if not holds_lines(file):
+            return
         place = f"{file}:{number}"
         try:
             record = json.loads(line)
         except ValueError as error:
             raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
-        try:
+        with suppress(ExcludedRecord):  # others may fit
             read(record, place)
-        except ExcludedRecord:
-            return  # others may fit
         return
+    raise UserError.one(context.where, EMPTY, EMPTY_FIX)
 
 
 def _form(context: DatasetContext[ChatSection]) -> str | None:

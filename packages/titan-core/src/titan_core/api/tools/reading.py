@@ -26,7 +26,8 @@ class DocumentReader:
         """Number of corrupt records skipped."""
         self.empty = 0
         """Number of documents skipped because they have no tokens of their own, or the dataset's settings exclude them."""
-        self._excluded = 0
+        self.excluded = 0
+        """Number of documents skipped because the dataset's settings exclude them."""
         self.stopped = threading.Event()
         """Set when the data is no longer needed."""
 
@@ -72,10 +73,10 @@ class DocumentReader:
 
     def _exclude(self, error: ExcludedRecord) -> None:
         self.empty += 1
-        self._excluded += 1
-        if self._excluded <= _MOST_LOGGED:
+        self.excluded += 1
+        if self.excluded <= _MOST_LOGGED:
             log.error("skipped a record: %s: %s", error.place, error.why)
-        if self._excluded == _MOST_LOGGED:
+        if self.excluded == _MOST_LOGGED:
             log.error("further skipped records of dataset %r are counted but not logged", self._name)
 
     def _wait(self, error: Exception, attempt: int) -> None:
