@@ -87,5 +87,5 @@ def test_excluded_records_are_counted_and_logged(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_shard_of_excluded_records_only_is_an_error() -> None:
-    with pytest.raises(UserError, match="excluded"):
+    with pytest.raises(UserError, match="settings exclude every record"):
         stream([0, 0], "repeat").take(8)

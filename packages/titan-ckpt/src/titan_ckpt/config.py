@@ -12,6 +12,7 @@ from titan_core.api.errors import Problem
 from titan_core.api.numbers import Count, Steps
 from titan_core.api.paths import AnyPath
 from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api.sections import ModelSection
 
 
 class CheckpointSection(Section):
@@ -71,6 +72,6 @@ class CheckpointSection(Section):
 def check(context: JobContext[CheckpointSection]) -> Iterator[Problem]:
     """Check that the config names only one origin of the initial weights."""
     config = context.facts.config
-    if context.section.initial_load_path is not None and config.value("model.from_pretrained") is not None:
+    if context.section.initial_load_path is not None and config.section(ModelSection).from_pretrained is not None:
         why = "model.from_pretrained names the weights to start from, too"
         yield config.problem("checkpoint.initial_load_path", why, "remove one of them")

@@ -82,9 +82,8 @@ def model_for(
             return model, form, read_args(form, config)
         except ValueError as error:
             reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    raise UserError.one(
-        str(source), "no installed model supports these weights", "; ".join(reasons) or "install the plugin of their model"
-    )
+    why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
+    raise UserError.one(str(source), why, "use another model, or install the plugin of this one")
 
 
 def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:

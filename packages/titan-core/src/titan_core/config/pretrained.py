@@ -55,9 +55,12 @@ def _located(path: str, registry: ComponentRegistry) -> str:
         exists = local.exists()
     except OSError:  # such as a name that is too long
         exists = False
-    hubs = registry.all(ModelHub)
-    if exists or not hubs or not _NAME_ON_HUB.fullmatch(path):
+    if exists or not _NAME_ON_HUB.fullmatch(path):
         return path if "://" in path else str(local)
+    hubs = registry.all(ModelHub)
+    if not hubs:
+        why = "does not exist, and no installed plugin finds models by name"
+        raise UserError.one(path, why, "check the path, or install titan-data")
     problems: list[Problem] = []
     for hub in hubs:
         try:
