@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,3 +173,20 @@ def test_titan_generate_answers_and_stops(folder: Path, capsys: pytest.CaptureFi
         )
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert answer["text"] == "yes"
+
+
+def test_the_commands_of_the_page_on_finetuning(folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
+    blocks = dict(re.findall(r"<!-- test: (\S+) -->\n```\w*\n(.*?)```", page, re.DOTALL))
+    shutil.copytree(folder / "model", "my-llama")
+    write_chats(Path("chats.jsonl"))
+    Path("sft.toml").write_text(blocks["sft.toml"].replace("steps = 20", "steps = 2"))
+    commands = [shlex.split(line) for line in blocks["commands"].splitlines()]
+    assert len(commands) == 5
+    for program, *arguments in commands:
+        assert program == "titan"
+        device = [] if arguments[0] == "checkpoint" else ["--job.device", "cpu"]
+        assert main([*arguments, *device]) == 0
+    printed = capsys.readouterr().out
+    assert "loss on" in printed and "wrote exported" in printed
+    assert Path("exported/chat_template.jinja").is_file()

@@ -112,7 +112,7 @@ def test_a_resumed_run_needs_no_weights(here: Path) -> None:
     shutil.rmtree("model")
     resumed = run_recipe("run/config.toml", {"training.stop_at_step": 2})
     assert first.losses + resumed.losses == whole.losses
-    assert any("was not read" in note for note in make_job("run/config.toml").notes)
+    assert any("does not exist. It is needed unless" in note for note in make_job("run/config.toml").notes)
     with pytest.raises(UserError, match=r"model: does not exist"):
         run_recipe("run/config.toml", {"job.dump_folder": "another"})
 
@@ -132,8 +132,8 @@ def test_a_run_can_start_from_another_run(here: Path, capsys: pytest.CaptureFixt
 def test_longer_contexts_and_other_tokenizers_are_allowed_and_listed(here: Path) -> None:
     job = make_job("sft.toml", {"model.args.max_seq_len": 512, "training.seq_len": 512, "model.tokenizer": "byte"})
     notes = "\n".join(job.notes)
-    assert 'model.tokenizer = "byte" replaces the tokenizer in model' in notes
-    assert "model.args.max_seq_len = 512 replaces 256" in notes
+    assert 'model.tokenizer = "byte" replaces "hf", which is beside the weights' in notes
+    assert "the model's context is 512 tokens; that of the weights is 256" in notes
     assert "vocabulary has 272 tokens, the tokenizer's 258" in notes
     assert job.facts.model.layout.max_seq_len == 512
 
@@ -157,7 +157,7 @@ def test_differences_are_listed_everywhere(here: Path, capsys: pytest.CaptureFix
         "the weights are stored in bfloat16",
         "starts from the weights in model",
         "11 are unused",
-        "ids that end generated text: 258, 260; ids that the tokenizer puts at the end of a document: 258",
+        "ids that end generated text: 258, 260; ids that the tokenizer puts at the end of a document: [258]",
     ]
     for command in (["config", "check"], ["job", "show"], ["config", "check", "--json"], ["job", "show", "--json"]):
         assert main([*command, "sft.toml"]) == 0
@@ -210,9 +210,15 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "no config.json": ({"model.from_pretrained": "weights"}, "weights/config.json: no such file"),
     "no weights": ({"model.from_pretrained": "config"}, "no weights in safetensors format"),
     "no tokenizer": ({"model.from_pretrained": "bare"}, "no tokenizer that Titan finds; set model.tokenizer"),
-    "flavor": ({"model.flavor": "8B"}, 'model.flavor = "8B": contradicts the weights in model: dim is 4096'),
-    "argument": ({"model.args.n_layers": 3}, "model.args.n_layers = 3: contradicts the weights in model, for which it is 2"),
-    "nested": ({"model.args.rope_scaling.factor": 2.0}, "rope_scaling = {factor = 2.0}: contradicts"),
+    "flavor": (
+        {"model.flavor": "8B"},
+        'model.flavor = "8B": contradicts the weights in model, for which dim is 32 and not 4096',
+    ),
+    "argument": (
+        {"model.args.n_layers": 3},
+        "model.args.n_layers = 3: contradicts the weights in model, for which n_layers is 2",
+    ),
+    "nested": ({"model.args.rope_scaling.factor": 2.0}, "rope_scaling = {factor = 2.0}: contradicts the weights"),
     "model": ({"model.name": "other"}, "the weights in model are those of model 'llama3'"),
     "unknown flavor": ({"model.flavor": "9B"}, "has no such flavor"),
     "unknown argument": ({"model.args.width": 3}, "unknown key"),

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.components import Model, ModelHub
 from titan_core.api.config import Config
@@ -75,18 +73,24 @@ def described_by(stored: StoredModel, registry: ComponentRegistry) -> dict[str, 
     which TOML cannot represent."""
     tables = {name: dict(table) for name, table in stored.sections.items()}
     model = tables[ModelSection.section]
-    args, flavors = model["args"], registry.get(Model, model["name"]).flavors
-    model["flavor"] = next((name for name, flavor in flavors.items() if not _differences(_plain(flavor), args)), "")
-    if model["flavor"]:
-        of_flavor = _plain(flavors[model["flavor"]])
-        args = {key: value for key, value in args.items() if of_flavor.get(key) != value}
+    model["flavor"], args = "", model["args"]
+    for name, flavor in registry.get(Model, model["name"]).flavors.items():
+        of_flavor = flavor.model_dump(mode="json")
+        if different_arguments(of_flavor, args) == []:
+            model["flavor"], args = name, {key: value for key, value in args.items() if of_flavor[key] != value}
+            break
     model["args"] = _without_none(args)
     return tables
 
 
+def different_arguments(mine: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Return the arguments in which two models differ, except those that weights do not determine."""
+    return [key for key, value in stored.items() if mine.get(key) != value and key not in _FREE_OF_WEIGHTS]
+
+
 def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistry) -> tuple[str, ...]:
-    """Add the keys of the model that ``model.from_pretrained`` names to ``tables``. Keys that are already there are kept if
-    they can be combined with the weights.
+    """Add the keys of the model that ``model.from_pretrained`` names to ``tables``. Keys that are already there are kept.
+    Assembly compares the resulting model with that of the weights.
 
     Args:
         config: provides the origins of values, for errors.
@@ -95,109 +99,55 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
         What the user should know about the model, one line each.
 
     Raises:
-        UserError: there is no such model, or ``tables`` contradicts its weights.
+        UserError: there is no such model, it belongs to another family, or it has no tokenizer.
     """
     recipe = tables.get(ModelSection.section)
     path = recipe.get("from_pretrained") if isinstance(recipe, dict) else None
     if not isinstance(path, str) or not path.strip() or not isinstance(recipe, dict):
         return ()
+    where = config.where(KEY, path)
     try:
         stored = find_model(path, registry)
     except UserError as error:
+        reasons = [one.why if one.where == path else f"{one.where}: {one.why}" for one in error.problems]
         if _is_complete(recipe, registry):
             # A run's own config: the run may resume from a checkpoint although the weights are gone.
-            reasons = "; ".join(f"{problem.where}: {problem.why}" for problem in error.problems)
-            return (f"{KEY} was not read, and is needed unless the run resumes from a checkpoint ({reasons})",)
-        where = config.where(KEY, path)
-        raise UserError(*(_within(where, path, problem) for problem in error.problems)) from None
+            return (f"{where}: {'; '.join(reasons)}. It is needed unless the run resumes from a checkpoint",)
+        fixes = [one.fix for one in error.problems]
+        raise UserError(*(Problem(where, why, fix) for why, fix in zip(reasons, fixes, strict=True))) from None
     found = described_by(stored, registry)
     described = found.pop(ModelSection.section)
-    problems = _contradictions(recipe, stored, config, registry)
-    if "tokenizer" not in described and not recipe.get("tokenizer"):
+    if recipe.get("name", described["name"]) != described["name"]:
+        why = f"the weights in {path} are those of model {described['name']!r}"
+        raise UserError.one(config.where("model.name", recipe["name"]), why, "remove the key")
+    if not (described.get("tokenizer") or recipe.get("tokenizer")):
         fix = "set model.tokenizer and model.tokenizer_path (see `titan plugins`)"
-        problems.append(Problem(config.where(KEY, path), "its files contain no tokenizer that Titan finds", fix))
-    if problems:
-        raise UserError(*problems)
+        raise UserError.one(where, "its files contain no tokenizer that Titan finds", fix)
     notes = [f"{KEY}: {note}" for note in stored.notes]
-    given = {key: value for key, value in recipe.items() if value != "" and key in ("tokenizer", "tokenizer_path")}
-    if changed := {key: value for key, value in given.items() if described.get(key, value) != value}:
-        shown = ", ".join(f"model.{key} = {show(value, key)}" for key, value in changed.items())
-        notes.append(f"{shown} replaces the tokenizer in {path}")
-    if described.get("tokenizer") != given.get("tokenizer", described.get("tokenizer")):
-        described.pop("tokenizer_path", None)
+    for key in ("tokenizer", "tokenizer_path"):
+        if (own := recipe.get(key)) and described.get(key, own) != own:
+            notes.append(f"model.{key} = {show(own, key)} replaces {show(described[key], key)}, which is beside the weights")
+            described = {name: value for name, value in described.items() if name != "tokenizer_path"}
+    # Another flavor is compared with the weights as it is, but does not lengthen their context.
+    theirs = stored.sections[ModelSection.section]["args"]
     flavor = recipe.get("flavor") or described["flavor"]
-    theirs, own = stored.sections[ModelSection.section]["args"], recipe.get("args", {})
-    free = {key: theirs[key] for key in _FREE_OF_WEIGHTS if key in theirs}
-    args = described["args"] if flavor == described["flavor"] else free
-    notes += [
-        f"model.args.{key} = {show(own[key])} replaces {show(value)}, with which the weights were trained"
-        for key, value in free.items()
-        if own.get(key, value) != value
-    ]
-    tables[ModelSection.section] = {**described, **recipe, "flavor": flavor, "args": {**args, **own}}
+    args = described["args"]
+    if flavor != described["flavor"]:
+        args = {key: value for key, value in theirs.items() if key in _FREE_OF_WEIGHTS}
+    own_args = recipe.get("args", {})
+    tables[ModelSection.section] = {**described, **recipe, "flavor": flavor, "args": {**args, **own_args}}
     for name, table in found.items():
         if isinstance(recipe_table := tables.setdefault(name, {}), dict):
             tables[name] = {**table, **recipe_table}
     return tuple(notes)
 
 
-def _within(where: str, path: str, problem: Problem) -> Problem:
-    why = problem.why if problem.where == path else f"{problem.where}: {problem.why}"
-    return Problem(where, why, problem.fix)
-
-
 def _is_complete(recipe: Mapping[str, Any], registry: ComponentRegistry) -> bool:
     """Whether ``[model]`` says all that the stored model would."""
     if not recipe.get("tokenizer") or recipe.get("name") not in [model.name for model in registry.all(Model)]:
         return False
-    flavors = registry.get(Model, recipe["name"]).flavors
-    fields = type(next(iter(flavors.values()))).model_fields
+    fields = type(next(iter(registry.get(Model, recipe["name"]).flavors.values()))).model_fields
     return bool(recipe.get("flavor")) or fields.keys() <= dict(recipe.get("args") or {}).keys()
-
-
-def _contradictions(
-    recipe: Mapping[str, Any], stored: StoredModel, config: Config, registry: ComponentRegistry
-) -> list[Problem]:
-    """Return the keys of the recipe's ``[model]`` that describe another model than that of the weights."""
-    model = stored.sections[ModelSection.section]
-    path, args = recipe["from_pretrained"], model["args"]
-    name, flavor, own = recipe.get("name") or model["name"], recipe.get("flavor") or "", recipe.get("args", {})
-    if name != model["name"]:
-        why = f"the weights in {path} are those of model {model['name']!r}"
-        return [Problem(config.where("model.name", name), why, "remove the key")]
-    problems = []
-    flavors = registry.get(Model, name).flavors
-    if flavor in flavors and (differs := _differences({**_plain(flavors[flavor]), **_plain(own)}, args)):
-        more = f"; and {len(differs) - 3} more" if len(differs) > 3 else ""
-        why = f"contradicts the weights in {path}: {'; '.join(differs[:3])}{more}"
-        problems.append(Problem(config.where("model.flavor", flavor), why, 'remove the key, or set it to ""'))
-    elif not flavor and isinstance(own, dict):
-        for key in own.keys() & args.keys():
-            if _differences({**args, key: own[key]}, args):
-                why = f"contradicts the weights in {path}, for which it is {show(_without_none(args[key]))}"
-                problems.append(Problem(config.where(f"model.args.{key}", own[key]), why, "remove the key"))
-    return problems
-
-
-def _differences(mine: Mapping[str, Any], args: Mapping[str, Any]) -> list[str]:
-    """Return the arguments in ``mine`` that contradict those of the weights, in words."""
-    return [
-        f"{key} is {show(mine[key])}, but {show(_without_none(value))} in the weights"
-        for key, value in args.items()
-        if key in mine and key not in _FREE_OF_WEIGHTS and not _agrees(mine[key], value)
-    ]
-
-
-def _agrees(mine: Any, value: Any) -> bool:
-    if isinstance(mine, dict) and isinstance(value, dict):
-        return all(key in value and _agrees(one, value[key]) for key, one in mine.items())
-    return bool(_without_none(mine) == _without_none(value))
-
-
-def _plain(args: Any) -> dict[str, Any]:
-    if isinstance(args, BaseModel):
-        return args.model_dump(mode="json")
-    return dict(args) if isinstance(args, Mapping) else {}
 
 
 def _without_none(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,9 +34,11 @@ from titan_core.api.sections import (
     OptimizerSection,
     TrainingSection,
 )  # fmt: skip
+from titan_core.api.stored_model import StoredModel
 from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.shown import show
 from titan_core.config.overrides import value_of
-from titan_core.config.pretrained import NONE, find_model
+from titan_core.config.pretrained import NONE, different_arguments, find_model
 from titan_core.config.problems import model_at, problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
@@ -80,6 +83,11 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
     lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
     mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
+    stored = None
+    if (path := config.section(ModelSection).from_pretrained) is not None and args is not None:
+        with suppress(UserError):  # a note of the config says so
+            stored = find_model(path, registry)
+        problems += check_pretrained(config, stored, args) if stored is not None else ()
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
         problems += check_document_mask(config, definition)
@@ -127,7 +135,7 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
-        notes=(*config.notes, *pretrained_notes(config, registry, definition, text_tokenizer)),
+        notes=(*config.notes, *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ())),
     )
 
 
@@ -224,23 +232,32 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
         )
 
 
-def pretrained_notes(config: Config, registry: Registry, model: ModelDefinition, tokenizer: TextTokenizer) -> Iterator[str]:
-    """Yield what a user should know about a pretrained model and the job's tokenizer."""
-    path = config.section(ModelSection).from_pretrained
-    if path is None:
-        return
-    try:
-        stored = find_model(path, registry)
-    except UserError:
-        return  # the config's notes say so
+def check_pretrained(config: Config, stored: StoredModel, args: BaseModel) -> Iterator[Problem]:
+    """Check that the job's model is that of the weights it starts from."""
+    mine, theirs = args.model_dump(mode="json"), stored.sections[ModelSection.section]["args"]
+    own, different = config.section(ModelSection).args, different_arguments(mine, theirs)
+    shown = [f"{key} is {show(theirs[key])} and not {show(mine[key])}" for key in different]
+    more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
+    if different:
+        key = next((f"model.args.{key}" for key in different if key in own), "model.flavor")
+        fix = "remove the key" + (', or set it to ""' if key == "model.flavor" else "")
+        why = f"contradicts the weights in {stored.path}, for which {'; '.join(shown[:3])}{more}"
+        yield config.problem(key, why, fix)
+
+
+def pretrained_notes(stored: StoredModel, model: ModelDefinition, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield what a user should know about a pretrained model and the job's model and tokenizer."""
     yield f"starts from the weights in {stored.path}, unless the run has a checkpoint"
-    rows, tokens = model.layout.vocab_size, tokenizer.vocab_size
+    rows, tokens, context = model.layout.vocab_size, tokenizer.vocab_size, model.layout.max_seq_len
+    theirs = stored.sections[ModelSection.section]["args"].get("max_seq_len", context)
+    if context != theirs:
+        yield f"the model's context is {context:,} tokens; that of the weights is {theirs:,}"
     if tokens < rows:
         yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: {rows - tokens:,} are unused"
-    ends = [int(token) for token in getattr(tokenizer, "end_ids", ())]
-    if stored.end_ids and set(ends) != set(stored.end_ids):
-        theirs, ours = (", ".join(map(str, sorted(ids))) or "none" for ids in (stored.end_ids, ends))
-        yield f"ids that end generated text: {theirs}; ids that the tokenizer puts at the end of a document: {ours}"
+    ends = sorted(int(token) for token in getattr(tokenizer, "end_ids", ()))
+    if stored.end_ids and ends != sorted(stored.end_ids):
+        shown = ", ".join(map(str, sorted(stored.end_ids)))
+        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {ends}"
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:
