@@ -118,6 +118,13 @@ def test_tools_reach_the_template(tmp_path: Path) -> None:
     assert '[{"name": "f"}]' in tokenizer.decode(found.ids)
 
 
+def test_the_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:
+    """Templates of Llama 3 write the date if there is a clock."""
+    tokenizer = save_tokenizer(tmp_path, "{{ bos_token }}{{ strftime_now('%d %b %Y') }}" + TEMPLATE)
+    found = ChatReader(context(tmp_path))({"messages": [QUESTION, ANSWERED]}, "here")
+    assert tokenizer.decode(found.ids).startswith("<|begin|>26 Jul 2024<|begin|>")
+
+
 @pytest.mark.parametrize("folder", ["byte", "hf"])
 def test_pairs_without_a_template_are_documents(tmp_path: Path, folder: str) -> None:
     save_tokenizer(tmp_path / "hf", None)

@@ -11,6 +11,8 @@ from titan_core.api.build_context import BuildContext, S
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
+    import datetime
+
     from numpy.typing import NDArray
 
 _PROBE = """The quick brown fox can't jump over 1234567890 lazy dogs; naïve café, Übergröße — don't!
@@ -79,13 +81,18 @@ class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
         ...
 
     def render_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
     ) -> RenderedChat:
         """Return the text of ``messages``, including the names of special tokens.
 
         Args:
             add_generation_prompt: whether to append what precedes the assistant's next message.
             tools: descriptions of functions that the assistant may call.
+            date: the date for templates that write one; ``None``: today.
 
         Raises:
             UserError: there is no template, or it refuses the messages.

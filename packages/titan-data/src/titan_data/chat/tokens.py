@@ -3,6 +3,7 @@ for all else."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,10 @@ from titan_core.api.tokenizer import RendersChats, TextTokenizer
 from titan_data.chat.records import Chat
 
 Range = tuple[int, int]
+
+DATE = datetime.date(2024, 7, 26)
+"""What templates write as the date, on which the tokens of a run must not depend. It is the one that Llama 3's writes where
+there is no clock."""
 
 _PREFIX_FIX = 'set chat.train_on = "last", or use a template that marks the assistant\'s part with {% generation %}'
 
@@ -84,7 +89,7 @@ def _assistant_ranges(chat: Chat, tokenizer: RendersChats, place: str) -> tuple[
     A template without ``{% generation %}`` shows them if the text of a chat begins with the text of its first messages.
     """
     messages = chat.messages
-    full = tokenizer.render_chat(messages, False, chat.tools)
+    full = tokenizer.render_chat(messages, False, chat.tools, DATE)
     if full.assistant is not None:
         written = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if len(written) != len(full.assistant):
@@ -94,8 +99,8 @@ def _assistant_ranges(chat: Chat, tokenizer: RendersChats, place: str) -> tuple[
         return full.text, [by_index[index] for index in chat.trained]
     ranges = []
     for index in chat.trained:
-        before = tokenizer.render_chat(messages[:index], True, chat.tools).text
-        after = tokenizer.render_chat(messages[: index + 1], False, chat.tools).text
+        before = tokenizer.render_chat(messages[:index], True, chat.tools, DATE).text
+        after = tokenizer.render_chat(messages[: index + 1], False, chat.tools, DATE).text
         if not after.startswith(before):
             why = f"the chat template does not render message {index + 1} as a continuation of the prompt for it"
             raise CorruptRecord(place, why, "use a template that marks the assistant's part with {% generation %}")

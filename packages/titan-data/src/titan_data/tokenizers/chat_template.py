@@ -50,7 +50,6 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._special_tokens, self._where = dict(special_tokens), where
         self._marks = "endgeneration" in source
         try:
@@ -80,9 +79,13 @@ class ChatTemplate:
         return cls(source, special, str(file))
 
     def render(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
     ) -> RenderedChat:
-        """Return the text of ``messages``.
+        """See :meth:`titan_core.api.tokenizer.RendersChats.render_chat`.
 
         Raises:
             UserError: the template refuses them.
@@ -91,10 +94,14 @@ class ChatTemplate:
         if self._marks and any(_START in text or _END in text for text in texts):
             why = f"a message contains {_START!a} or {_END!a}, which mark the assistant's part of a chat here"
             raise UserError.one(self._where, why, "remove them")
-        options = {"tools": list(tools)} if tools else {"tools": None}
+        now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
         try:
             marked = self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **options, **self._special_tokens
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=list(tools) if tools else None,
+                strftime_now=now.strftime,
+                **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None

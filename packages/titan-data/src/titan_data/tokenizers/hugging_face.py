@@ -12,6 +12,8 @@ from titan_core.api.tokenizer import Message, RenderedChat, TokenizerContext, wi
 from titan_data.tokenizers.document_marks import TOKENIZER, document_marks
 
 if TYPE_CHECKING:
+    import datetime
+
     from tokenizers import Tokenizer
 
     from titan_data.tokenizers.chat_template import ChatTemplate
@@ -84,12 +86,16 @@ class HuggingFaceTokenizer:
         return ids
 
     def render_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
     ) -> RenderedChat:
         """See :class:`titan_core.api.tokenizer.RendersChats`."""
         self.require_chat_template()
         assert self._template is not None
-        return self._template.render(messages, add_generation_prompt, tools)
+        return self._template.render(messages, add_generation_prompt, tools, date)
 
     def require_chat_template(self) -> None:
         """See :class:`titan_core.api.tokenizer.RendersChats`."""
