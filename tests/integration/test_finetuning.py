@@ -175,6 +175,26 @@ def test_titan_generate_answers_and_stops(folder: Path, capsys: pytest.CaptureFi
         assert answer["text"] == "yes"
 
 
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
+    "no document mask": ({"data.document_mask": "false"}, "set data.document_mask = true"),
+    "no template": ({"model.tokenizer": "byte", "model.tokenizer_path": ""}, "the job's tokenizer has no chat template"),
+    "unknown tokenizer": ({"model.tokenizer": "bite"}, "model.tokenizer"),
+    "messages without a template": ({"chat.template": "none"}, "chats.jsonl:1: has messages"),
+    "missing file": ({"training.dataset_path": "missing.jsonl"}, "no such file"),
+    "too long a sequence": ({"training.seq_len": 512}, "the model accepts at most 256 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_each(folder: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, message = MISTAKES[case]
+    settings = {**finetuning(folder / "model", folder / "chats.jsonl"), **changes}
+    arguments = [argument for key, value in settings.items() for argument in (f"--{key}", str(value))]
+    assert main(["config", "check", "llama3_debug", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 def test_the_commands_of_the_page_on_finetuning(folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
     blocks = dict(re.findall(r"<!-- test: (\S+) -->\n```\w*\n(.*?)```", page, re.DOTALL))

@@ -222,6 +222,8 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "model": ({"model.name": "other"}, "the weights in model are those of model 'llama3'"),
     "unknown flavor": ({"model.flavor": "9B"}, "has no such flavor"),
     "unknown argument": ({"model.args.width": 3}, "unknown key"),
+    "no table": ({"model.args": 3}, "model.args = 3"),
+    "long name": ({"model.from_pretrained": "x" * 300}, "must not contain a name longer than 255 bytes"),
     "context": ({"training.seq_len": 257}, "the model accepts at most 256 tokens"),
     "two origins": ({"checkpoint.enable": "true", "checkpoint.initial_load_path": "model"}, "remove one of them"),
 }

@@ -11,6 +11,7 @@ from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.components import Model, ModelHub
 from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.paths import require_nameable
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import ModelSection
 from titan_core.api.stored_model import StoredModel
@@ -103,7 +104,11 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
     """
     recipe = tables.get(ModelSection.section)
     path = recipe.get("from_pretrained") if isinstance(recipe, dict) else None
-    if not isinstance(path, str) or not path.strip() or not isinstance(recipe, dict):
+    if not isinstance(recipe, dict) or not isinstance(path, str) or not isinstance(recipe.get("args", {}), dict):
+        return ()  # not set, or the validation of the section reports it
+    try:
+        require_nameable(path)
+    except ValueError:
         return ()
     where = config.where(KEY, path)
     try:
@@ -147,7 +152,7 @@ def _is_complete(recipe: Mapping[str, Any], registry: ComponentRegistry) -> bool
     if not recipe.get("tokenizer") or recipe.get("name") not in [model.name for model in registry.all(Model)]:
         return False
     fields = type(next(iter(registry.get(Model, recipe["name"]).flavors.values()))).model_fields
-    return bool(recipe.get("flavor")) or fields.keys() <= dict(recipe.get("args") or {}).keys()
+    return bool(recipe.get("flavor")) or fields.keys() <= recipe.get("args", {}).keys()
 
 
 def _without_none(value: Any) -> Any:

@@ -124,15 +124,15 @@ def _pick(
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
     )
+    if dataset.tokenizes and not data.document_mask:
+        why = f"dataset {entry.dataset!r} puts several documents into a sequence, which must not attend to each other"
+        raise UserError(config.problem("data.document_mask", why, "set data.document_mask = true"))
+    if dataset.tokenizes and tokenizer is None:  # assembly reports its mistake
+        return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)
     if dataset.tokenizes:
-        if not data.document_mask:
-            why = f"dataset {entry.dataset!r} puts several documents into a sequence, which must not attend to each other"
-            raise UserError(config.problem("data.document_mask", why, "set data.document_mask = true"))
         component = registry.get(Tokenizer, config.section(ModelSection).tokenizer)
         spec = TokenizerSpec(component.build, tokenizer_context(config, component))
         context = replace(context, tokenizer_spec=spec, seq_len=config.section(TrainingSection).seq_len)
-        if tokenizer is None:
-            return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)  # its mistake is reported
     problems = list(dataset.check.load()(context)) if dataset.check is not None else []
     if problems:
         raise UserError(*problems)

@@ -23,12 +23,10 @@ from titan_core.api.job import Job
 from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
 from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
-from titan_core.api.sections import CommSection, ModelSection, OptimizerSection, TrainingSection
+from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
-from titan_core.api.stored_model import WeightsContext
 from titan_core.api.world import World
-from titan_core.config.pretrained import find_model
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts
@@ -44,6 +42,7 @@ from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.seeds import prepare_numerics
+from titan_core.train.stored_models import load_pretrained
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
 from titan_core.train.world import join_world
@@ -133,7 +132,7 @@ class Trainer:
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
         resumed = self.checkpoints is not None and self.checkpoints.restore()
         if not resumed:
-            self._load_pretrained()
+            self.state.origin = load_pretrained(job, world, parts)
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world)
         lifecycle.register(self.events)
@@ -321,26 +320,6 @@ class Trainer:
                 losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
         return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
-
-    def _load_pretrained(self) -> None:
-        """Load the weights of ``model.from_pretrained``, if set.
-
-        Raises:
-            UserError: there are none, or they are not those of the job's model; on every rank.
-        """
-        path = self.job.config.section(ModelSection).from_pretrained
-        if path is None:
-            return
-        found, mistake = None, None
-        try:
-            found = find_model(path, self.job.registry)
-        except UserError as error:
-            mistake = error
-        self.world.raise_together(mistake)
-        assert found is not None
-        found.load.load()(WeightsContext(self.job, self.world, self.state.parts, found))
-        self.state.origin = found.origin
-        log.info("starting from the weights in %s", found.path)
 
     def _context_of(self, transform: Transform) -> TrainingContext[Any]:
         return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
