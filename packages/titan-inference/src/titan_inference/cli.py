@@ -25,7 +25,9 @@ MOST_TOKENS = 2**20
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan generate``."""
     parser.add_argument(
-        "model", metavar="MODEL", help="a run's directory, a checkpoint, or a folder of Hugging Face weights"
+        "model",
+        metavar="MODEL",
+        help="a run's directory, a checkpoint, a folder of Hugging Face weights, or the name of a downloaded model",
     )
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated (default: none)"
