@@ -64,7 +64,7 @@ def _fixed_part(pattern: Path) -> Path:
     return fixed
 
 
-def check_files(context: DatasetContext[Any]) -> list[Problem]:
+def check_files(context: DatasetContext[None]) -> list[Problem]:
     """Check that the files exist, are not all empty, and have the text field in their first record."""
     try:
         files = find_files(context, ENDINGS[context.name])
@@ -82,7 +82,7 @@ def check_files(context: DatasetContext[Any]) -> list[Problem]:
     return problems
 
 
-def check_hub(context: DatasetContext[Any]) -> list[Problem]:
+def check_hub(context: DatasetContext[None]) -> list[Problem]:
     """Check the dataset's name and split without the network."""
     if context.name == "hub" and not context.path:
         return [Problem(context.where, "dataset 'hub' needs the name of a dataset", "set training.dataset_path")]
