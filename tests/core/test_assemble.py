@@ -64,7 +64,7 @@ def test_a_third_partys_dimension_is_placed_in_order() -> None:
     [
         ({"training.seq_len": 4096}, r"training\.seq_len = 4096: the model accepts at most 2048 tokens"),
         ({"model.args.vocab_size": 100}, r"has 258 tokens, but the model's has only 100"),
-        ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'tiny' has no such flavor; choose one of debug"),
+        ({"model.flavor": "9B"}, r"model\.flavor = \"9B\": model 'tiny' has no such flavor; available: debug"),
         ({"model.name": "tinny"}, r"no installed plugin provides this model; did you mean 'tiny'"),
         ({"metrics.log_frequency": 2}, r"unknown key; did you mean 'log_freq'"),
         ({"plugins.disable": "norm"}, r'write a list, such as \["a", "b"\]'),

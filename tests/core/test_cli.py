@@ -20,10 +20,7 @@ def test_help_lists_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as exit_:
         main(["train", "--help"])
     assert exit_.value.code == 0
-    text = lines(capsys)
-    assert "--training.steps int" in text
-    assert main(["--version"]) == 0
-    assert lines(capsys).startswith("titan-core ")
+    assert "--section.key VALUE" in lines(capsys)
 
 
 def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,8 +47,6 @@ def test_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert "valid for 4 process(es): dp_shard=4" in lines(capsys)
     assert main(["config", "check", "tiny", "--json"]) == 0
     assert json.loads(lines(capsys))["valid"] is True
-    assert main(["config", "schema"]) == 0
-    assert json.loads(lines(capsys))["properties"]["training"]
 
 
 def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +63,10 @@ def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["trian"], "no such command; did you mean 'train'?"),
-        (["config"], "needs a subcommand; use one of show, check, schema"),
+        (["config"], "needs a subcommand; use one of show, check"),
         (["config", "chek"], "no such command; did you mean 'check'?"),
-        (["train", "--nproc", "2"], "unrecognized arguments: --nproc"),
-        (["plugins", "--training.steps", "3"], "unrecognized arguments"),
+        (["train", "--nproc", "2"], "--nproc: no such option; see `titan train --help`"),
+        (["plugins", "--training.steps=3"], "`titan plugins` takes no config overrides"),
         (
             ["train", "tiny", "--training.steps", "abc"],
             'command line: training.steps = "abc": must be a whole number, greater than 0 and at most 1000000000',

@@ -11,7 +11,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS, ModelSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.arguments import parse_overrides
-from titan_core.config.docs import field_docs
+from titan_core.api.tools.fields import field_docs
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
 from titan_core.plugins.registry import Registry

@@ -368,6 +368,14 @@ def test_a_command_may_exit_and_its_files_are_the_users(error: BaseException) ->
             ORIGIN.guard("build", stop)()
 
 
+def test_the_path_of_a_model_is_the_users() -> None:
+    def find(path: str) -> None:
+        Path(path, "checkpoint").read_text()
+
+    with pytest.raises(NotADirectoryError):
+        ORIGIN.guard("find_model", find)(__file__)
+
+
 def test_a_definition_is_guarded_too() -> None:
 
     def fails(*_: object) -> Any:

@@ -241,6 +241,13 @@ class Tied(SmallGPT):
         self.blocks[1].mlp.up.weight = self.blocks[0].mlp.up.weight  # type: ignore[union-attr]
 
 
+class TiedInBlocks(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.norms[1].weight = block.norms[0].weight  # type: ignore[index, union-attr]
+
+
 class WithWrappedHead(SmallGPT):
     def __init__(self) -> None:
         super().__init__()

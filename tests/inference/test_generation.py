@@ -9,28 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.tiny import TinyArgs, define
+from harness.tiny_parts import CPU, tiny
 from titan_core.api.model_part import ModelPart
-from titan_core.model.materialise import materialise
-from titan_core.model.next_token import NextToken
 from titan_inference.generation import PREFILL_TOKENS, Generator
 from titan_inference.sampling import Sampler, SamplingOptions
 
-CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 200, 31], [7], [4, 4, 18, 77, 78, 79, 80, 3, 9]]
-
-
-def tiny(seed: int = 1) -> ModelPart:
-    definition = define(TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=1200))
-    with torch.device("meta"):
-        module = definition.build()
-    assert isinstance(module, nn.Module)
-    part = ModelPart(module, definition.layout, NextToken())
-    materialise(part, CPU, seed)
-    for block in part.blocks().values():  # weights of training's size attend to everything alike
-        for parameter in block.parameters():
-            parameter.data.mul_(20 if parameter.ndim == 2 else 1)
-    return part
 
 
 def generated(

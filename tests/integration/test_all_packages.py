@@ -11,11 +11,12 @@ import tomli
 
 from ci.workspace import packages
 from harness.jobs import make_job
+from titan_completion.schema import json_schema
+from titan_core.api.command import Command
 from titan_core.api.components import Recipe
+from titan_core.api.tools.fields import field_docs
 from titan_core.cli.main import main
-from titan_core.config.docs import field_docs
-from titan_core.config.render import describe_options
-from titan_core.config.schema import json_schema
+from titan_core.config.render import describe_keys
 from titan_core.plugins.registry import Registry
 
 REGISTRY = Registry.from_installed()
@@ -23,7 +24,7 @@ REGISTRY = Registry.from_installed()
 
 def test_every_key_is_documented_in_help_and_schema() -> None:
     sections = REGISTRY.sections()
-    text = describe_options(sections)
+    text = "\n".join(line for name in sections for line in describe_keys(REGISTRY, name))
     schema = json_schema(REGISTRY)
     for name, cls in ((name, cls) for name, owners in sections.items() for cls in owners):
         for key in cls.model_fields:
@@ -80,3 +81,20 @@ def test_transforms_are_ordered_by_phase_then_name() -> None:
         ("PIPELINE", "pipeline_parallel"), ("PRECISION", "float8"), ("TENSOR", "tensor_parallel"),
         ("RECOMPUTE", "activation_checkpoint"), ("COMPILE", "compile"), ("DATA", "fsdp"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in REGISTRY.all(Command) if command.overrides], ids=lambda one: one.name
+)
+def test_help_of_a_command_with_overrides_fits_on_a_screen(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 lines, or one per option and 25 others for a command with many options of its own."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([*command.name.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    options = sum(line.startswith("  --") and "SECTION" not in line for line in lines)
+    assert len(lines) <= max(40, options + 25)
+    assert all(len(line) <= 100 for line in lines)
+    assert all(f"{name}," in " ".join(lines) or lines[-1].endswith(name) for name in REGISTRY.sections())

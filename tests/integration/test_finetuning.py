@@ -180,7 +180,6 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "no template": ({"model.tokenizer": "byte", "model.tokenizer_path": ""}, "the job's tokenizer has no chat template"),
     "unknown tokenizer": ({"model.tokenizer": "bite"}, "model.tokenizer"),
     "messages without a template": ({"chat.template": "none"}, "chats.jsonl:1: has messages"),
-    "missing file": ({"training.dataset_path": "missing.jsonl"}, "no such file"),
     "too long a sequence": ({"training.seq_len": 512}, "the model accepts at most 256 tokens"),
 }
 

@@ -296,6 +296,10 @@ def test_an_export_reports_a_missing_tokenizer(theirs: Path, capsys: pytest.Capt
     status, errors = convert("run", "exported", capsys=capsys)
     assert status == 0
     assert "does not exist: exported without a tokenizer" in errors
-    assert convert("run", "second", "--tokenizer", "nowhere", capsys=capsys)[0] == 2
+    assert "`titan tokenizer download OWNER/NAME`" in errors
+    status, errors = convert("run", "second", "--tokenizer", "nowhere", capsys=capsys)
+    assert status == 2
+    assert "there is no tokenizer here; pass a tokenizer.json" in errors
+    assert "`titan tokenizer download OWNER/NAME`" in errors
     assert convert("run", "third", "--tokenizer", "elsewhere", capsys=capsys) == (0, "")
     assert Path("third/tokenizer_config.json").exists()

@@ -14,12 +14,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.config import CheckpointSection
+from titan_completion.schema import json_schema
 from titan_core.api.components import Model
 from titan_core.api.numbers import LARGEST
 from titan_core.api.section import Section
 from titan_core.api.sections import CommSection, JobSection, OptimizerSection, TrainingSection
 from titan_core.config.problems import problems_of
-from titan_core.config.schema import json_schema
 from titan_core.plugins.registry import Registry
 from titan_report.config import TensorBoardKeys
 

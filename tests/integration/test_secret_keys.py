@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from titan_completion.schema import json_schema
 from titan_core.api.components import Model
 from titan_core.api.tools.secrets import (
     is_secret,
 )
-from titan_core.config.schema import json_schema
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Registry
 

@@ -1,38 +1,85 @@
-"""Listing plugins and printing help are quick and free of torch, with all packages installed."""
+"""Help, and commands that need no model, are quick and free of torch, with all packages installed."""
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from titan_core.api.command import Command
+from titan_core.plugins.registry import Registry
+
+REGISTRY = Registry.from_installed()
+HELP = [[*command.name.split(), "--help"] for command in REGISTRY.all(Command)]
 COMMANDS = [
     ["--help"],
+    ["--version"],
     ["plugins"],
     ["recipes"],
+    ["recipe", "copy", "llama3_debug", "my.toml"],
     ["config", "check"],
     ["config", "show"],
     ["config", "schema"],
     ["job", "show"],
+    ["completion", "bash"],
 ]
 HEAVY = {"torch", "datasets", "numpy", "rich"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_nothing_heavy_is_imported(command: list[str]) -> None:
+def test_nothing_heavy_is_imported(tmp_path: Path, command: list[str]) -> None:
     program = (
         "import sys\nfrom titan_core.__main__ import main\n"
         f"sys.argv = ['titan', *{command!r}]\nassert main() == 0\n"
         f"print('IMPORTED', sorted({HEAVY!r} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.endswith("IMPORTED []\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["plugins"], ["config", "check"]], ids=" ".join)
+ALL_HELP = """
+import contextlib, io, json, sys
+from titan_core.cli.main import main
+found = {}
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(command)
+    found[" ".join(command)] = sorted(set(json.loads(sys.argv[2])) & set(sys.modules))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported_by_help() -> dict[str, list[str]]:
+    """Heavy modules after the help of each command, and of those before it, in one process."""
+    groups = sorted({command[0] for command in HELP if len(command) == 3})
+    commands = [["--help"], *([group, "--help"] for group in groups), *HELP, ["train", "--help", "training"]]
+    arguments = [json.dumps(commands), json.dumps(sorted(HEAVY))]
+    result = subprocess.run([sys.executable, "-c", ALL_HELP, *arguments], capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_the_help_of_a_command_imports_nothing_heavy(command: list[str], imported_by_help: dict[str, list[str]]) -> None:
+    assert imported_by_help[" ".join(command)] == []
+
+
+def test_help_of_groups_and_sections_imports_nothing_heavy(imported_by_help: dict[str, list[str]]) -> None:
+    assert len(imported_by_help) > len(HELP) + 5
+    assert {command: modules for command, modules in imported_by_help.items() if modules} == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["train", "--help"], ["generate", "--help"], ["plugins"], ["config", "check"]],
+    ids=" ".join,
+)
 def test_commands_take_at_most_half_a_second(command: list[str]) -> None:
     """The limit scales with the machine's speed if importing pydantic takes more than 0.15 s."""
 
@@ -43,7 +90,7 @@ def test_commands_take_at_most_half_a_second(command: list[str]) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(5)]
+    rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(3)]
     ours, pydantics = (min(times) for times in zip(*rounds, strict=True))
     assert ours < 0.5 * max(1.0, pydantics / 0.15)
 

@@ -47,6 +47,9 @@ STATIC = ["--rdzv-backend", "static"]
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "2"],
          "--node-rank 2: must be a whole number from 0 to 1, because --nnodes is 2; give each machine a different rank"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "one"], "--node-rank one: must be a whole number from 0 to 1"),
+        (["--rdzv-endpoint", "node0:29500", "--node-rank", "1"],
+         "--node-rank 1: has no effect: the c10d rendezvous numbers the machines itself; drop it, or add"),
+        (["--rdzv-endpoint", "node0:29500", "--node-rank", "0", "--rdzv-backend", "etcd"], "the etcd rendezvous numbers"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "1000000000000"], "is not a whole number from 1 to 86400"),
         (["--rdzv-endpoint", "node0:" + "9" * 5000], "99: must be HOST:PORT"),
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "9" * 5000], "99: must be a whole number from 0 to 1"),
@@ -120,7 +123,7 @@ def test_the_number_of_machines_may_exceed_the_limit_of_processes_per_machine() 
 
 
 def test_one_machine_needs_no_options() -> None:
-    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank="0")
+    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank=None)
     assert options_of(arguments, 1, 1).endpoint == ""
 
 

@@ -12,7 +12,17 @@ import torch
 from harness import small_gpt
 from harness.jobs import make_job
 from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
-from harness.odd_gpts import APART, BatchNorm, Between, Convolution, Mixed, PositionsApart, SkipConnections, WithShiftedNorm
+from harness.odd_gpts import (
+    APART,
+    BatchNorm,
+    Between,
+    Convolution,
+    Mixed,
+    PositionsApart,
+    SkipConnections,
+    TiedInBlocks,
+    WithShiftedNorm,
+)
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api.initial_values import Normal
 from titan_core.api.layout import ModelLayout
@@ -42,6 +52,15 @@ def test_a_model_that_can_be_divided_passes(
     mesh: dict[str, object], build: Callable[[], object], layout: ModelLayout
 ) -> None:
     require(job_on(mesh, build, replace(layout, parameters={"*": Normal(0.02)})))
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_parameters_tied_within_a_block_pass(mesh: dict[str, object]) -> None:
+    layout = replace(LAYOUT, tied={f"blocks.{block}.norms.1.weight": f"blocks.{block}.norms.0.weight" for block in range(2)})
+    job = job_on(mesh, TiedInBlocks, layout)
+    for transform in job.transforms:
+        assert transform.check is None or not list(transform.check.load()(transform.context(job.facts)))
+    require(job)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from harness.jobs import TINY, run_recipe
 from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
 from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
+from titan_report.axes import positions
+from titan_report.charts import line_charts
 from titan_report.page import page, write_report
 from titan_report.plots import write_plots
 from titan_report.table import Table
@@ -171,6 +174,58 @@ def test_a_run_has_one_colour_and_can_be_hidden(report: Path, browser: Browser) 
         assert seen.page.evaluate(visible) == shown
 
 
+def test_positions_in_tokens_and_training_time(tmp_path: Path) -> None:
+    """The first attempt was last heard of after 45 s. Step 100 followed 60 s after the restart."""
+    run = RunLog.read(write_eventful(tmp_path / "run"))
+    (found,) = positions([run], line_charts([run]))
+    at = dict(zip(found["steps"], zip(found["tokens"], found["hours"], strict=True), strict=True))
+    assert at[40] == (4096 * 40, pytest.approx(40 / 3600))
+    assert at[100] == (4096 * 100, pytest.approx((45 + 60) / 3600))
+    sparse = replace(run, steps=[record for record in run.steps if record["step"] % 20 == 0])
+    (found,) = positions([sparse], line_charts([sparse]))
+    assert found["steps"] == [20, 30, 40, 60, 80, 100] and found["tokens"][1] == 4096 * 30
+    bare = replace(run, steps=[{"step": 1, "loss": 2.0}], validations=[], events=[])
+    assert positions([bare], line_charts([bare])) == [{"steps": [1], "tokens": [None], "hours": [None]}]
+
+
+@pytest.mark.full
+def test_the_charts_can_be_drawn_over_tokens_and_time(report: Path, browser: Browser) -> None:
+    shown = """() => { const chart = document.getElementById("chart-loss"); const axis = chart._fullLayout.xaxis;
+        return [axis.title.text, axis.range.map(Number), Math.max(...chart._fullData.flatMap((t) => t.x))]; }"""
+    with visit(browser, report) as seen:
+        assert seen.page.locator("[data-axis]").all_inner_texts() == ["Steps", "Tokens", "Time"]
+        steps = seen.page.evaluate(shown)
+        assert steps[0] == "step" and steps[2] == 100
+        seen.page.get_by_role("button", name="Tokens").click()
+        title, span, last = seen.page.evaluate(shown)
+        assert title == "tokens" and last == 4096 * 100 and span[1] == last
+        seen.page.get_by_role("button", name="Time").click()
+        title, span, last = seen.page.evaluate(shown)
+        assert title in ("seconds of training", "minutes of training") and last > 0 and span[1] == pytest.approx(last)
+        assert seen.page.locator("[data-axis=hours]").get_attribute("aria-pressed") == "true"
+        assert all(curves and min(curves) >= 1 for curves in drawn(seen).values())
+        seen.page.get_by_role("button", name="Steps").click()
+        assert seen.page.evaluate(shown) == steps
+        assert seen.complaints == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("width", [400, 1400])
+def test_no_table_is_cut_off(report: Path, browser: Browser, width: int) -> None:
+    """A table is as wide as its card, or scrolls within it and shows so."""
+    with visit(browser, report, width=width) as seen:
+        for details in seen.page.locator("summary").all():
+            details.click()
+        cut = seen.page.evaluate(
+            """() => [...document.querySelectorAll("table")].filter((table) => {
+                const frame = table.closest(".scroll"), card = table.closest(".card").getBoundingClientRect();
+                return frame.getBoundingClientRect().right > card.right || getComputedStyle(frame).overflowX !== "auto";
+            }).length"""
+        )
+        assert cut == 0
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
 
@@ -185,7 +240,7 @@ def test_the_page_escapes_all_text_from_runs(tmp_path: Path) -> None:
     text = page([RunLog.read(write_eventful(tmp_path / HOSTILE)), RunLog.read(write_run(tmp_path / "b"))])
     own = text.replace(re.search(r"<script>/\*\*.*?</script>", text, re.DOTALL)[0], "")  # type: ignore[index]
     assert "<b>" not in own
-    assert own.count("<script") == own.count("</script>") == 2
+    assert own.count("<script") == own.count("</script>") == 3
     assert "default-src 'none'" in own
     assert not re.search(r"(src|href)=\"(?!data:)", own)
 

@@ -16,7 +16,7 @@ from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_report.names import distinct_names
 from titan_report.page import page
-from titan_report.summary import summary
+from titan_report.summary import model_of, summary
 from titan_report.thinning import extremes
 from titan_report.timeline import timeline
 
@@ -92,6 +92,13 @@ def test_the_config_and_the_events_are_read_without_the_metrics(tmp_path: Path) 
     for read in (RunLog.read_config, RunLog.read_events):
         with pytest.raises(UserError, match="no such directory"):
             read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("count", [None, "many", -1, 0, 10**400])
+def test_an_impossible_count_is_not_shown(count: object) -> None:
+    config = {"model": {"name": "llama3", "flavor": "8B"}}
+    assert model_of(config, [{**start(), "parameters": count}]) == "llama3 8B"
+    assert model_of(config, [{**start(), "parameters": 5}, {**start(), "parameters": 1234}]) == "llama3 8B (1.2K parameters)"
 
 
 def test_the_summary(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_real_run_shown_once(in_tmp: Path, capsys: pytest.CaptureFixture[str],
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert re.match(r"tiny  tiny debug +finished", lines[0])
+    assert re.match(r"tiny  tiny debug \(37\.0K parameters\) +finished", lines[0])
     assert re.search(r"step 6/6 .*100%  took \d+ s", lines[1])
     assert f"{losses[-1]:.4f}" in text and "768 tokens" in text
     assert f"{max(losses):.2f}" in text  # the chart's upper edge

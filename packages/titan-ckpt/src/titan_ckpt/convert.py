@@ -149,12 +149,14 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
     of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
     if given is not None:
         if not copy_tokenizer(Path(given).expanduser(), target):
-            raise UserError.one(given, "there is no tokenizer here", "pass a tokenizer.json, or a folder that contains one")
+            fix = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
+            raise UserError.one(given, "there is no tokenizer here", fix)
     else:
         candidates = [path] if (path := found.folder.local_path) is not None else []
         candidates += [Path(of_run).expanduser()] if of_run else []
         if not any(copy_tokenizer(path, target) for path in candidates) and of_run:
-            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer (see --tokenizer)"
+            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer; "
+            warning += "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
             print(f"titan: warning: {warning}", file=sys.stderr)
     complete_tokenizer(target, about)
 

@@ -41,10 +41,14 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     about = found.manifest.about
     model, args = model_of(found.manifest, registry)
     settings = {"name": model.name, "args": args.model_dump(mode="json"), **_tokenizer(about, found.folder.local_path)}
+    sections: dict[str, dict[str, Any]] = {"model": settings}
+    seq_len = about.get("config", {}).get("training", {}).get("seq_len")
+    if seq_len is not None:
+        sections["training"] = {"seq_len": seq_len}
     step = found.manifest.step or None
     origin = {key: about[key] for key in ("hf",) if key in about}
     load = Ref[Any]("titan_ckpt.stored_model:load_own")
-    return StoredModel(str(found.folder), {"model": settings}, load, _end_ids(about), step, origin=origin)
+    return StoredModel(str(found.folder), sections, load, _end_ids(about), step, origin=origin)
 
 
 def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan_core.api.command import Command
 from titan_core.api.components import Dataset, Debugger, LRSchedule, Objective, Optimizer, Tokenizer
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -103,6 +104,17 @@ def titan_debuggers() -> list[Debugger]:
 
 
 @hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="plugins",
+            summary="plugins that cannot be used, and components of one name",
+            run=Ref("titan_core.cli.plugins:check_health"),
+        ),
+    ]
+
+
+@hookimpl
 def titan_commands() -> list[Command]:
     recipe: Ref = Ref("titan_core.api.tools.arguments:recipe_arguments")  # type: ignore[type-arg]
     return [
@@ -127,6 +139,12 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_core.cli.recipes:run"),
         ),
         Command(
+            name="recipe copy",
+            summary="write a recipe to a file, with comments, to edit it",
+            arguments=Ref("titan_core.cli.recipes:copy_arguments"),
+            run=Ref("titan_core.cli.recipes:copy"),
+        ),
+        Command(
             name="config show",
             summary="print the resolved config as TOML",
             arguments=recipe,
@@ -139,11 +157,6 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_core.cli.config:check_arguments"),
             run=Ref("titan_core.cli.config:check"),
             overrides=True,
-        ),
-        Command(
-            name="config schema",
-            summary="print the JSON Schema of a recipe",
-            run=Ref("titan_core.cli.config:schema"),
         ),
         Command(
             name="job show",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import glob
+import logging
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import datasets
@@ -112,7 +114,8 @@ def stream_hub(context: DatasetContext[Any], read: Reader) -> DocumentSource:
         split = context.default_split
     split = context.split or split
     try:
-        stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
+        with _without_retry_warnings():
+            stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
     except Exception as error:
         # The exception classes of the hub's HTTP client differ between its versions.
         if not (is_transient(error) or _of_hub(error) or isinstance(error, OSError | ValueError | RuntimeError)):
@@ -121,8 +124,21 @@ def stream_hub(context: DatasetContext[Any], read: Reader) -> DocumentSource:
             f"dataset {path!r}, split {split!r}",
             f"cannot be opened on the hub: {type(error).__name__}: {error}",
             f"check the name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
+            missing=is_transient(error),
         ) from error
     return StreamedDocuments(stream, context, read)
+
+
+@contextmanager
+def _without_retry_warnings() -> Iterator[None]:
+    """Silence the two lines that the hub's client logs for each retry. The error after the last one says as much."""
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _of_hub(error: Exception) -> bool:

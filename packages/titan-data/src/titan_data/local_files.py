@@ -44,13 +44,14 @@ def find_files(context: DatasetContext[Any], endings: tuple[str, ...]) -> list[P
         return [path]
     if path.is_dir():
         root, found = path, (file for file in path.rglob("*") if plain_suffix(file) in endings)
-        nothing = f"the folder contains no file that ends in {' or '.join(endings)}", "check the path"
+        why = f"the folder contains no file that ends in {' or '.join(endings)}"
+        nothing = Problem(context.where, why, "check the path")
     else:
         root, found = _fixed_part(path), (Path(name) for name in glob.glob(str(path), recursive=True))
-        nothing = "no such file", "check the path (a file, a folder, or a glob)"
+        nothing = Problem(context.where, "no such file", "check the path (a file, a folder, or a glob)", missing=True)
     files = without_caches(sorted(file for file in found if file.is_file()))
     if not files:
-        raise UserError.one(context.where, *nothing)
+        raise UserError(nothing)
     return files_of_split(files, root, context)
 
 

@@ -23,5 +23,7 @@ def locate(name: str) -> str:
         raise UserError.one(name, f"is not the name of a model: {error}", "check it") from None
     except (LocalEntryNotFoundError, OSError):
         why = "is neither a path nor a model in the Hugging Face cache"
-        raise UserError.one(name, why, f"check it, or run `titan model download {name}`") from None
+        raise UserError.one(
+            name, why, f"check it, or run `titan model download {name}` and set the folder that it prints"
+        ) from None
     return str(Path(folder))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from titan_core.api.command import Command
 from titan_core.api.components import Dataset, ModelHub, Tokenizer
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_data.chat.config import ChatSection
@@ -65,8 +68,19 @@ def titan_tokenizers() -> list[Tokenizer]:
 
 @hookimpl
 def titan_model_hubs() -> list[ModelHub]:
+    locate = Ref[Any]("titan_data.model_hub:locate")
+    return [ModelHub(name="huggingface", summary="models in the Hugging Face cache", locate=locate)]
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
     return [
-        ModelHub(name="huggingface", summary="models in the Hugging Face cache", locate=Ref("titan_data.model_hub:locate"))
+        HealthCheck(
+            name="downloads",
+            summary="whether the Hugging Face Hub answers",
+            run=Ref("titan_data.health:check"),
+            slow=True,
+        ),
     ]
 
 
@@ -86,5 +100,24 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_data.cli.data_tokenize:arguments"),
             run=Ref("titan_data.cli.data_tokenize:run"),
             overrides=True,
+        ),
+        Command(
+            name="tokenizer download",
+            summary="download a tokenizer from the Hugging Face hub",
+            arguments=Ref("titan_data.cli.tokenizer_download:arguments"),
+            run=Ref("titan_data.cli.tokenizer_download:run"),
+        ),
+        Command(
+            name="tokenizer train",
+            summary="train a BPE tokenizer on a recipe's dataset, or on files",
+            arguments=Ref("titan_data.cli.tokenizer_train:arguments"),
+            run=Ref("titan_data.cli.tokenizer_train:run"),
+            overrides=True,
+        ),
+        Command(
+            name="model download",
+            summary="download a model from the Hugging Face hub",
+            arguments=Ref("titan_data.cli.model_download:arguments"),
+            run=Ref("titan_data.cli.model_download:run"),
         ),
     ]

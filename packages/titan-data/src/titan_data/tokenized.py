@@ -78,7 +78,8 @@ def read_index(folder: Path) -> TokenizedIndex:
         _check_index(index)
     except OSError as error:
         why = f"not a complete tokenised dataset: {INDEX}: {error.strerror or error}"
-        raise UserError.one(where, why, "run `titan data tokenize` to make or resume it") from None
+        fix = "run `titan data tokenize` to make or resume it"
+        raise UserError.one(where, why, fix, missing=not folder.exists()) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError.one(f"{folder / INDEX}", f"damaged: {error}", "tokenise the dataset again") from None
     size_of = numpy.dtype(index.dtype).itemsize

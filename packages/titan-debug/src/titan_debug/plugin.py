@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan_core.api.command import Command
 from titan_core.api.components import Debugger
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
@@ -81,8 +82,46 @@ def titan_diagnose(run: str, since: float) -> str | None:
 
 
 @hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="software",
+            summary="Python, torch, NCCL and compilers",
+            run=Ref("titan_debug.doctor.software:check"),
+        ),
+        HealthCheck(
+            name="GPUs",
+            summary="NVIDIA driver and the state of each GPU",
+            run=Ref("titan_debug.doctor.gpus:check"),
+        ),
+        HealthCheck(
+            name="machine",
+            summary="cores, memory, shared memory, limits and disk",
+            run=Ref("titan_debug.doctor.machine:check"),
+        ),
+        HealthCheck(
+            name="network",
+            summary="host name, interfaces and their settings",
+            run=Ref("titan_debug.doctor.network:check"),
+        ),
+        HealthCheck(
+            name="computing",
+            summary="a matmul on each device, a compiled function, an all-reduce",
+            run=Ref("titan_debug.doctor.computing:check"),
+            slow=True,
+        ),
+    ]
+
+
+@hookimpl
 def titan_commands() -> list[Command]:
     return [
+        Command(
+            name="doctor",
+            summary="check this machine and the installation: what does not work, and what to do",
+            arguments=Ref("titan_debug.cli.doctor:arguments"),
+            run=Ref("titan_debug.cli.doctor:run"),
+        ),
         Command(
             name="flight analyse",
             summary="report which rank holds up the others, and where it is",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api.components import Phase, Transform
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 from titan_float8.config import Float8Section, MXSection
@@ -33,5 +34,17 @@ def titan_precisions() -> list[Transform]:
             check=Ref("titan_float8.float8_check:check_mx"),
             hardware=Ref("titan_float8.hardware:mxfp8"),
             apply=Ref("titan_float8.mx:apply"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="low precision",
+            summary="which formats each GPU computes",
+            run=Ref("titan_float8.health:check"),
+            slow=True,
         ),
     ]

@@ -15,9 +15,10 @@ from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.launcher import RankJob
 from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tokenizer import RendersChats, TextTokenizer
+from titan_core.api.tokenizer import RendersChats
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
+from titan_inference.text import end_ids_of, prompt_ids
 
 MOST_TOKENS = 2**20
 
@@ -111,9 +112,7 @@ def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
     tokenizer = job.text_tokenizer
     if settings.chat:
         return _encoded_chat(job, text, settings.system)
-    ids = [int(token) for token in tokenizer.encode_document(text)]
-    end = list(getattr(tokenizer, "end_ids", ()))
-    ids = ids[: len(ids) - len(end)] if end and ids[-len(end) :] == end else ids
+    ids = prompt_ids(tokenizer, text)
     if not ids:
         raise UserError.one("--prompt", "the tokenizer makes no token of it", "give a longer prompt")
     return ids
@@ -150,7 +149,7 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
     world, tokenizer = loaded.world, loaded.job.text_tokenizer
     sampler = Sampler(SamplingOptions(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seed))
     turn_ends = tokenizer.turn_end_ids if settings.chat and isinstance(tokenizer, RendersChats) else ()
-    ends = set() if settings.ignore_end else {*end_ids, *_end_ids(tokenizer), *turn_ends}
+    ends = set() if settings.ignore_end else {*end_ids, *end_ids_of(tokenizer), *turn_ends}
     if world.rank > 0:
         logging.getLogger("titan_inference").setLevel(logging.ERROR)  # rank 0 warns for all
     results = [Continuation(tokenizer, ends, settings.stop) for _ in prompts]
@@ -169,8 +168,3 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
     answers = [{"text": result.text, "tokens": result.tokens} for result in results]
     print_json(answers[0] if len(answers) == 1 else answers)
     return 0
-
-
-def _end_ids(tokenizer: TextTokenizer) -> set[int]:
-    """The ids that end a text."""
-    return {int(token) for token in getattr(tokenizer, "end_ids", ())}

@@ -96,7 +96,7 @@ class _Whole:
         length = max(map(len, sequences))
         tokens = torch.tensor([sequence + [0] * (length - len(sequence)) for sequence in sequences], device=self._device)
         positions = torch.arange(length, device=self._device).expand(len(sequences), length)
-        logits = _logits(self._part, tokens, positions)
+        logits = logits_of(self._part, tokens, positions)
         last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=self._device)
         return logits[torch.arange(len(sequences), device=self._device), last]
 
@@ -123,7 +123,7 @@ class _Incremental:
             tokens = torch.tensor([sequence[-1:] for sequence in sequences], device=self._device)
             positions = torch.tensor([[end - 1] for end in ends], device=self._device)
             with self._decoding.computing(positions, max(ends)):
-                return _logits(self._part, tokens, positions)[:, -1]
+                return logits_of(self._part, tokens, positions)[:, -1]
         found: list[Tensor | None] = [None] * len(sequences)
         for first in range(0, max(ends), PREFILL_TOKENS):
             end = min(first + PREFILL_TOKENS, max(ends))
@@ -132,7 +132,7 @@ class _Incremental:
             )
             positions = torch.arange(first, end, device=self._device).expand(len(sequences), end - first)
             with self._decoding.computing(positions, end):
-                logits = _logits(self._part, tokens, positions)
+                logits = logits_of(self._part, tokens, positions)
             for index, last in enumerate(ends):
                 if first < last <= end:
                     found[index] = logits[index, last - 1 - first].clone()
@@ -140,7 +140,7 @@ class _Incremental:
         return torch.stack([one for one in found if one is not None])
 
 
-def _logits(part: ModelPart, tokens: Tensor, positions: Tensor) -> Tensor:
+def logits_of(part: ModelPart, tokens: Tensor, positions: Tensor) -> Tensor:
     """Return the columns of the logits that this rank computes, ``[batch, seq, columns]``."""
     logits: Tensor = part.module(tokens, positions=positions)
     return logits.to_local() if isinstance(logits, DTensor) and part.vocabulary.group is not None else logits

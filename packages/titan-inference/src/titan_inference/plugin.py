@@ -20,4 +20,12 @@ def titan_commands() -> list[Command]:
             overrides=True,
             launches=True,
         ),
+        Command(
+            name="eval",
+            summary="measure a trained model: perplexity on a dataset, tasks of lm-eval",
+            arguments=Ref("titan_inference.evaluate:arguments"),
+            run=Ref("titan_inference.evaluate:run"),
+            overrides=True,
+            launches=True,
+        ),
     ]

@@ -7,6 +7,18 @@ from titan_core.api.tokenizer import TextTokenizer
 _UNDECODED = "\ufffd"
 
 
+def prompt_ids(tokenizer: TextTokenizer, text: str) -> list[int]:
+    """Return the ids of a prompt: a document without the tokens that mark its end, where the model continues."""
+    ids = [int(token) for token in tokenizer.encode_document(text)]
+    end = [int(token) for token in getattr(tokenizer, "end_ids", ())]
+    return ids[: len(ids) - len(end)] if end and ids[-len(end) :] == end else ids
+
+
+def end_ids_of(tokenizer: TextTokenizer) -> set[int]:
+    """Return the ids that end a text."""
+    return {int(token) for token in getattr(tokenizer, "end_ids", ())}
+
+
 class TextStream:
     """The text of a growing sequence. A character whose bytes are spread over several tokens appears with the last one."""
 

@@ -11,8 +11,9 @@ from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.shown import shorten
 
+_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 _DEFAULTS: dict[str, str | int | None] = {
-    "node_rank": "0",
+    "node_rank": None,
     "rdzv_endpoint": None,
     "rdzv_backend": "c10d",
     "rdzv_id": "titan",
@@ -29,10 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--nnodes", default="1", metavar="N[:M]", help="number of machines, or an elastic range (default: 1)"
     )
-    launch.add_argument("--node-rank", metavar="K", help="rank of this machine, for the static backend (default: 0)")
+    launch.add_argument("--node-rank", metavar="K", help="rank of this machine; --rdzv-backend static only (default: 0)")
     launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="address where the machines meet")
     launch.add_argument(
-        "--rdzv-backend", choices=("c10d", "static", "etcd", "etcd-v2"), help="rendezvous backend (default: c10d)"
+        "--rdzv-backend", choices=_BACKENDS, metavar="NAME", help=f"rendezvous: {', '.join(_BACKENDS)} (default: c10d)"
     )
     launch.add_argument("--rdzv-id", metavar="ID", help="name of the job at the rendezvous (default: titan)")
     launch.add_argument(

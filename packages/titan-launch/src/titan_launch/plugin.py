@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
 
 api = (1, 0)
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="rendezvous",
+            summary="whether this machine can reach --rdzv-endpoint",
+            run=Ref("titan_launch.health:check"),
+        ),
+    ]
 
 
 @hookimpl

@@ -45,7 +45,7 @@ class Rendezvous:
     @property
     def master(self) -> tuple[str | None, int | None]:
         """Host and port of rank 0's store; ``None`` unless the static backend fixes them."""
-        return _host_and_port(self.endpoint) if self.backend == "static" and self.endpoint else (None, None)
+        return host_and_port(self.endpoint) if self.backend == "static" and self.endpoint else (None, None)
 
     @property
     def connect_seconds(self) -> int:
@@ -62,7 +62,7 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     timeout = arguments.rdzv_timeout
     endpoint = arguments.rdzv_endpoint
     if most == 1 and endpoint is None:  # the ranks meet on a free port of this machine
-        _node_rank(arguments.node_rank, most)
+        _node_rank(arguments.node_rank or "0", most)
         if arguments.rdzv_backend != "c10d":
             raise UserError.one(
                 f"--rdzv-backend {arguments.rdzv_backend}",
@@ -73,13 +73,19 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     if endpoint is None:
         why = "several machines need an address to meet at"
         raise UserError.one("--nnodes", why, "add the same --rdzv-endpoint HOST:PORT on every machine")
-    node_rank = _node_rank(arguments.node_rank, most)
+    node_rank = _node_rank(arguments.node_rank or "0", most)
+    if arguments.node_rank is not None and arguments.rdzv_backend != "static":
+        raise UserError.one(
+            f"--node-rank {node_rank}",
+            f"has no effect: the {arguments.rdzv_backend} rendezvous numbers the machines itself",
+            "drop it, or add --rdzv-backend static",
+        )
     if arguments.rdzv_backend == "static" and least != most:
         raise UserError.one(
             f"--nnodes {least}:{most}", "the static rendezvous does not support a range", "use --rdzv-backend c10d"
         )
     if arguments.rdzv_backend in ("c10d", "static"):
-        host, _ = _host_and_port(endpoint)
+        host, _ = host_and_port(endpoint)
         if arguments.rdzv_backend == "static" and ":" not in endpoint:
             raise UserError.one(f"--rdzv-endpoint {endpoint}", "the port is missing", f"add it, as in {host}:29500")
     return Rendezvous(arguments.rdzv_backend, endpoint, arguments.rdzv_id, (least, most), node_rank, timeout)
@@ -93,7 +99,7 @@ def require_meeting_point(options: Rendezvous) -> None:
     """
     if not options.endpoint or options.backend not in ("c10d", "static"):
         return
-    host, port = _host_and_port(options.endpoint)
+    host, port = host_and_port(options.endpoint)
     where = f"--rdzv-endpoint {options.endpoint}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -109,7 +115,7 @@ def require_meeting_point(options: Rendezvous) -> None:
             why = f"this machine cannot listen on the port: {error.strerror or error}"
             raise UserError.one(where, why, fix) from None
         return
-    if options.backend == "c10d" and any(_is_local_address(family, address) for family, _, _, _, address in found):
+    if options.backend == "c10d" and any(is_local_address(family, address) for family, _, _, _, address in found):
         return  # the first process on this machine listens there, and the others connect to it
     end = time.monotonic() + options.connect_seconds
     while True:
@@ -124,7 +130,7 @@ def require_meeting_point(options: Rendezvous) -> None:
         time.sleep(min(0.5, max(0.0, end - time.monotonic())))
 
 
-def _is_local_address(family: int, address: tuple[Any, ...]) -> bool:
+def is_local_address(family: int, address: tuple[Any, ...]) -> bool:
     """Whether a socket on this machine can bind to the address."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -171,7 +177,7 @@ def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
     if options.backend == "static":
         more["rank"] = options.node_rank
         if options.node_rank > 0 and options.endpoint:  # the static handler connects only later
-            host, port = _host_and_port(options.endpoint)
+            host, port = host_and_port(options.endpoint)
             TCPStore(host, port, timeout=timedelta(seconds=options.connect_seconds), wait_for_workers=False)
     elif options.backend == "c10d":
         more |= {"join_timeout": options.timeout, "read_timeout": options.connect_seconds}
@@ -233,7 +239,7 @@ def _root(error: BaseException) -> str:
     ).strip()
 
 
-def _host_and_port(endpoint: str) -> tuple[str, int]:
+def host_and_port(endpoint: str) -> tuple[str, int]:
     """Split an endpoint into host and port.
 
     Raises:

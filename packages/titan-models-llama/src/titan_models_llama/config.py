@@ -1,5 +1,5 @@
 """Sizes of Llama 3.1 and 3.2 (Llama Team, "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; 1B and 3B from the
-configs that Meta released with Llama 3.2). Imports no torch."""
+configs that Meta released with Llama 3.2), and smaller ones of our own. Imports no torch."""
 
 from __future__ import annotations
 
@@ -95,12 +95,30 @@ class LlamaArgs(BaseModel):
 
 _LLAMA_32 = RopeScaling(factor=32.0)
 
+
+def _small(dim: int, n_layers: int, n_kv_heads: int, ffn_dim: int, vocab_size: int = 49_152) -> LlamaArgs:
+    """Return a shape for one laptop or one GPU: heads of 64, tied embeddings, and RoPE for short contexts.
+
+    49,152 is the vocabulary of SmolLM2, whose tokenizer anyone may download. Llama 3's vocabulary of 128,256 would make
+    more than half of a small model an embedding.
+    """
+    return LlamaArgs(
+        dim=dim, n_layers=n_layers, n_heads=dim // 64, n_kv_heads=n_kv_heads, ffn_dim=ffn_dim, vocab_size=vocab_size,
+        max_seq_len=2048, rope_theta=10_000.0, rope_scaling=None, tie_embeddings=True,
+    )  # fmt: skip
+
+
+# Names count all parameters, a tied embedding once, with the vocabulary of the flavor.
 FLAVORS: Final[dict[str, LlamaArgs]] = {
     # 288 rows hold the 258 tokens of the byte tokenizer, and are divisible by 2, 4, 8, 16 and 32.
     "debug": LlamaArgs(
         dim=128, n_layers=6, n_heads=8, n_kv_heads=4, ffn_dim=384, vocab_size=288, max_seq_len=2048,
         rope_theta=10_000.0, rope_scaling=None,
     ),
+    "10M": _small(dim=384, n_layers=6, n_kv_heads=2, ffn_dim=1024, vocab_size=288),
+    "50M": _small(dim=512, n_layers=8, n_kv_heads=4, ffn_dim=1536),
+    "150M": _small(dim=768, n_layers=18, n_kv_heads=4, ffn_dim=2048),
+    "400M": _small(dim=1024, n_layers=32, n_kv_heads=4, ffn_dim=2688),
     "1B": LlamaArgs(
         dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim=8192, rope_scaling=_LLAMA_32, tie_embeddings=True
     ),

@@ -1,4 +1,10 @@
-"""Llama 3's tokenizer, based on ``tiktoken``."""
+"""Llama 3's tokenizer and others in its format, based on ``tiktoken``.
+
+A rank file contains neither the pattern that splits a text nor the special tokens. Llama 3's are built in. Those of other
+files are described beside them, in ``FILE.json`` (``titan tokenizer train`` writes one)::
+
+    {"pattern": "...", "begin": "<s>", "end": "</s>", "special_tokens": {"<s>": 32000, "</s>": 32001}}
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tiktoken
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TokenizerContext, without_surrogates
+from titan_core.api.tools.plain_json import read_object
 
 if TYPE_CHECKING:
     import numpy
@@ -41,17 +49,28 @@ _LLAMA3_NAMED = {
 _LLAMA3_NUM_SPECIAL = 256
 
 
+_DOWNLOAD_LLAMA3 = (
+    "run `titan tokenizer download meta-llama/Llama-3.1-8B`, "
+    'and set model.tokenizer_path = "assets/tokenizer/tokenizer.model"'
+)
+_BYTES = {bytes([byte]): byte for byte in range(256)}
+
 _LONGEST_RUN = 25_000
 _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
 
 
 class TiktokenTokenizer:
-    """A ``tiktoken.Encoding`` that puts Llama's special tokens around documents."""
+    """A ``tiktoken.Encoding`` that puts special tokens around documents."""
 
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, begin: str, end: str) -> None:
+        """
+        Args:
+            begin: the special token that begins a document.
+            end: the special token that ends it.
+        """
         self._encoding = encoding
-        self._begin = encoding.encode_single_token(BEGIN_OF_TEXT)
-        self._end = encoding.encode_single_token(END_OF_TEXT)
+        self._begin = encoding.encode_single_token(begin)
+        self._end = encoding.encode_single_token(end)
 
     @property
     def vocab_size(self) -> int:
@@ -116,34 +135,117 @@ def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
     """Return the tokenizer of Llama 3's ``tokenizer.model``: tiktoken's rank file, then 256 special tokens.
 
     Raises:
-        UserError: No path is set, or the file is not a rank file.
+        UserError: No path is set, or the file is not a rank file, or has special tokens of its own.
     """
     if context.path is None:
-        raise UserError.one(
-            "model.tokenizer_path", "tokenizer 'llama3' needs Llama 3's tokenizer.model", "set model.tokenizer_path"
-        )
-    ranks = read_rank_file(Path(context.path))
+        raise UserError.one("model.tokenizer_path", "tokenizer 'llama3' needs Llama 3's tokenizer.model", _DOWNLOAD_LLAMA3)
+    path = _file_at(context.path)
+    if (about := _description_of(path)).exists():
+        why = f"is not Llama 3's: {about.name} beside it describes other special tokens"
+        raise UserError.one(str(path), why, 'set model.tokenizer = "tiktoken"')
+    ranks = read_rank_file(path, _DOWNLOAD_LLAMA3)
     first = max(ranks.values()) + 1
     reserved = iter(range(_LLAMA3_NUM_SPECIAL))
     special = {
         _LLAMA3_NAMED.get(offset) or f"<|reserved_special_token_{next(reserved)}|>": first + offset
         for offset in range(_LLAMA3_NUM_SPECIAL)
     }
-    return TiktokenTokenizer(
-        tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    encoding = tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    return TiktokenTokenizer(encoding, BEGIN_OF_TEXT, END_OF_TEXT)
+
+
+def build_described(context: TokenizerContext[None]) -> TiktokenTokenizer:
+    """Return the tokenizer of a rank file and the description beside it.
+
+    Raises:
+        UserError: No path is set, or one of the two files is missing or invalid.
+    """
+    if context.path is None:
+        why = "tokenizer 'tiktoken' needs a file with tiktoken's ranks"
+        raise UserError.one("model.tokenizer_path", why, "set it to the file; `titan tokenizer train` writes one")
+    path = _file_at(context.path)
+    ranks = read_rank_file(path, "check the path, or train one (`titan tokenizer train`)")
+    about = _description_of(path)
+    if not about.exists():
+        why = f"has no description: {about.name} must name the pattern and the special tokens of {path.name}"
+        raise UserError.one(str(about), why, 'for Llama 3\'s file, set model.tokenizer = "llama3"')
+    description = _read_description(about, ranks)
+    encoding = tiktoken.Encoding(
+        path.name,
+        pat_str=description.pattern,
+        mergeable_ranks=ranks,
+        special_tokens=description.special_tokens,
     )
+    return TiktokenTokenizer(encoding, description.begin, description.end)
 
 
-def read_rank_file(path: Path) -> dict[bytes, int]:
+class _Description(BaseModel):
+    """What a rank file leaves out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    pattern: str
+    """The regular expression that splits a text before bytes are merged."""
+    begin: str
+    """The special token that begins a document."""
+    end: str
+    """The special token that ends a document."""
+    special_tokens: dict[str, int]
+    """Id of each special token."""
+
+
+def _file_at(path: str) -> Path:
+    """Return the rank file at ``path``, a file or the folder that contains a ``tokenizer.model``."""
+    file = Path(path).expanduser()
+    return file / "tokenizer.model" if file.is_dir() else file
+
+
+def _description_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _read_description(file: Path, ranks: dict[bytes, int]) -> _Description:
+    """Read and check the description of a rank file.
+
+    Raises:
+        UserError: It is not one, or does not fit the ranks.
+    """
+    fix = "write the tokenizer again"
+    try:
+        found = _Description.model_validate(read_object(file, fix))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UserError.one(str(file), f"{key}: {first['msg']}", fix) from None
+    ids = list(found.special_tokens.values())
+    for name in ("begin", "end"):
+        if getattr(found, name) not in found.special_tokens:
+            raise UserError.one(str(file), f"{name} is {getattr(found, name)!r}, which is not in special_tokens", fix)
+    if len(set(ids)) != len(ids) or min(ids) < 0 or not set(ids).isdisjoint(ranks.values()):
+        why = "a special token has the id of another token, or a negative one"
+        raise UserError.one(str(file), why, fix)
+    try:
+        tiktoken.Encoding("pattern", pat_str=found.pattern, mergeable_ranks=_BYTES, special_tokens={}).encode_ordinary("a b")
+    except ValueError as error:
+        raise UserError.one(str(file), f"pattern is not a regular expression: {error}", fix) from None
+    return found
+
+
+def read_rank_file(path: Path, fix: str) -> dict[bytes, int]:
     """Read a file in tiktoken's format: a base64 token and its rank on each line.
 
     ``tiktoken.load`` caches files by path, and so does not notice that a file has changed.
+
+    Args:
+        fix: the fix for a missing file, for the error.
 
     Raises:
         UserError: The file cannot be read, or is not a rank file.
     """
     try:
-        lines = path.expanduser().read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise UserError.one(str(path), "no such file", fix, missing=True) from None
     except OSError as error:
         raise UserError.one(str(path), f"cannot be read: {error.strerror}", "check the path") from None
     ranks: dict[bytes, int] = {}
@@ -157,10 +259,12 @@ def read_rank_file(path: Path) -> dict[bytes, int]:
             raise UserError.one(
                 f"{path}:{number}",
                 "is not a line of a rank file, which has a base64 token and its rank on each line",
-                "use Llama 3's original tokenizer.model; for Hugging Face's tokenizer.json, set model.tokenizer = \"hf\"",
+                f'for a tokenizer.json, set model.tokenizer = "hf"; for Llama 3\'s tokenizer.model, {_DOWNLOAD_LLAMA3}',
             ) from None
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(set(ranks.values())) != len(ranks):
         raise UserError.one(
-            str(path), "is not a rank file: a byte has no rank, or two tokens have the same rank", "download it again"
+            str(path),
+            "is not a rank file: a byte has no rank, or two tokens have the same rank",
+            f"download it again: {fix}",
         )
     return ranks

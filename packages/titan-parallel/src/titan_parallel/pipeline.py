@@ -25,7 +25,7 @@ from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
 from titan_core.api.step import StepInput, StepRunner
 from titan_parallel.config import PipelineKeys
-from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
+from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline, unit_of
 from titan_parallel.torch_private import StageFixes, schedule_from_csv
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,9 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     chain = [*layout.embedding, *part.blocks(), *layout.head]
     for name in set(chain) - set(names):
         module.set_submodule(name, PrunedModule())
-    stage = replace(part, module=module, after_evaluation=())
+    # Tied parameters are in one unit (pipeline_check.py), so a stage has both or neither.
+    tied = {name: source for name, source in layout.tied.items() if unit_of(name, layout) in names}
+    stage = replace(part, module=module, layout=replace(layout, tied=tied), after_evaluation=())
     present = {slot: stage.present(entries) for slot, entries in part.slots.items()}
     slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
     # after_evaluation calls the modules of the original. titan_core.model.part_guard refuses a transform that sets it

@@ -19,6 +19,7 @@ from titan_parallel.pipeline_plan import (
     schedule_of,
     schedule_table,
     splits_backward,
+    unit_of,
 )
 
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
@@ -37,10 +38,12 @@ def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
     except UserError as error:
         yield from error.problems
         return
-    if facts.model.layout.tied:
-        name, source = next(iter(facts.model.layout.tied.items()))
-        why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
-        yield facts.config.problem(DEGREE, why, "set it to 1, or choose a flavor without tied parameters")
+    layout = facts.model.layout
+    for name, source in layout.tied.items():
+        if unit_of(name, layout) != unit_of(source, layout):
+            why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
+            yield facts.config.problem(DEGREE, why, "set it to 1, or choose a flavor without tied parameters")
+            break
     yield from _stages(facts, table)
     yield from _microbatches(facts, table)
     yield from _compiler(facts, table)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from titan_core.api.job_facts import JobFacts
+from titan_core.api.layout import ModelLayout
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_csv import ScheduleTable, read_table
 
@@ -56,6 +57,12 @@ class PipelinePlan:
     def stages_of(self, rank: int) -> list[int]:
         """Return the numbers of the stages that ``rank`` holds, in order."""
         return [stage for stage, holder in enumerate(self.rank_of) if holder == rank]
+
+
+def unit_of(parameter: str, layout: ModelLayout) -> str:
+    """Return the module of ``parameter`` that no stage divides: a unit of the embedding or head, or a block."""
+    units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
+    return next(unit for unit in units if parameter.startswith(f"{unit}."))
 
 
 def microbatches_of(facts: JobFacts) -> int:

@@ -58,7 +58,7 @@ def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
 
 def _head(run: FollowedRun, state: State | None) -> RenderableType:
     name = Text(run.path.resolve().name, style="bold", overflow="ellipsis", no_wrap=True)
-    name.append(f"  {model_of(run.config)}", style="not bold dim")
+    name.append(f"  {model_of(run.config, run.events)}", style="not bold dim")
     status = Text(UNKNOWN if state is None else describe_end(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
     if state is not None:
         status.stylize(_COLOURS[state])

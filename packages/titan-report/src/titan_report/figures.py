@@ -50,7 +50,7 @@ def chart_figure(chart: Chart, names: Sequence[str]) -> Figure:
     layout = _layout(
         xaxis={
             "range": [first, last] if first < last else [first - 1, last + 1],
-            "title": {"text": "step", "font": {"size": 11, "color": "@muted"}, "standoff": 6},
+            "title": {"text": "step", "font": {"size": 11, "color": "@muted"}, "standoff": 6},  # page.js changes the axis
             "tickformat": ",d",
         },
         yaxis=y_axis,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from titan_report.axes import Positions
 from titan_report.charts import Chart
 from titan_report.palette import DARK, LIGHT, colour_of, round_of, tint_of
 from titan_report.table import Table
@@ -62,15 +63,27 @@ def chart_id(chart: Chart) -> str:
     return f"chart-{chart.name}-{chart.curves[0].run}" if chart.stacked else f"chart-{chart.name}"
 
 
-def run_chips(names: Sequence[str]) -> str:
-    """Return a toggle for each run; empty if there is only one run."""
-    if len(names) < 2:
-        return ""
+def controls(names: Sequence[str], found: Sequence[Positions]) -> str:
+    """Return the controls of the charts: the horizontal axis and, if there are several runs, a toggle for each.
+
+    Args:
+        found: positions of the steps of each run. An axis that is unknown for every run is not offered.
+    """
+    known = [(name, title) for name, title in _AXES if any(any(v is not None for v in run[name]) for run in found)]
+    buttons = "".join(
+        f'<button type="button" data-axis="{name}" aria-pressed="{str(name == "steps").lower()}">{title}</button>'
+        for name, title in known
+    )
+    axes = f'<div class="axes" role="group" aria-label="Horizontal axis">{buttons}</div>' if len(known) > 1 else ""
     chips = "".join(
         f'<button type="button" class="chip" data-run="{number}" aria-pressed="true">{_cell(name, names)}</button>'
         for number, name in enumerate(names)
     )
-    return f'<div class="chips" role="group" aria-label="Runs shown in the charts">{chips}</div>'
+    runs = f'<div class="chips" role="group" aria-label="Runs shown in the charts">{chips}</div>' if len(names) > 1 else ""
+    return f'<div class="controls">{axes}{runs}</div>' if axes or runs else ""
+
+
+_AXES = (("steps", "Steps"), ("tokens", "Tokens"), ("hours", "Time"))
 
 
 def details(title: str, contents: str) -> str:

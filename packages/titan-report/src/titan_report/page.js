@@ -1,8 +1,11 @@
-// Draws the figures in the current colour scheme; redraws them when the scheme changes or a run is toggled.
+// Draws the figures in the current colour scheme and over the chosen axis; redraws them when the scheme or the axis changes, or a
+// run is toggled.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
+  const positions = JSON.parse(document.getElementById("positions")?.textContent ?? "[]");
   const hidden = new Set();
+  let axis = "steps";
   // Touch scrolls the page. With a mouse, dragging zooms into the chart and a double click resets it.
   const dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
 
@@ -24,6 +27,40 @@
     return key.endsWith("color") && typeof value === "string" && value[0] === "@" ? colour(value, style) : value;
   }
 
+  // Positions of a run's steps on the chosen axis.
+  const lookup = new Map();
+  function places(run) {
+    const key = axis + run;
+    if (!lookup.has(key)) {
+      const { steps } = positions[run];
+      lookup.set(key, new Map(steps.map((step, index) => [step, positions[run][axis][index]])));
+    }
+    return lookup.get(key);
+  }
+
+  // Hours up to two days, minutes up to two hours: [factor, name of the unit].
+  function unitOfTime(hours) {
+    return hours > 48 ? [1 / 24, "days"] : hours > 2 ? [1, "hours"] : hours > 1 / 30 ? [60, "minutes"] : [3600, "seconds"];
+  }
+
+  // Moves the curves of a figure over steps to the chosen axis.
+  function moved(traces, layout) {
+    if (axis === "steps" || layout.xaxis.type === "date") return [traces, layout];
+    const at = traces.map((trace) => trace.x.map((step) => places(trace.meta.run).get(step) ?? null));
+    const known = at.flat().filter((place) => place !== null);
+    const last = known.reduce((a, b) => Math.max(a, b), 0);
+    const first = known.reduce((a, b) => Math.min(a, b), last);
+    const [factor, unit] = axis === "hours" ? unitOfTime(last) : [1, ""];
+    const scale = (place) => (place === null ? null : place * factor);
+    const text = axis === "hours" ? `${unit} of training` : "tokens";
+    const range = first < last ? [scale(first), scale(last)] : undefined;
+    const xaxis = {
+      ...layout.xaxis, range, autorange: range === undefined, tickformat: axis === "tokens" ? "~s" : "~g", uirevision: axis,
+      hoverformat: axis === "tokens" ? ".4s" : ".4~g", title: { ...layout.xaxis.title, text },
+    };
+    return [traces.map((trace, index) => ({ ...trace, x: at[index].map(scale) })), { ...layout, xaxis }];
+  }
+
   function draw() {
     const style = getComputedStyle(document.documentElement);
     for (const element of document.querySelectorAll("[data-of-run]")) {
@@ -33,7 +70,8 @@
       if (document.getElementById(id).closest("[hidden]")) continue;
       const traces = data.map((trace) => ({ ...resolved(trace, style), visible: !hidden.has(trace.meta.run) }));
       const config = { responsive: true, displayModeBar: false, doubleClick: "reset" };
-      Plotly.react(id, traces, { ...resolved(layout, style), dragmode }, config);
+      const [drawn, around] = moved(traces, resolved(layout, style));
+      Plotly.react(id, drawn, { ...around, dragmode }, config);
     }
   }
 
@@ -42,6 +80,14 @@
       const run = Number(chip.dataset.run);
       if (!hidden.delete(run)) hidden.add(run);
       chip.setAttribute("aria-pressed", String(!hidden.has(run)));
+      draw();
+    });
+  }
+  const axes = document.querySelectorAll("[data-axis]");
+  for (const button of axes) {
+    button.addEventListener("click", () => {
+      axis = button.dataset.axis;
+      for (const each of axes) each.setAttribute("aria-pressed", String(each === button));
       draw();
     });
   }

@@ -14,6 +14,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.secrets import redact
 from titan_report import html_parts as parts
+from titan_report.axes import positions
 from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.figures import Figure, chart_figure, timeline_figure
@@ -79,7 +80,9 @@ def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Fig
         return [f'<section class="card">{parts.paragraph("No step has been logged yet.")}</section>']
     figures.update((parts.chart_id(chart), chart_figure(chart, names)) for chart in charts)
     cards = "\n".join(parts.chart_card(chart, names, wide=chart.name == "loss") for chart in charts)
-    return [parts.run_chips(names), f'<div class="grid">{cards}</div>']
+    found = positions(runs, charts)
+    data = f'<script type="application/json" id="positions">{parts.json_for_script(found)}</script>'
+    return [parts.controls(names, found), f'<div class="grid">{cards}</div>{data}']
 
 
 def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:

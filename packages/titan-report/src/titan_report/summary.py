@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_core.api.numbers import LARGEST
 from titan_core.api.runs.attempts import attempts_of, describe_end, state_now
 from titan_core.api.runs.run_log import RunLog
+from titan_core.api.tools.shown import describe_model
 from titan_report.numbers import UNKNOWN, duration, figure
 from titan_report.table import Table
 from titan_report.thinning import finite
@@ -24,10 +26,12 @@ def summary(runs: Sequence[RunLog], names: Sequence[str]) -> Table:
     return Table("Summary", _HEADERS, tuple(_row(run, name) for run, name in zip(runs, names, strict=True)))
 
 
-def model_of(config: Mapping[str, Any]) -> str:
-    """Return the model's name and flavor."""
+def model_of(config: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the model's name and flavor, with the number of parameters that the last attempt counted."""
     model = config.get("model", {})
-    return " ".join(str(model[key]) for key in ("name", "flavor") if model.get(key)) or UNKNOWN
+    name = " ".join(str(model[key]) for key in ("name", "flavor") if model.get(key)) or UNKNOWN
+    count = next((event.get("parameters") for event in reversed(events) if event["event"] == "start"), None)
+    return describe_model(name, count) if isinstance(count, int) and 0 < count <= LARGEST else name
 
 
 def _row(run: RunLog, name: str) -> tuple[str, ...]:
@@ -40,7 +44,7 @@ def _row(run: RunLog, name: str) -> tuple[str, ...]:
         state += f" ({len(attempts)} attempts)"
     return (
         name,
-        model_of(run.config),
+        model_of(run.config, run.events),
         _steps(run),
         _last(run.steps, "loss"),
         figure(best, ".4f"),

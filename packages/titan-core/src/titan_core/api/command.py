@@ -66,8 +66,12 @@ class CommandContext(Protocol):
         """
         ...
 
-    def job(self, world_size: int | None = None, more: Sequence[Override] = ()) -> Job:
+    def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
         """Return the job that :meth:`config` assembles to, on ``world_size`` ranks (default: the smallest possible number).
+
+        Args:
+            missing_ok: for commands that only look at the job: files that this machine lacks are listed in
+                :attr:`~titan_core.api.job.Job.missing` instead of raised.
 
         Raises:
             UserError: lists all mistakes in the job.

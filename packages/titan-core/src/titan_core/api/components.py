@@ -73,6 +73,8 @@ class Component:
 
     kind: ClassVar[str]
     """The name of the kind for readers: 'model', 'dataset', ..."""
+    keys: ClassVar[tuple[str, ...]] = ()
+    """The config keys that select a component of this kind by its name."""
 
     name: str
     """The name that selects the component in a config; unique among the components of its kind."""
@@ -99,6 +101,7 @@ class Model(Component):
     """A model family."""
 
     kind = "model"
+    keys = ("model.name",)
     flavors: Mapping[str, BaseModel]
     """Flavor name -> model arguments. All flavors share one pydantic class; ``[model.args]`` overrides single fields."""
     define: Ref[Callable[[Any], ModelDefinition]]
@@ -163,6 +166,7 @@ class Dataset(Component):
     """A source of documents, selected by ``training.dataset``."""
 
     kind = "dataset"
+    keys = ("training.dataset", "validation.dataset")
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
     """Opens the dataset. Must not import torch."""
     check: Ref[Callable[[DatasetContext[Any]], Iterable[Problem]]] | None = None
@@ -183,6 +187,7 @@ class Tokenizer(Component):
     """A conversion of text to token ids, selected by ``model.tokenizer``."""
 
     kind = "tokenizer"
+    keys = ("model.tokenizer",)
     build: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
     """Builds the tokenizer. Must not import torch."""
 
@@ -202,6 +207,7 @@ class Optimizer(Component):
     """An optimizer, selected by ``optimizer.name``."""
 
     kind = "optimizer"
+    keys = ("optimizer.name",)
     build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
 
     def optimizer_context(
@@ -219,6 +225,7 @@ class Objective(Component):
     """The loss that training minimises, selected by ``objective.name``."""
 
     kind = "objective"
+    keys = ("objective.name",)
     build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
@@ -229,6 +236,7 @@ class LRSchedule(Component):
     """A learning-rate schedule, selected by ``lr_scheduler.name``."""
 
     kind = "lr schedule"
+    keys = ("lr_scheduler.name",)
     build: Ref[Callable[[LRScheduleContext[Any]], LRScheduler]]
 
 

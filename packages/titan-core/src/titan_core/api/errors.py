@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,9 @@ EXIT_PREEMPTED: Final = 75
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
+MOST_SUGGESTED: Final = 3
+"""Maximum number of names that an error suggests."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -21,6 +25,9 @@ class Problem:
     where: str
     why: str
     fix: str = ""
+    missing: bool = False
+    """Whether the config may be right, and only this machine lacks something that the job needs where it trains, such as a
+    file. Commands that only look at a job report it as a note (:attr:`titan_core.api.job.Job.missing`)."""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.why}" if self.where else self.why
@@ -40,9 +47,9 @@ class UserError(Exception):
         self.problems = problems
 
     @classmethod
-    def one(cls, where: str, why: str, fix: str = "") -> UserError:
+    def one(cls, where: str, why: str, fix: str = "", missing: bool = False) -> UserError:
         """Return an error with a single problem."""
-        return cls(Problem(where, why, fix))
+        return cls(Problem(where, why, fix, missing))
 
 
 class RunStopped(RuntimeError):
@@ -52,16 +59,44 @@ class RunStopped(RuntimeError):
 
 def nearest(word: str, known: list[str]) -> str:
     """Return "did you mean ...?" for a misspelt ``word``, or a list of the ``known`` words."""
+    close = close_names(word, known)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"available: {', '.join(sorted(known))}" if known else "none is available"
+
+
+def close_names(word: str, known: Iterable[str]) -> list[str]:
+    """Return the names that a misspelt ``word`` may stand for: one, a few that contain it, or none.
+
+    Upper and lower case, dashes and underscores are the same.
+    """
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1)
-    words = set(word.split("_"))
-    shorter = max((name for name in known if set(name.split("_")) < words), key=len, default="")
-    if shorter and not get_close_matches(word, known, n=1, cutoff=0.8):
-        close = [shorter]  # "enable_checkpoint" is an older name of "enable"
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"available: {', '.join(sorted(known))}" if known else "none is available"
+    names: dict[str, str] = {}
+    for name in known:
+        names.setdefault(_folded(name), name)
+    wanted = _folded(word)
+    if wanted in names:
+        return [names[wanted]]
+    begun = [name for name in names if name.startswith(f"{wanted}_")]  # "llama3_10m" of "llama3_10m_laptop"
+    if 0 < len(begun) <= MOST_SUGGESTED:
+        return [names[name] for name in begun]
+    certain = get_close_matches(wanted, names, n=1, cutoff=0.8)
+    if certain:
+        return [names[certain[0]]]
+    parts = {name: set(name.split("_")) for name in names}
+    words = set(wanted.split("_"))
+    shorter = [name for name in names if parts[name] < words]  # "enable_checkpoint" is an older name of "enable"
+    if shorter:
+        return [names[max(shorter, key=len)]]
+    longer = [name for name in names if words < parts[name]]  # "batch_size" may be the local or the global one
+    if not 0 < len(longer) <= MOST_SUGGESTED:
+        longer = get_close_matches(wanted, names, n=1, cutoff=0.7)
+    return [names[name] for name in longer]
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 class PluginFailure(UserError):

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class ModelSize:
+    """Number of parameters of a whole model; a tied parameter counts once."""
+
+    parameters: int
+    non_embedding: int
+    """Without those of the modules in the layout's ``embedding``. A head that is tied with the embedding is not counted
+    either."""
+
+
+@dataclass(frozen=True)
 class RunStart:
     """A run that is about to start its first step."""
 
@@ -24,6 +34,8 @@ class RunStart:
     world: World
     parts: list[ModelPart]
     """This rank's parts of the model."""
+    size: ModelSize
+    """Size of the whole model, counted in the model itself."""
     step: int
     """Number of steps already taken: 0, or the step of the restored checkpoint."""
     steps: int

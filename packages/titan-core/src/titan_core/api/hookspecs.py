@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Transform,
     )
     from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport, TrainEnd, ValidationReport
+    from titan_core.api.health import HealthCheck
     from titan_core.api.job import Job
     from titan_core.api.launcher import Launcher
     from titan_core.api.metric_log import MetricLogger, Record
@@ -126,6 +127,11 @@ def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
 @hookspec
 def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
     """Ways to start the ranks of a job from ``titan train``."""
+
+
+@hookspec
+def titan_health_checks() -> Sequence[HealthCheck]:  # type: ignore[empty-body]
+    """Checks of the machine and the installation that ``titan doctor`` runs."""
 
 
 # ---- Lifecycle: called while a job runs, on every rank, in this order. Hooks of a plugin module are called in every job;

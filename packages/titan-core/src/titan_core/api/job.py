@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,16 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import JobSection, ModelSection
-from titan_core.api.tools.secrets import redact
+from titan_core.api.tools.secrets import redact, redact_text
 
 if TYPE_CHECKING:
     from titan_core.api.tokenizer import TextTokenizer
+
+
+def note_of(problem: Problem) -> str:
+    """Return ``problem``, something that this machine lacks, as a note for a command that only looks at the job. Secrets are
+    removed."""
+    return redact_text(str(replace(problem, why=f"{problem.why} (needed where the job trains)")))
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,15 @@ class Job:
     loggers: tuple[Component, ...]
     """Instances of :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     """What a user should know about the job although nothing is wrong; one line each."""
+    missing: tuple[Problem, ...] = ()
+    """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
+    assembled without these files (``missing_ok`` of :meth:`titan_core.api.command.CommandContext.job`)."""
+
+    def notes(self) -> list[str]:
+        """Return :attr:`remarks`, and one line for each missing file."""
+        return [*self.remarks, *(note_of(problem) for problem in self.missing)]
 
     @property
     def config(self) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -10,6 +10,7 @@ from titan_core.api.ref import CodeOrigin
 
 if TYPE_CHECKING:
     from titan_core.api.components import Component
+    from titan_core.api.section import Section
 
 C = TypeVar("C", bound="Component")
 
@@ -43,6 +44,10 @@ class ComponentRegistry(Protocol):
 
     def modules(self) -> Sequence[tuple[ModuleType, CodeOrigin]]:
         """Return every plugin's module. These may have lifecycle hooks."""
+        ...
+
+    def sections(self) -> Mapping[str, Sequence[type[Section]]]:
+        """Return section name -> the classes that own its keys, the core's first."""
         ...
 
     def versions(self) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
+    from titan_core.api.events import ValidationReport
     from titan_core.api.job import Job
     from titan_core.api.model_part import ModelPart
     from titan_core.api.world import World
@@ -22,7 +23,8 @@ class StoredModel:
     path: str
     """The checkpoint or folder of weights."""
     sections: Mapping[str, Mapping[str, Any]]
-    """Config sections by name, with the keys that describe the model, its tokenizer and its longest context."""
+    """Config sections by name, with the keys that describe the model, its tokenizer and, if known, the length of the
+    sequences that it was trained on."""
     load: Ref[Callable[[WeightsContext], None]]
     """Loads the weights into a model, each rank those that it holds."""
     end_ids: tuple[int, ...] = ()
@@ -69,12 +71,27 @@ class StoredModels(Protocol):
         """
         ...
 
-    def job(self, stored: StoredModel, world_size: int | None = None) -> Job:
-        """A job that can compute the model on ``world_size`` ranks (default: the fewest that the overrides allow). The
-        command's overrides apply on top of the stored sections.
+    def job(
+        self,
+        stored: StoredModel,
+        world_size: int | None = None,
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Job:
+        """A job that can compute the model on ``world_size`` ranks (default: the fewest that the overrides allow).
+
+        Args:
+            sections: keys that the command adds to the stored sections. The command's overrides apply on top of both.
 
         Raises:
             UserError: all mistakes in the overrides.
+        """
+        ...
+
+    def validate(self, loaded: LoadedModel) -> ValidationReport:
+        """Measure the model's loss on the validation data of its job. Called on all ranks.
+
+        Raises:
+            UserError: the data cannot be read, or has no target tokens.
         """
         ...
 

@@ -61,9 +61,9 @@ class Invocation:
         while (rows := group.read()) is not None:
             yield rows
 
-    def job(self, world_size: int | None = None, more: Sequence[Override] = ()) -> Job:
+    def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
         """See :meth:`titan_core.api.command.CommandContext.job`."""
-        return assemble(*self._loaded(more), world_size)
+        return assemble(*self._loaded(more), world_size, missing_ok=missing_ok)
 
     def _loaded(self, more: Sequence[Override]) -> tuple[Config, Registry]:
         return load_config(self.arguments.recipe, [*self.overrides, *more], self.registry)

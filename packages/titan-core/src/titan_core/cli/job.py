@@ -8,7 +8,8 @@ from typing import Any
 from titan_core.api.command import CommandContext
 from titan_core.api.job import Job
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.output import print_json, print_notes, print_table
+from titan_core.api.tools.shown import describe_model
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show(context: CommandContext) -> int:
-    """Print the assembled job: components, mesh, batch and the order of transforms."""
+    """Print the assembled job: components, mesh, batch, the order of transforms, and files that this machine lacks."""
     arguments = context.arguments
-    job = context.job(arguments.world_size)
+    job = context.job(arguments.world_size, missing_ok=True)
     facts = describe(job)
     if arguments.json:
         print_json(facts)
@@ -29,7 +30,8 @@ def show(context: CommandContext) -> int:
     model, batch = facts["model"], facts["batch"]
     mesh = " x ".join(f"{name}={degree}" for name, degree in facts["mesh"].items())
     rows = [
-        ("model", f"{model['name']}: {model['parameters']:,} parameters, {model['flops_per_token']:.4g} FLOPs per token"),
+        ("model", f"{describe_model(model['name'], model['parameters'])}, exactly {model['parameters']:,}; "
+                  f"{model['flops_per_token']:.4g} FLOPs per token"),
         ("mesh", f"{facts['world_size']} process(es): {mesh}"),
         ("batch", f"{batch['global_size']} sequences of {batch['seq_len']} tokens = {batch['ranks']} ranks x "
                   f"{batch['microbatches']} microbatches x {batch['local_size']}; {batch['logical_shards']} logical shards"),
@@ -38,8 +40,7 @@ def show(context: CommandContext) -> int:
           for number, transform in enumerate(facts["transforms"], 1)),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
-    for note in job.notes:
-        print(f"note: {note}")
+    print_notes(job.notes())
     return 0
 
 
@@ -86,5 +87,5 @@ def describe(job: Job) -> dict[str, Any]:
             for transform in job.transforms
         ],
         "dump_folder": job.dump_folder,
-        "notes": job.notes,
+        "notes": job.notes(),
     }

@@ -20,7 +20,7 @@ class LaunchOptions:
     def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
         self._defaults: dict[str, dict[str, Any]] = {}
         self._launchers = registry.all(Launcher)
-        self._own = type(parser)(add_help=False, allow_abbrev=False)
+        self._own = type(parser)(add_help=False)
         for launcher in self._launchers:
             alone = type(parser)(add_help=False)
             try:

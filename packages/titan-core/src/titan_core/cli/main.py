@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import gc
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
 
 from titan_core.api.command import Command
-from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, nearest
+from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, Problem, UserError, nearest
 from titan_core.api.launcher import reported_by_launcher
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import shorten
+from titan_core.cli.help import CommandParser, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
-from titan_core.config.render import describe_options
-from titan_core.plugins.discovery import CORE
+from titan_core.cli.overrides import SplitArguments, split_overrides, unknown_argument
+from titan_core.cli.plugins import versions
+from titan_core.config.overrides import without_dashes
 from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Registry
 
-_NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are reported like all other errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError.one("command line", message, f"see `{self.prog} --help`")
+_HELP = ("-h", "--help")
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FILE_FIXES = {
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EROFS), "give another path"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or give another path"),
+    **dict.fromkeys(_FULL_DISK, "free some space, or write to another disk"),
+}
+"""Failures of files that a user can fix."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``titan`` with ``argv`` (default: the arguments of the process) and return the exit status."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # reports a full disk here, not while Python exits
+        return status
     except UserError as error:
         if os.environ.get("TITAN_TRACEBACK"):
             raise
@@ -53,18 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        mistake = _path_error(error)
+        mistake = _file_error(error)
         if mistake is None or os.environ.get("TITAN_TRACEBACK"):
             raise
         report(mistake)
         return EXIT_USER_ERROR
 
 
-def _path_error(error: OSError) -> UserError | None:
-    """Return a user error if the path cannot exist on any file system; ``None`` for other failures."""
-    if error.errno not in _NO_PATH or error.filename is None:
+def _file_error(error: OSError) -> UserError | None:
+    """Return a user error if the user can fix the failure; ``None`` for other failures."""
+    fix = _FILE_FIXES.get(error.errno or 0)
+    if fix is None or (error.filename is None and error.errno not in _FULL_DISK):
         return None
-    return UserError.one(shorten(os.fsdecode(error.filename)), f"cannot be used: {error.strerror}", "give another path")
+    where = "output" if error.filename is None else shorten(os.fsdecode(error.filename))
+    return UserError.one(where, f"cannot be used: {error.strerror}", fix)
 
 
 def _stdout_is_closed() -> bool:
@@ -92,41 +96,61 @@ def _run(argv: list[str]) -> int:
     commands: dict[str, Command] = {}
     for command in registry.all(Command):
         commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_overview(commands))
+    if not argv or argv[0] in _HELP:
+        print(overview(commands.values()))
         return 0
     if argv[0] == "--version":
-        core = next(plugin for plugin in registry.found.plugins if plugin.name == CORE)
-        print(f"titan-core {core.version}")
+        print("\n".join(versions(registry)))
+        return 0
+    group = [command for name, command in commands.items() if name.startswith(argv[0] + " ")]
+    if group and argv[0] not in commands and argv[1:2] and argv[1] in _HELP:
+        print(overview(group, argv[0]))
         return 0
     command, arguments = _find(commands, argv, registry)
     claims = [problem for problem in registry.conflicts if problem.where == f"command {command.name!r}"]
     if claims and command.name != "plugins":
         raise UserError(*claims)
-    own, overrides = _split(arguments) if command.overrides else (arguments, [])
-    parser = _Parser(
-        prog=f"titan {command.name}",
-        description=command.summary,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if command.overrides and not {"-h", "--help"}.isdisjoint(
-        own
-    ):  # only on request, because it reads the source of every section
-        parser.epilog = describe_options(registry.sections())
+    split = split_overrides(arguments, registry) if command.overrides else SplitArguments(arguments)
+    parser = parser_of(command, commands.values(), registry)
     if command.arguments is not None:
         command.arguments.load()(parser)
     launch = LaunchOptions(parser, registry) if command.launches else None
-    namespace = parser.parse_args(own)
+    namespace, unknown = parser.parse_known_args(split.own)
+    problems = [*split.problems, *_unknown(unknown, split.own, command, parser, registry)]
+    if problems:
+        raise UserError(*problems)
     if launch is not None:
         namespace.launcher = launch.requested(namespace)
     if "recipe" in namespace and namespace.recipe is None:
         namespace.recipe = default_recipe(registry)
-    in_ranks = [*command.name.split(), *(own if launch is None else launch.removed_from(own)), *overrides]
-    invocation = Invocation(namespace, registry, parse_overrides(overrides), overrides, in_ranks)
+    own = split.own if launch is None else launch.removed_from(split.own)
+    in_ranks = [*command.name.split(), *own, *split.overrides]
+    invocation = Invocation(namespace, registry, parse_overrides(split.overrides), split.overrides, in_ranks)
     run = command.run.load()
     gc.enable()
     return run(invocation)
+
+
+def _unknown(
+    arguments: list[str], own: list[str], command: Command, parser: CommandParser, registry: Registry
+) -> Iterator[Problem]:
+    """Yield a problem for each argument in ``own`` that the command's parser does not know.
+
+    After an unknown option, argparse may take its value for a positional argument. Superfluous positional arguments are
+    therefore reported only if every option is known.
+    """
+    see = f"see `{parser.prog} --help`"
+    for argument in [one for one in arguments if one.startswith("-")] or arguments:
+        where = f"command line: {shorten(argument)}"
+        if not argument.startswith("-"):
+            fix = without_dashes(argument, registry.sections()) if command.overrides else ""
+            yield Problem(where, f"`{parser.prog}` does not expect this argument", fix or see)
+        elif "." in argument.partition("=")[0] and not command.overrides:
+            yield Problem(where, f"`{parser.prog}` takes no config overrides", see)
+        else:
+            following = next(iter(own[own.index(argument) + 1 :]), None)
+            keys = registry if command.overrides else None
+            yield Problem(where, "no such option", unknown_argument(argument, following, parser.option_names(), keys) or see)
 
 
 def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> tuple[Command, list[str]]:
@@ -142,6 +166,8 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> 
         if not subcommand:
             raise UserError.one(f"titan {argv[0]}", "needs a subcommand", f"use one of {', '.join(group)}")
         raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", nearest(subcommand, group))
+    if argv[0].startswith("-"):
+        raise UserError.one(f"titan {argv[0]}", "no such option", nearest(argv[0], [*_HELP, "--version"]))
     _require_installed(argv[0], provider_of_group(argv[0]), registry)
     first_words = list(dict.fromkeys(name.split()[0] for name in commands))
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
@@ -151,27 +177,3 @@ def _require_installed(command: str, package: str | None, registry: Registry) ->
     """Raise if ``command`` belongs to a ``package`` that is not in use."""
     if package is not None and package not in {plugin.distribution for plugin in registry.found.plugins}:
         raise UserError.one(f"titan {command}", f"is provided by {package}", registry.remedy(package))
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Separate ``--section.key VALUE`` from a command's own arguments: argparse would take the values as positionals."""
-    own: list[str] = []
-    overrides: list[str] = []
-    waiting = list(reversed(arguments))
-    while waiting:
-        argument = waiting.pop()
-        flag, equals, _ = argument.partition("=")
-        if flag.startswith("--") and "." in flag:
-            overrides.append(argument)
-            if not equals and waiting and not waiting[-1].startswith("--"):
-                overrides.append(waiting.pop())
-        else:
-            own.append(argument)
-    return own, overrides
-
-
-def _overview(commands: dict[str, Command]) -> str:
-    width = max(map(len, commands)) + 2
-    lines = ["usage: titan COMMAND ...", "", "Pre-train language models with jobs assembled from plugins.", ""]
-    lines += [f"  titan {name:<{width}} {command.summary}" for name, command in commands.items()]
-    return "\n".join([*lines, "", "See `titan COMMAND --help`. TITAN_TRACEBACK=1 shows the tracebacks of errors."])

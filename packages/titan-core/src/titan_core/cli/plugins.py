@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import platform
+from collections.abc import Iterator
+from typing import Any, cast
 
+import importlib_metadata
+
+from titan_core.api.health import CheckResult, Health, HealthContext
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.cli.invocation import Invocation
+from titan_core.plugins.discovery import DISABLE_VARIABLE
 from titan_core.plugins.registry import Registry
 
 
@@ -33,6 +39,35 @@ def run(context: Invocation) -> int:
     for problem in registry.conflicts:
         print(f"conflict: {problem}")
     return 0
+
+
+def check_health(context: HealthContext) -> Iterator[CheckResult]:
+    """Report broken plugins and conflicts to ``titan doctor``."""
+    registry = cast(Registry, context.registry)
+    found = registry.found
+    yield CheckResult("plugins", Health.OK, ", ".join(f"{plugin.distribution} {plugin.version}" for plugin in found.plugins))
+    if found.disabled:
+        shown = ", ".join(plugin.name for plugin in found.disabled)
+        yield CheckResult("disabled", Health.NOTE, f"{DISABLE_VARIABLE} disables {shown}")
+    for broken in found.broken:
+        fix = f"update or uninstall {broken.distribution}"
+        yield CheckResult(broken.name, Health.ERROR, f"{broken.distribution} {broken.version}: {broken.reason}", fix)
+    for problem in registry.conflicts:
+        yield CheckResult("conflict", Health.WARNING, f"{problem.where}: {problem.why}", problem.fix)
+
+
+def versions(registry: Registry) -> list[str]:
+    """Return one line per installed package: titan-core, those of plugins, torch and Python. Does not import torch."""
+    found = registry.found
+    packages = {plugin.distribution: plugin.version for plugin in found.plugins}
+    packages |= {broken.distribution: f"{broken.version} (broken: see `titan plugins`)" for broken in found.broken}
+    packages |= {disabled.distribution: f"{disabled.version} (switched off)" for disabled in found.disabled}
+    torch = importlib_metadata.version("torch")
+    return [
+        *(f"{name} {version}" for name, version in packages.items()),
+        f"torch {torch}",
+        f"Python {platform.python_version()}",
+    ]
 
 
 def as_json(registry: Registry) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
@@ -14,6 +15,9 @@ from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from titan_core.api.events import ValidationReport
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,32 @@ class InstalledModels:
         """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
         return find_model(path, self.registry)
 
-    def job(self, stored: StoredModel, world_size: int | None = None) -> Job:
+    def job(
+        self,
+        stored: StoredModel,
+        world_size: int | None = None,
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Job:
         """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
         if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in {one.key for one in self.overrides}:
             why = "does not say which tokenizer the model was trained with"
-            raise UserError.one(stored.path, why, "add --model.tokenizer NAME (see `titan plugins`)")
+            fix = (
+                "add --model.tokenizer NAME and --model.tokenizer_path (`titan tokenizer download OWNER/NAME` downloads one)"
+            )
+            raise UserError.one(stored.path, why, fix)
         # A job needs a batch, although this one reads no data.
-        tables = {"training": {"seq_len": 1, "local_batch_size": 1}} | described_by(stored, self.registry)
+        tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
+        for layer in (described_by(stored, self.registry), sections or {}):
+            for name, table in layer.items():
+                tables[name] = {**tables.get(name, {}), **table}
         raw = RawConfig(stored.path, "stored_model", tables)
         return assemble(resolve(raw, self.overrides, self.registry), self.registry, world_size, trains=False)
+
+    def validate(self, loaded: LoadedModel) -> ValidationReport:
+        """See :meth:`titan_core.api.stored_model.StoredModels.validate`."""
+        from titan_core.train.stored_models import validate
+
+        return validate(loaded)
 
     def open(self, job: Job, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
         """See :meth:`titan_core.api.stored_model.StoredModels.open`."""

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from titan_core.api.components import Model, Recipe
 from titan_core.api.config import COMMAND_LINE, Config, Override
-from titan_core.api.errors import Problem, UserError, nearest
+from titan_core.api.errors import MOST_SUGGESTED, Problem, UserError, close_names, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection, ModelSection, PluginsSection
 from titan_core.api.tools.secrets import is_redacted, redact_text
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
-from titan_core.config.overrides import value_of
+from titan_core.config.overrides import value_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
 from titan_core.plugins.providers import provider
@@ -61,8 +61,8 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
         return RawConfig(recipe, recipe, _parse(text, recipe))
     path = Path(recipe)
     if not (recipe.endswith(".toml") or _exists(path)):
-        fix = registry.suggest(Recipe, recipe)
-        raise UserError.one(recipe, "is neither a recipe nor a file", f"{fix} (see `titan recipes`)")
+        fix = without_dashes(recipe, registry.sections()) or f"{registry.suggest(Recipe, recipe)} (see `titan recipes`)"
+        raise UserError.one(recipe, "is neither a recipe nor a file", fix)
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)  # one byte more than allowed: the file may be endless, such as a device
@@ -185,9 +185,16 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
 
 
 def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:
-    """Return the fix for an unknown key: misspelt, or provided by a package that is not in use."""
+    """Return the fix for an unknown key: misspelt, of another section, or provided by a package that is not in use."""
     package = provider("key", f"{section}.{key}")
-    return registry.remedy(package) if package is not None else nearest(key, known)
+    if package is not None:
+        return registry.remedy(package)
+    elsewhere = [
+        f"{other}.{key}" for other, owners in registry.sections().items() if any(key in cls.model_fields for cls in owners)
+    ]
+    if 0 < len(elsewhere) <= MOST_SUGGESTED and not close_names(key, known):
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    return nearest(key, known)
 
 
 def _apply(override: Override, tables: Table, classes: Mapping[str, Sequence[type[Section]]]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from titan_core.api.tools.shown import shorten
 from titan_core.api.tools.toml import BadToml, parse_toml
 
 
@@ -35,3 +37,10 @@ def _toml_value(text: str) -> Any:
     except BadToml:
         return text
     return document["value"] if len(document) == 1 else text  # a text of several lines may contain further keys
+
+
+def without_dashes(argument: str, sections: Container[str]) -> str:
+    """Return the fix for an override without its dashes (``training.steps=5``); empty if ``argument`` is none."""
+    key, equals, _ = argument.partition("=")
+    section, dot, _ = key.partition(".")
+    return f"write overrides as --{shorten(argument)}" if equals and dot and section in sections else ""

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from titan_core.api.errors import Problem, nearest
-from titan_core.config.docs import field_docs
+from titan_core.api.errors import Problem, close_names, nearest
+from titan_core.api.tools.fields import choices_of, field_docs, models_in
 
 Where = Callable[[str, Any], str]
 """(dotted key, value) -> readable source of the value."""
@@ -34,12 +34,12 @@ def problems_of(
             # A rule over several keys. Its message is clearer than the value of the whole section.
             problems.append(Problem(where(prefix, None), _reason(entry), "change one of them"))
         else:
-            owner = model_at(cls, path[:-1])
-            about = field_docs(owner).get(path[-1]) if owner is not None else None
-            fix = 'write a list, such as ["a", "b"]' if entry["type"] == "list_type" else "set another value"
-            if about:
+            names = path[:-1] if path[-1].isdecimal() else path  # an entry of a list is documented by its list
+            owner = model_at(cls, names[:-1])
+            field = owner.model_fields.get(names[-1]) if owner is not None else None
+            fix = _fix(entry["type"], value, field)
+            if owner is not None and (about := field_docs(owner).get(names[-1])):
                 fix += f" ({key}: {about.rstrip('.')})"
-            field = owner.model_fields.get(path[-1]) if owner is not None else None
             problems.append(Problem(where(key, value), _reason(entry, bounds_of(field) if field is not None else ""), fix))
     return problems
 
@@ -74,6 +74,15 @@ def _number(value: float) -> str:
     return str(int(value)) if whole else f"{value:g}"
 
 
+def _fix(kind: str, value: Any, field: FieldInfo | None) -> str:
+    close = close_names(value, choices_of(field.annotation)) if isinstance(value, str) and field is not None else []
+    if close:
+        return f"did you mean {close[0] if kind == 'bool_type' else repr(close[0])}?"
+    if kind == "list_type":
+        return 'write a list, such as ["a", "b"]'
+    return "write true or false" if kind == "bool_type" else "set another value"
+
+
 def _reason(entry: Any, bounds: str = "") -> str:
     kind, context = entry["type"], entry.get("ctx", {})
     for name, words in _RELATIONS.items():
@@ -91,14 +100,4 @@ def model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     if not path:
         return cls
     field = cls.model_fields.get(path[0])
-    return _nested_model(field.annotation) if field is not None else None
-
-
-def _nested_model(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _nested_model(argument)
-        if found is not None:
-            return found
-    return None
+    return next(iter(models_in(field.annotation)), None) if field is not None else None

@@ -1,19 +1,18 @@
-"""Rendering of a config as TOML and as help text."""
+"""Rendering of a config as TOML, and of its keys as help text."""
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from titan_core.api.config import Config
-from titan_core.api.section import Section
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tools.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families
 from titan_core.api.tools.secrets import redact
 from titan_core.api.tools.shown import show
-from titan_core.config.docs import field_docs
 
 
 def to_toml(config: Config) -> str:
@@ -26,21 +25,31 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(redact(config.as_dict()))
 
 
-def describe_options(sections: Mapping[str, Sequence[type[Section]]], width: int = 100) -> str:
-    """Return the ``--help`` text of all keys: types, defaults and documentation."""
+def describe_keys(registry: ComponentRegistry, section: str, key: str | None = None, width: int = 100) -> list[str]:
+    """Return the help text of the keys of a section (default: all of them): types, defaults, documentation and choices."""
     import textwrap
 
-    lines = ["config overrides (--section.key VALUE):"]
-    for name, owners in sections.items():
-        lines += ["", f"[{name}]"]
-        docs = {key: text for cls in owners for key, text in field_docs(cls).items()}
-        for key, field in ((key, field) for cls in owners for key, field in cls.model_fields.items()):
-            default = field.get_default(call_default_factory=True)
+    owners: list[tuple[str, type[BaseModel]]] = [(section, cls) for cls in registry.sections()[section]]
+    if section == MODEL_ARGS.partition(".")[0]:
+        owners += [(MODEL_ARGS, cls) for cls in model_families(registry).values()]
+    lines = []
+    for prefix, cls in owners:
+        docs = field_docs(cls)
+        for name, field in cls.model_fields.items():
+            path = f"{prefix}.{name}"
+            if key is not None and path != f"{section}.{key}":
+                continue
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
             shown = "" if default is None or default == "" else f" (default {show(default)})"
-            lines.append(f"  --{name}.{key} {type_name(field.annotation)}")
-            text = f"{docs.get(key, '')}{shown}"
+            names = choices_at(registry, path, field)
+            listed = "" if names == choices_of(field.annotation) else f" Installed: {', '.join(names)}."
+            head = f"  --{path} {type_name(field.annotation)}"
+            if len(head) > width:  # several lines need spaces
+                head = head.replace("|", " | ")
+            lines += textwrap.wrap(head, width, subsequent_indent=" " * 10, break_on_hyphens=False)
+            text = f"{docs.get(name, '')}{shown}{listed}".strip()
             lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    return lines
 
 
 def type_name(annotation: Any) -> str:

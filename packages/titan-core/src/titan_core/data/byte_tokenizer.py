@@ -59,6 +59,6 @@ def build(context: TokenizerContext[None]) -> ByteTokenizer:
         raise UserError.one(
             context.path,
             "tokenizer 'byte' takes no file",
-            "set model.tokenizer to the tokenizer of this file, or remove the path",
+            "set model.tokenizer to the tokenizer of this file, or remove the path (--model.tokenizer_path=)",
         )
     return ByteTokenizer()

@@ -22,7 +22,7 @@ from titan_core.api.components import (
     Transform,
 )
 from titan_core.api.config import Config
-from titan_core.api.errors import PluginFailure, Problem, UserError
+from titan_core.api.errors import PluginFailure, Problem, UserError, nearest
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
@@ -43,6 +43,7 @@ from titan_core.config.problems import model_at, problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
+from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
@@ -50,37 +51,45 @@ C = TypeVar("C", bound=Component)
 R = TypeVar("R")
 
 
-def assemble(config: Config, registry: Registry, world_size: int | None = None, trains: bool = True) -> Job:
+def assemble(
+    config: Config, registry: Registry, world_size: int | None = None, trains: bool = True, missing_ok: bool = False
+) -> Job:
     """Return the job that ``config`` describes.
 
     Args:
         world_size: number of ranks; ``None`` for the smallest world that the config allows.
         trains: see :class:`~titan_core.api.job_facts.JobFacts`.
+        missing_ok: list files that this machine lacks in :attr:`~titan_core.api.job.Job.missing`.
 
     Raises:
         UserError: the job is invalid. Lists every problem found.
     """
     registry.require_sound()
     problems: list[Problem] = []
+    missing: list[Problem] = []
 
     def attempt(make: Callable[..., R], *arguments: object) -> R | None:
         """Collect problems instead of stopping at the first."""
         try:
             return make(*arguments)
         except UserError as error:
-            problems.extend(error.problems)
+            if missing_ok and all(problem.missing for problem in error.problems):
+                missing.extend(error.problems)
+            else:
+                problems.extend(error.problems)
             return None
 
-    model = attempt(_pick, config, registry, Model, "model.name")
+    model = attempt(_pick, config, registry, Model)
     args = attempt(model_args, config, model) if model is not None else None
     definition = attempt(define_model, model, args) if model is not None and args is not None else None
-    tokenizer = attempt(_pick, config, registry, Tokenizer, "model.tokenizer")
+    tokenizer = attempt(_pick, config, registry, Tokenizer)
     text_tokenizer = attempt(_build_tokenizer, config, tokenizer) if tokenizer is not None else None
-    datasets = attempt(pick_datasets, config, registry, text_tokenizer)
-    validation = attempt(pick_validation, config, registry, text_tokenizer)
-    objective = attempt(_pick, config, registry, Objective, "objective.name")
-    optimizer = attempt(_pick, config, registry, Optimizer, "optimizer.name")
-    lr_schedule = attempt(_pick, config, registry, LRSchedule, "lr_scheduler.name")
+    absent, without_tokenizer = missing if missing_ok else None, tuple(missing)
+    datasets = attempt(pick_datasets, config, registry, text_tokenizer, absent)
+    validation = attempt(pick_validation, config, registry, text_tokenizer, absent)
+    objective = attempt(_pick, config, registry, Objective)
+    optimizer = attempt(_pick, config, registry, Optimizer)
+    lr_schedule = attempt(_pick, config, registry, LRSchedule)
     mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     stored = None
@@ -117,7 +126,9 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
             problems += checkpoint.check.load()(checkpoint.context(facts))
     if problems:
         raise UserError(*problems)
-    assert model and args and datasets and tokenizer and text_tokenizer and objective and optimizer and lr_schedule
+    if text_tokenizer is None:
+        text_tokenizer = MissingTokenizer(definition.layout.vocab_size, without_tokenizer)
+    assert model and args and datasets and tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
     return Job(
         facts=facts,
@@ -135,11 +146,13 @@ def assemble(config: Config, registry: Registry, world_size: int | None = None, 
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
-        notes=(*config.notes, *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ())),
+        remarks=(*config.notes, *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ())),
+        missing=tuple(missing),
     )
 
 
-def _pick(config: Config, registry: Registry, kind: type[C], key: str) -> C:
+def _pick(config: Config, registry: Registry, kind: type[C]) -> C:
+    key = kind.keys[0]
     name = config.value(key)
     if name not in registry.names(kind):
         why = registry.unknown(kind) if name else f"no {kind.kind} is selected, and none or several are installed"
@@ -171,10 +184,8 @@ def model_args(config: Config, model: Model) -> BaseModel:
     """
     section = config.section(ModelSection)
     if section.flavor not in ("", *model.flavors):
-        flavors = ", ".join(model.flavors)
-        raise UserError(
-            config.problem("model.flavor", f"model {model.name!r} has no such flavor", f"choose one of {flavors}")
-        )
+        why = f"model {model.name!r} has no such flavor"
+        raise UserError(config.problem("model.flavor", why, nearest(section.flavor, list(model.flavors))))
     cls = type(next(iter(model.flavors.values())))
     of_flavor = model.flavors[section.flavor].model_dump() if section.flavor else {}
     try:
@@ -212,7 +223,7 @@ def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
         raise
     except UserError as error:
         where = config.where("model.tokenizer_path", path) if path else config.where("model.tokenizer", tokenizer.name)
-        raise UserError(*(Problem(where, problem.why, problem.fix) for problem in error.problems)) from error
+        raise UserError(*(replace(problem, where=where) for problem in error.problems)) from error
 
 
 def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer | None) -> Iterator[Problem]:
@@ -248,6 +259,8 @@ def check_pretrained(config: Config, stored: StoredModel, args: BaseModel) -> It
 def pretrained_notes(stored: StoredModel, model: ModelDefinition, tokenizer: TextTokenizer) -> Iterator[str]:
     """Yield what a user should know about a pretrained model and the job's model and tokenizer."""
     yield f"starts from the weights in {stored.path}, unless the run has a checkpoint"
+    if isinstance(tokenizer, MissingTokenizer):
+        return
     rows, tokens, context = model.layout.vocab_size, tokenizer.vocab_size, model.layout.max_seq_len
     theirs = stored.sections[ModelSection.section]["args"].get("max_seq_len", context)
     if context != theirs:

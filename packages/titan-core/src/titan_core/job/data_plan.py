@@ -18,8 +18,13 @@ from titan_core.plugins.registry import Registry
 MIXTURE = "data.mixture"
 
 
-def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> tuple[DatasetSpec, ...]:
+def pick_datasets(
+    config: Config, registry: Registry, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
+) -> tuple[DatasetSpec, ...]:
     """Return the training datasets. Each is checked as far as that is cheap.
+
+    Args:
+        missing: receives the problems of files that only this machine lacks; ``None`` raises them too.
 
     Raises:
         UserError: a dataset is invalid. Lists every problem found.
@@ -29,7 +34,7 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
         entry = MixtureEntry(
             dataset=training.dataset, dataset_path=training.dataset_path, dataset_split=training.dataset_split
         )
-        return (_pick(config, registry, entry, "training", tokenizer),)
+        return (_pick(config, registry, entry, "training", tokenizer, missing),)
     problems: list[Problem] = []
     for key, noun in (("dataset_path", "path"), ("dataset_split", "split")):
         if getattr(training, key) is not None:
@@ -43,7 +48,7 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
     specs = []
     for number, entry in enumerate(data.mixture):
         try:
-            specs.append(_pick(config, registry, entry, f"{MIXTURE}[{number}]", tokenizer))
+            specs.append(_pick(config, registry, entry, f"{MIXTURE}[{number}]", tokenizer, missing))
         except UserError as error:
             problems += error.problems
     if problems:
@@ -51,8 +56,13 @@ def pick_datasets(config: Config, registry: Registry, tokenizer: TextTokenizer |
     return tuple(specs)
 
 
-def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer | None) -> DatasetSpec | None:
+def pick_validation(
+    config: Config, registry: Registry, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
+) -> DatasetSpec | None:
     """Return the validation dataset, or ``None`` if validation is off.
+
+    Args:
+        missing: see :func:`pick_datasets`.
 
     Raises:
         UserError: the dataset is invalid. Lists every problem found.
@@ -69,7 +79,7 @@ def pick_validation(config: Config, registry: Registry, tokenizer: TextTokenizer
         text_field=section.text_field,
         format=section.format,
     )
-    return _pick(config, registry, entry, "validation", tokenizer, "validation")
+    return _pick(config, registry, entry, "validation", tokenizer, missing, "validation")
 
 
 def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets: tuple[DatasetSpec, ...]) -> StreamSpec:
@@ -98,6 +108,7 @@ def _pick(
     entry: MixtureEntry,
     table: str,
     tokenizer: TextTokenizer | None,
+    missing: list[Problem] | None,
     default_split: Literal["train", "validation"] = "train",
 ) -> DatasetSpec:
     """Return the spec of the dataset that ``entry`` names; ``table`` is its place in the config."""
@@ -134,6 +145,9 @@ def _pick(
         spec = TokenizerSpec(component.build, tokenizer_context(config, component))
         context = replace(context, tokenizer_spec=spec, seq_len=config.section(TrainingSection).seq_len)
     problems = list(dataset.check.load()(context)) if dataset.check is not None else []
+    if missing is not None:
+        missing += [problem for problem in problems if problem.missing]
+        problems = [problem for problem in problems if not problem.missing]
     if problems:
         raise UserError(*problems)
     return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)

@@ -26,16 +26,30 @@ from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
 
 
-def build_parts(job: Job, mesh: JobMesh, device: torch.device) -> list[ModelPart]:
-    """Return this rank's parts of the job's model, with weights. Without a pipeline there is one part.
+def build_whole(job: Job) -> nn.Module:
+    """Return the whole model of ``job`` on the meta device, without weights.
 
     Raises:
-        UserError: the model contradicts its layout, or a transform cannot divide the model.
+        UserError: the model contradicts its layout.
     """
     definition = job.facts.model
     with torch.device("meta"):
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model.name)
+    return model
+
+
+def build_parts(job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module | None = None) -> list[ModelPart]:
+    """Return this rank's parts of the job's model, with weights. Without a pipeline there is one part.
+
+    Args:
+        whole: result of :func:`build_whole`, which is consumed (default: build it).
+
+    Raises:
+        UserError: the model contradicts its layout, or a transform cannot divide the model.
+    """
+    definition = job.facts.model
+    model = build_whole(job) if whole is None else whole
     _check_param_groups(model, job.config)
     loss_in_head = try_model(model, job, mesh, device)
     objective = job.objective.build.load()(job.objective.training_context(job.facts, mesh, device))

@@ -27,6 +27,7 @@ from titan_core.api.components import (  # fmt: skip
     Tokenizer,
     Transform,
 )
+from titan_core.api.health import HealthCheck
 from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
@@ -53,6 +54,7 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_recipes": Recipe,
     "titan_commands": Command,
     "titan_launchers": Launcher,
+    "titan_health_checks": HealthCheck,
 }
 
 

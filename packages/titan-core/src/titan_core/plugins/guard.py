@@ -15,6 +15,8 @@ ResultCheck = Callable[["Origin", Any], Any]
 PASSED_ON = (UserError, RunStopped, BrokenPipeError)
 """Errors that a plugin raises on purpose, or because its output is no longer read. KeyboardInterrupt passes too, because it
 is not an ``Exception``."""
+CONCERN_FILES = ("run", "find_model")
+"""Functions of a component that work on files that the user names. Their OSErrors propagate."""
 MOST_PROBLEMS = 1000
 """Limit for the problems of one check, which may be an endless generator."""
 
@@ -64,8 +66,12 @@ class Origin:
             raise
         except WrongResult as error:
             raise self.failure(f"{what} {error}") from None
-        except (OSError, SystemExit) as error:
-            if what == "run":  # a command: it may exit, and an OSError concerns the user's files
+        except OSError as error:
+            if what in CONCERN_FILES:
+                raise
+            self._raised(what, error)
+        except SystemExit as error:
+            if what == "run":  # a command may exit
                 raise
             self._raised(what, error)
         except Exception as error:  # noqa: BLE001 - raised again, with the plugin's name

@@ -11,6 +11,7 @@ from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
+from titan_core.api.tools.shown import describe_model, show_count
 
 
 class ConsoleLog:
@@ -36,7 +37,10 @@ class ConsoleLog:
                 redirect_stderr=True,
             )
             self._bar = self._progress.add_task(
-                context.run.job.name, total=context.run.steps, completed=context.run.step, loss="-"
+                f"{context.run.job.name} ({show_count(context.run.size.parameters)})",
+                total=context.run.steps,
+                completed=context.run.step,
+                loss="-",
             )
             self._progress.start()
 
@@ -76,7 +80,8 @@ def describe_run(context: LoggerContext[None]) -> list[str]:
     job, batch = run.job, run.job.facts.batch
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
     lines = [
-        f"model      {job.name}, {job.facts.model.num_params:,} parameters",
+        f"model      {describe_model(job.name, run.size.parameters)}, exactly {run.size.parameters:,}; "
+        f"{run.size.non_embedding:,} without the embedding",
         f"mesh       {job.facts.mesh} ({context.device_name}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",

@@ -14,14 +14,17 @@ from titan_core.api.runs.files import EVENTS
 from titan_core.api.runs.json_lines import LineFile
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.world import World
+from titan_core.runlog.other_runs import recipe_of
 
 
 class EventLog:
     """Writes the events of rank 0. An event is ``{"event": kind, "time": seconds since the epoch, "step": n, ...}``; its
     kind is
 
-    * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``processes`` (by rank: ``host``, ``pid`` and
-      ``pid_namespace``, :func:`~titan_core.api.processes.pid_namespace`);
+    * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``model`` (name and flavor), ``parameters`` and
+      ``non_embedding_parameters`` (:class:`~titan_core.api.events.ModelSize`), ``recipe``
+      (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
+      :func:`~titan_core.api.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
     * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and ``error``, one line, if it failed.
@@ -46,6 +49,10 @@ class EventLog:
             steps=run.steps,
             world_size=self._world.size,
             mesh=mesh,
+            model=run.job.name,
+            parameters=run.size.parameters,
+            non_embedding_parameters=run.size.non_embedding,
+            recipe=recipe_of(run.job),
             processes=self._processes,
         )
 

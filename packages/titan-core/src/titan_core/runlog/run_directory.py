@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUG
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.config.render import to_toml
+from titan_core.runlog.other_runs import require_own_run, warn_of_other_recipe
+
+log = logging.getLogger(__name__)
 
 OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG, LOGS)
 """Files and folders of one run, from its fresh start to its end."""
@@ -98,8 +102,13 @@ class RunDirectory:
         one.
 
         Raises:
-            UserError: a file cannot be written, or an older run's metrics are damaged.
+            UserError: a file cannot be written, an older run's metrics are damaged, or a fresh start would move a run of
+                another recipe or model.
         """
+        if step == 0:
+            require_own_run(self.path, job)
+        else:
+            warn_of_other_recipe(self.path, job)
         documents = {
             CONFIG: to_toml(job.config),
             PLUGINS: json.dumps(job.plugin_versions(), indent=2) + "\n",
@@ -112,7 +121,9 @@ class RunDirectory:
                 documents[METRICS] = _up_to(step, self.path / METRICS)
             if step == 0:
                 names = dict.fromkeys([*OWN, *run_folders(job.config.sections.values())])
-                self._archive([name for name in names if (self.path / name).exists()], shutil.move)
+                archive = self._archive([name for name in names if (self.path / name).exists()], shutil.move)
+                if archive is not None:
+                    log.info("moved the files of the earlier run in %s to %s", self.path, archive)
             else:
                 self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
             for name, text in documents.items():
@@ -124,9 +135,10 @@ class RunDirectory:
             why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"
             raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
 
-    def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> None:
+    def _archive(self, names: list[str], bring: Callable[[Path, Path], object]) -> Path | None:
+        """Call ``bring`` with each file and its place in a new ``previous/N``. Return that folder, ``None`` if no file."""
         if not names:
-            return
+            return None
         previous = self.path / PREVIOUS
         number = 1 + max((int(folder.name) for folder in previous.glob("[0-9]*") if folder.name.isdigit()), default=0)
         archive = previous / str(number)
@@ -136,6 +148,7 @@ class RunDirectory:
             if (self.path / name).exists():
                 (archive / name).parent.mkdir(parents=True, exist_ok=True)
                 bring(self.path / name, archive / name)
+        return archive
 
     def _differs(self, name: str, text: str) -> bool:
         file = self.path / name

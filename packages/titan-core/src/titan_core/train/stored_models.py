@@ -10,15 +10,20 @@ from typing import Any
 import torch
 
 from titan_core.api.errors import UserError
+from titan_core.api.events import ValidationReport
 from titan_core.api.job import Job
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ModelSection, TrainingSection
+from titan_core.api.shared_request import SharedRequest
+from titan_core.api.step import GradientAccumulation
 from titan_core.api.stored_model import LoadedModel, StoredModel, WeightsContext
 from titan_core.api.world import World
 from titan_core.config.pretrained import find_model
+from titan_core.data.streams import open_sources
 from titan_core.model.build import build_parts
 from titan_core.train.outcome import OutcomeRecorder
 from titan_core.train.seeds import prepare_numerics
+from titan_core.train.validation import Validation
 from titan_core.train.world import join_world
 
 log = logging.getLogger(__name__)
@@ -66,13 +71,24 @@ def load_pretrained(job: Job, world: World, parts: list[ModelPart]) -> Mapping[s
     return found.origin
 
 
+def validate(loaded: LoadedModel) -> ValidationReport:
+    """See :meth:`titan_core.api.stored_model.StoredModels.validate`."""
+    job = loaded.job
+    assert job.validation is not None, "the job has no validation data"
+    sources = open_sources(job.validation)
+    run, stop = GradientAccumulation(loaded.part), SharedRequest()
+    report = Validation(job, job.validation, sources, loaded.world, [loaded.part], run, stop).measure(0)
+    assert report is not None  # nothing requests a stop
+    return report
+
+
 def _require_whole_layers(job: Job) -> None:
     """
     Raises:
-        UserError: the mesh divides what a token at a time cannot be divided over.
+        UserError: the mesh divides layers, or positions, of which generation computes one at a time.
     """
     for dim in job.facts.mesh.dims:
         degree = job.facts.mesh.degrees[dim.name]
         if degree > 1 and dim.divides in ("layers", "sequence"):
-            why = "generating tokens one at a time cannot be divided over layers or positions"
+            why = "a stored model cannot be divided over layers or positions"
             raise UserError.one(job.config.where(dim.degree_key, degree), why, f"set {dim.degree_key} = 1")

@@ -29,11 +29,13 @@ from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
-from titan_core.model.build import build_parts
+from titan_core.model.build import build_parts, build_whole
 from titan_core.model.preserved import preserved_state
+from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
+from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
@@ -69,14 +71,18 @@ def train(job: Job, observers: Iterable[object] = ()) -> TrainEnd:
     with ExitStack() as stack:
         trainer: Trainer | None = None
         try:
+            if job.missing:
+                raise UserError(*job.missing)
             lifecycle.job_assembled(job)
-            for note in job.notes:
+            for note in job.notes():
                 log.info("%s", note)
             # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
             data = OpenedData.of(job)
             directory = RunDirectory.create(job.dump_folder)
             stack.enter_context(run_lock(job.dump_folder))
+            if job.checkpoint is None:  # with checkpoints, only the attempt to restore one shows whether the start is fresh
+                require_own_run(directory.path, job)
             stack.enter_context(directory.locks)
             world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
@@ -114,7 +120,9 @@ class Trainer:
         prepare_numerics(self.training, world)
 
         self.loader = data_loader(job, data.training, world.data_rank)
-        parts = build_parts(job, world.mesh, world.device)
+        whole = build_whole(job)
+        self.size = size_of(whole, job)
+        parts = build_parts(job, world.mesh, world.device, whole)
         self.run_step = self._step_runner(parts)
         for transform in job.transforms:
             if transform.observe is not None:
@@ -168,6 +176,7 @@ class Trainer:
             job=self.job,
             world=self.world,
             parts=self.state.parts,
+            size=self.size,
             step=self.state.step,
             steps=self.last_step,
             dump_folder=self.job.dump_folder,

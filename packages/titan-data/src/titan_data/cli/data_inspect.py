@@ -1,4 +1,6 @@
-"""``titan data inspect``: shows the sequences that a recipe trains on, as the model receives them."""
+"""``titan data inspect``: shows the sequences that a recipe trains on, as the model receives them.
+
+A machine without the tokenizer's file or the dataset sees how the data would be read, and a note of what is missing."""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from typing import Any
 
 from titan_core.api.command import CommandContext
 from titan_core.api.dataset import StepRows
-from titan_core.api.job import Job
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job, note_of
 from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import DescribesSpecialTokens, TextTokenizer
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, small_integer
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.output import print_json, print_notes, print_table
 
 _EDGE = 12
 """Number of ids to show at each end of a long piece; of its text, four times as many characters."""
@@ -45,13 +48,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Print the first sequences, and the share of each dataset in them."""
     arguments = context.arguments
-    job = context.job()
+    job = context.job(missing_ok=True)
+    if not arguments.json:
+        print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
-    sequences, tokens, count = _first(job, context.read_data(job), arguments.sequences)
+    sequences, tokens, count, notes = _read(context, job, arguments.sequences)
     total = sum(tokens.values())
     shares = {dataset.name: tokens[dataset.name] / max(total, 1) for dataset in datasets}
     if arguments.json:
-        print_json({"sequences": [vars(sequence) for sequence in sequences], "shares": shares, "tokens": dict(tokens)})
+        shown = [vars(sequence) for sequence in sequences]
+        print_json({"sequences": shown, "shares": shares, "tokens": dict(tokens), "notes": notes})
+        return 0
+    if notes:
+        print_notes(notes)
+        if any("model.tokenizer" in problem.where for problem in job.missing):
+            print("To see the text without the tokenizer, add --model.tokenizer byte --model.tokenizer_path=")
         return 0
     if not sequences:
         print("the data ends before the first global batch is complete")
@@ -67,6 +78,32 @@ def run(context: CommandContext) -> int:
          for dataset in datasets],
     )  # fmt: skip
     return 0
+
+
+def _plan(job: Job) -> str:
+    """Return one line that says how the job reads its data."""
+    batch, datasets = job.data.plan, ", ".join(dataset.name for dataset in job.data.datasets)
+    return (
+        f"{datasets}, tokenizer {job.tokenizer.name}: each step reads {batch.global_size} sequences of {batch.seq_len} "
+        f"tokens, from {batch.logical_shards} logical shards"
+    )
+
+
+def _read(context: CommandContext, job: Job, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:
+    """Return the result of :func:`_first`, and a note for each thing that this machine lacks. Then there is no sequence.
+
+    Raises:
+        UserError: the data is invalid.
+    """
+    missing = job.missing
+    if not missing:
+        try:
+            return *_first(job, context.read_data(job), count), []
+        except UserError as error:
+            if not all(problem.missing for problem in error.problems):
+                raise
+            missing = error.problems
+    return [], Counter(), 0, [note_of(problem) for problem in missing]
 
 
 def _first(job: Job, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str], int]:

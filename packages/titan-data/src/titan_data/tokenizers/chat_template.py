@@ -73,7 +73,7 @@ class ChatTemplate:
             source, file = (folder / TEMPLATE).read_text(encoding="utf-8"), folder / TEMPLATE
         if not isinstance(source, str):
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
-            fix = f"use the tokenizer of an instruction-tuned model, or write a {TEMPLATE}"
+            fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"
             raise UserError.one(str(folder), why, fix)
         special = {name: _content(value) for name, value in config.items() if name.endswith("_token") and value}
         return cls(source, special, str(file))

@@ -30,7 +30,9 @@ POST_PROCESSOR = f"the post-processor of {TOKENIZER}"
 
 _BEGINS = ("<|begin_of_text|>", "<s>", "[CLS]", "<bos>")
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "[SEP]", "<eos>")
-_FETCH = "download the file again"
+DOWNLOAD = "`titan tokenizer download OWNER/NAME` downloads a tokenizer"
+"""Ends the fix for a missing or damaged file."""
+_FETCH = "download the file again (`titan tokenizer download OWNER/NAME`)"
 _SAME_TOKENIZER = "use the files of one tokenizer"
 
 _Ids = tuple[int, ...]

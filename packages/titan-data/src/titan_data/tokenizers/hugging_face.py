@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import Message, RenderedChat, TokenizerContext, without_surrogates
-from titan_data.tokenizers.document_marks import TOKENIZER, document_marks
+from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
 if TYPE_CHECKING:
     import datetime
@@ -134,18 +134,18 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
     """
     if context.path is None:
         why = "tokenizer 'hf' needs the path to a tokenizer.json"
-        raise UserError.one("model.tokenizer_path", why, "set model.tokenizer_path")
+        raise UserError.one("model.tokenizer_path", why, f"set it; {DOWNLOAD}")
     from tokenizers import Tokenizer
 
     file = Path(context.path).expanduser()
     file = file / TOKENIZER if file.is_dir() else file
     if not file.is_file():
-        raise UserError.one(str(file), "no such file", "check the path")
+        raise UserError.one(str(file), "no such file", f"check the path; {DOWNLOAD}", missing=True)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse
         raise UserError.one(
-            str(file), f"not a tokenizer.json: {error}", "name the tokenizer.json of a Hugging Face tokenizer"
+            str(file), f"not a tokenizer.json: {error}", f"name the tokenizer.json of a Hugging Face tokenizer; {DOWNLOAD}"
         ) from None
     # A file with another name may be one of several, and the config files may belong to another of them.
     return HuggingFaceTokenizer(tokenizer, file.parent if file.name == TOKENIZER else None)

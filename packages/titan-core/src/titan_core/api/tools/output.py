@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON."""
     print(json.dumps(value, indent=2))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print ``notes`` (:meth:`titan_core.api.job.Job.notes`), one per line."""
+    for note in notes:
+        print(f"note: {note}")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

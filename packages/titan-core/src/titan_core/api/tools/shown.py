@@ -28,6 +28,21 @@ def show(value: Any, key: str = "") -> str:
     return shorten(_show(value, is_secret(key), depth=0))
 
 
+def show_count(count: int) -> str:
+    """Return ``count`` in a few characters: ``"512"``, ``"1.3M"``, ``"406B"``."""
+    size, unit = float(count), ""
+    for larger in "KMBT":
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.1f}{unit}" if unit and size < 99.95 else f"{size:.0f}{unit}"
+
+
+def describe_model(name: str, parameters: int) -> str:
+    """Return the name of a model (:attr:`titan_core.api.job.Job.name`) with its number of parameters."""
+    return f"{name} ({show_count(parameters)} parameters)"
+
+
 def _show(value: Any, hide: bool, depth: int) -> str:
     if depth > DEEPEST:
         return "..."

@@ -6,15 +6,14 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from titan_core.api.components import Model
-from titan_core.config.docs import field_docs
-from titan_core.plugins.registry import Registry
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tools.fields import field_docs, model_families
 
 
-def json_schema(registry: Registry) -> dict[str, Any]:
+def json_schema(registry: ComponentRegistry) -> dict[str, Any]:
     """Return the schema of a recipe for the plugins of ``registry``. ``[model.args]`` accepts those of any model family."""
     sections = registry.sections()
-    families = {model.name: type(next(iter(model.flavors.values()))) for model in registry.all(Model) if model.flavors}
+    families = model_families(registry)
     described = (*(cls for owners in sections.values() for cls in owners), *families.values())
     references, definitions = models_json_schema([(cls, "validation") for cls in described], ref_template="#/$defs/{model}")
     for cls in described:

@@ -1,0 +1,26 @@
+"""The components that titan-completion contributes."""
+
+from __future__ import annotations
+
+from titan_core.api.command import Command
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="completion",
+            summary="print a script that completes titan's arguments in a shell",
+            arguments=Ref("titan_completion.cli:arguments"),
+            run=Ref("titan_completion.cli:completion"),
+        ),
+        Command(
+            name="config schema",
+            summary="print the JSON Schema of a recipe",
+            run=Ref("titan_completion.cli:schema"),
+        ),
+    ]

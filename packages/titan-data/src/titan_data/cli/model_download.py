@@ -1,0 +1,45 @@
+"""``titan model download``: downloads the weights, config and tokenizer of a model on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from titan_core.api.command import CommandContext
+from titan_core.api.tools.output import print_json
+from titan_data.cli.tokenizer_download import repository_arguments
+
+PARENT = "assets/models"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan model download``."""
+    repository_arguments(parser)
+    parser.add_argument("--output", metavar="FOLDER", help=f"output folder (default: {PARENT}/NAME)")
+
+
+def run(context: CommandContext) -> int:
+    """Download the model, and print the next commands."""
+    arguments = context.arguments
+    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_data.hub.download import Download, described
+    from titan_data.hub.repository import find_repository
+    from titan_data.hub.selection import MODEL_FILES, model_files
+
+    repository = find_repository(arguments.repository, arguments.revision)
+    given = arguments.output or f"{PARENT}/{repository.name.rpartition('/')[2]}"
+    folder = Path(given).expanduser()
+    with FolderLock.beside(folder.resolve(), f"--output {given}"):
+        files = model_files(repository, Download(repository, folder, ()).fetch)
+        download = Download(repository, folder, files)
+        new = download.run(MODEL_FILES, arguments.force)
+    next_command = f"titan generate {shlex.quote(str(folder))} --prompt 'Once upon a time'"
+    if arguments.json:
+        config = {"model.from_pretrained": str(folder)}
+        print_json({**download.summary(), "config": config, "generate": next_command})
+        return 0
+    print(described(download, new))
+    print(f"\ngenerate:   {next_command}\nfine-tune:  in a recipe, set model.from_pretrained = {json.dumps(str(folder))}")
+    return 0

@@ -1,0 +1,99 @@
+"""``titan tokenizer download``: downloads the tokenizer of a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from titan_core.api.command import CommandContext
+from titan_core.api.components import Tokenizer
+from titan_core.api.errors import UserError
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tools.arguments import json_argument
+from titan_core.api.tools.output import print_json
+
+DEFAULT_FOLDER = "assets/tokenizer"
+"""Where the recipes of Llama expect its tokenizer."""
+_LLAMA3_RANKS = 128_000
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan tokenizer download``."""
+    repository_arguments(parser)
+    parser.add_argument(
+        "--output", default=DEFAULT_FOLDER, metavar="FOLDER", help=f"output folder (default: {DEFAULT_FOLDER})"
+    )
+
+
+def repository_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that both download commands share."""
+    parser.add_argument("repository", metavar="REPO", help="a repository of the Hugging Face hub: OWNER/NAME")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit (default: the main branch)")
+    parser.add_argument(
+        "--force", action="store_true", help="replace files of another tokenizer, model or revision in the output folder"
+    )
+    json_argument(parser)
+    parser.epilog = (
+        "HF_TOKEN is sent to the hub if it is set; gated and private repositories need it. HF_ENDPOINT selects a mirror.\n"
+        "An interrupted download resumes when the command is run again. Each file is verified against the hub's hash."
+    )
+
+
+def run(context: CommandContext) -> int:
+    """Download the tokenizer, and print the keys that select it."""
+    arguments = context.arguments
+    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_data.hub.download import Download, described
+    from titan_data.hub.repository import find_repository
+    from titan_data.hub.selection import TOKENIZER_FILES, tokenizer_files
+
+    folder = Path(arguments.output).expanduser()
+    repository = find_repository(arguments.repository, arguments.revision)
+    with FolderLock.beside(folder.resolve(), f"--output {arguments.output}"):
+        download = Download(repository, folder, tokenizer_files(repository))
+        new = download.run(TOKENIZER_FILES, arguments.force)
+    keys = keys_for(folder, context.registry)
+    if arguments.json:
+        print_json({**download.summary(), "config": {f"model.{key}": value for key, value in keys.items()}})
+        return 0
+    print(described(download, new))
+    print_keys(keys)
+    return 0
+
+
+def keys_for(folder: Path, registry: ComponentRegistry) -> dict[str, str]:
+    """Return the keys of config section ``model`` that select the tokenizer in ``folder``.
+
+    Raises:
+        UserError: no installed tokenizer reads it.
+    """
+    ranks, json_file, about = (folder / name for name in ("tokenizer.model", "tokenizer.json", "tokenizer.model.json"))
+    if about.is_file() and not json_file.is_file():
+        return {"tokenizer": "tiktoken", "tokenizer_path": str(ranks)}
+    llama3 = "llama3" in registry.names(Tokenizer) or not json_file.is_file()
+    if llama3 and not about.is_file() and _num_ranks(ranks) == _LLAMA3_RANKS:
+        return {"tokenizer": "llama3", "tokenizer_path": str(ranks)}
+    if json_file.is_file():
+        return {"tokenizer": "hf", "tokenizer_path": str(folder)}
+    why = "is not a tokenizer that Titan reads (SentencePiece, for example)"
+    fix = "choose a repository with a tokenizer.json, or convert the tokenizer with transformers"
+    raise UserError.one(str(ranks), why, fix)
+
+
+def print_keys(keys: Mapping[str, str]) -> None:
+    """Print what to set in a recipe."""
+    print("\nto use it, set in the recipe:\n\n[model]")
+    for key, value in keys.items():
+        print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+
+
+def _num_ranks(file: Path) -> int | None:
+    """Return the number of tokens in a file of tiktoken's ranks, ``None`` if it is another file or does not exist."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return None
+    fields = [line.split() for line in lines if line.strip()]
+    return len(fields) if all(len(line) == 2 and line[1].isdigit() for line in fields) else None

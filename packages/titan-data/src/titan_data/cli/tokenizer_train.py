@@ -1,0 +1,198 @@
+"""``titan tokenizer train``: trains a byte-level BPE tokenizer on the user's text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments
+from titan_core.api.tools.output import print_json
+from titan_core.api.tools.shown import shorten
+from titan_data.cli.tokenizer_download import keys_for, print_keys
+
+if TYPE_CHECKING:
+    from titan_data.tokenizers.corpus import Corpus
+
+R = TypeVar("R")
+
+_NO_TOKENIZER = (Override("model.tokenizer", "byte"), Override("model.tokenizer_path", "none"))
+"""The recipe's own tokenizer is not needed: it may be the one that is trained now."""
+_MOST_BYTES = 10 * 10**9
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan tokenizer train``."""
+    recipe_arguments(parser)
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
+    parser.add_argument(
+        "--vocab-size", type=integer(1, 10_000_000), required=True, metavar="N",
+        help="number of tokens in all: 256 bytes, the special tokens, and the tokens to learn",
+    )  # fmt: skip
+    parser.add_argument(
+        "--corpus", action="append", default=[], metavar="PATH",
+        help="file, folder or glob of text, JSON lines, Parquet or Arrow; may be repeated (default: the recipe's dataset)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--special-token", action="append", default=[], metavar="TOKEN",
+        help="a special token besides those for documents, padding and chats, such as '<|tool|>'; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-bytes", type=integer(1, 10**15), default=_MOST_BYTES, metavar="N",
+        help=f"bytes of text to read at most (default: {_MOST_BYTES:,})",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="replace a tokenizer in the output folder")
+    json_argument(parser)
+
+
+def run(context: CommandContext) -> int:
+    """Train the tokenizer, write it, and print the keys that select it."""
+    arguments = context.arguments
+    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_data.hub.selection import TOKENIZER_FILES
+
+    try:
+        from titan_data.tokenizers import bpe
+    except ImportError as error:
+        raise UserError.one("package tokenizers", f"cannot be used: {error}", "run `pip install tokenizers`") from None
+
+    folder = Path(arguments.output).expanduser()
+    with FolderLock.beside(folder.resolve(), f"--output {arguments.output}"):
+        _require_free(folder, TOKENIZER_FILES, arguments.force)
+        special = (*bpe.SPECIAL_TOKENS, *arguments.special_token)
+        _check_special_tokens(special, len(bpe.SPECIAL_TOKENS))
+        least = bpe.NUM_BYTES + len(special)
+        if arguments.vocab_size < least:
+            why = f"is less than {least}, the {bpe.NUM_BYTES} bytes and {len(special)} special tokens of every vocabulary"
+            raise UserError.one(f"--vocab-size {arguments.vocab_size}", why, "raise it")
+        corpus = _corpus(context)
+        with _Progress(corpus) as texts:
+            tokenizer = _interruptible(lambda: bpe.train(texts, arguments.vocab_size - len(special), special))
+        _require_enough(corpus, tokenizer.get_vocab_size(), arguments.vocab_size)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            bpe.write(tokenizer, special, folder)
+        except OSError as error:
+            why = f"cannot be written: {error.strerror or error}"
+            raise UserError.one(str(folder), why, "name another folder with --output") from None
+    keys = keys_for(folder, context.registry)
+    encoded = tokenizer.encode_batch(corpus.sample, add_special_tokens=False)
+    per_token = sum(len(text.encode()) for text in corpus.sample) / sum(len(encoding.ids) for encoding in encoded)
+    if arguments.json:
+        summary = {
+            "folder": str(folder), "vocab_size": arguments.vocab_size, "documents": corpus.documents,
+            "bytes": corpus.bytes, "cut": corpus.cut, "corrupt": corpus.corrupt, "bytes_per_token": round(per_token, 3),
+            "special_tokens": {token: tokenizer.token_to_id(token) for token in special},
+            "config": {f"model.{key}": value for key, value in keys.items()},
+        }  # fmt: skip
+        print_json(summary)
+        return 0
+    read = f"{corpus.documents:,} documents, {corpus.bytes:,} bytes"
+    skipped = f"; skipped {corpus.corrupt} corrupt records" if corpus.corrupt else ""
+    print(f"{folder}: {arguments.vocab_size:,} tokens, trained on {read}{skipped}")
+    for name in corpus.cut:
+        print(f"{name}: not read to its end, because --max-bytes is {arguments.max_bytes:,}")
+    print(f"on average, a token is {per_token:.2f} bytes of this text")
+    print_keys(keys)
+    ranks = json.dumps(str(folder / "tokenizer.model"), ensure_ascii=False)
+    print(f'\nor, for the same ids through tiktoken: tokenizer = "tiktoken", tokenizer_path = {ranks}')
+    print("the model's vocabulary must have at least as many tokens (model.args.vocab_size)")
+    return 0
+
+
+def _require_free(folder: Path, names: Sequence[str], force: bool) -> None:
+    """Refuse a folder with other contents; ``names`` are those of a tokenizer's files."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError.one(str(folder), "is not a folder", "name another one with --output")
+    entries = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if entries and not force:
+        tokenizer = any(name in names for name in entries)
+        why = "already contains a tokenizer" if tokenizer else f"is not empty (it contains {shorten(entries[0])})"
+        fix = "to replace it" if tokenizer else "to write into it"
+        raise UserError.one(str(folder), why, f"name another folder with --output, or add --force {fix}")
+
+
+def _check_special_tokens(tokens: Sequence[str], num_default: int) -> None:
+    for number, token in enumerate(tokens[num_default:], num_default):
+        where = f"--special-token {token!r}"
+        if len(token) < 2 or not token.isprintable() or token != token.strip():
+            raise UserError.one(where, "is not the name of a special token", "write it like <|name|>")
+        if token in tokens[:number]:
+            why = "is a special token of every trained tokenizer" if token in tokens[:num_default] else "is given twice"
+            raise UserError.one(where, why, "drop it")
+
+
+def _corpus(context: CommandContext) -> Corpus:
+    """Return the text of ``--corpus``, or else that of the recipe's dataset."""
+    from titan_core.api.dataset import ReadPolicy
+    from titan_core.api.sections import DataSection
+    from titan_data.tokenizers.corpus import Corpus, datasets_of
+
+    arguments = context.arguments
+    if not arguments.corpus:
+        stream = context.job(more=_NO_TOKENIZER).data
+        return Corpus(stream.datasets, stream.policy, arguments.max_bytes)
+    for override in context.overrides:
+        if override.key.startswith("training.dataset") or override.key == "data.mixture":
+            raise UserError.one(f"--{override.key}", "conflicts with --corpus, which names the text", "drop one of them")
+    data = context.config().section(DataSection)
+    datasets = datasets_of(arguments.corpus, data.text_field, data.format, data.on_corrupt == "skip")
+    return Corpus(datasets, ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds), arguments.max_bytes)
+
+
+def _require_enough(corpus: Corpus, got: int, requested: int) -> None:
+    """Refuse a vocabulary that is smaller than requested, because the text does not contain enough pairs of tokens."""
+    if not corpus.bytes:
+        raise UserError.one("the corpus", "contains no text", "name another dataset, or files with --corpus")
+    if got < requested:
+        why = f"is too small for {requested:,} tokens: its {corpus.bytes:,} bytes yield only {got:,}"
+        raise UserError.one("the corpus", why, f"add text, or set --vocab-size {got}")
+
+
+def _interruptible(work: Callable[[], R]) -> R:
+    """Return ``work()``, from a thread that an interrupt leaves behind: the library does not notice signals for minutes."""
+    outcome: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="training the tokenizer", daemon=True).start()
+    return outcome.result()
+
+
+class _Progress:
+    """Shows on a terminal how much of the corpus has been read, and then that the merges are being learned."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._corpus = corpus
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("opening the corpus")
+
+    def __enter__(self) -> Iterator[str]:
+        self._progress.start()
+        return self._texts()
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def _texts(self) -> Iterator[str]:
+        for text in self._corpus:
+            read = f"reading: {self._corpus.documents:,} documents, {self._corpus.bytes / 1e6:,.0f} MB"
+            self._progress.update(self._task, description=read)
+            yield text
+        self._progress.update(self._task, description=f"learning merges from {self._corpus.bytes / 1e6:,.0f} MB of text")

@@ -1,0 +1,1 @@
+"""Imports TorchTitan's recipes."""

@@ -1,0 +1,21 @@
+"""Components of titan-torchtitan."""
+
+from __future__ import annotations
+
+from titan_core.api.command import Command
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="config import",
+            summary="write a recipe from one of TorchTitan's TOML recipes",
+            arguments=Ref("titan_torchtitan.cli:arguments"),
+            run=Ref("titan_torchtitan.cli:run"),
+        ),
+    ]

@@ -1,0 +1,23 @@
+"""Values in few characters."""
+
+from __future__ import annotations
+
+import pytest
+
+from titan_core.api.tools.shown import describe_model, show_count
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "0"), (512, "512"), (999, "999"), (1000, "1.0K"), (1_255_040, "1.3M"), (9_552_768, "9.6M"),
+        (99_940_000, "99.9M"), (99_960_000, "100M"), (999_499_999, "999M"), (999_500_000, "1.0B"),
+        (405_853_388_800, "406B"), (10**13, "10.0T"), (10**16, "10000T"),
+    ],
+)  # fmt: skip
+def test_counts(count: int, shown: str) -> None:
+    assert show_count(count) == shown
+
+
+def test_a_model_is_shown_with_its_count() -> None:
+    assert describe_model("llama3 debug", 1_255_040) == "llama3 debug (1.3M parameters)"

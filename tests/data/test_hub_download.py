@@ -1,0 +1,310 @@
+"""`titan tokenizer download` and `titan model download` against a hub on this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness import fake_hub
+from harness.fake_hub import COMMIT, FakeHub
+from titan_core.api.errors import UserError
+from titan_core.cli.main import main
+from titan_data.hub.errors import hub_errors
+
+TOKEN = "hf_abcdefghijklmnop"
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "generation_config.json": b"{}",
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    ).encode(),
+    "model-00001-of-00002.safetensors": bytes(range(256)) * 400,
+    "model-00002-of-00002.safetensors": bytes(reversed(range(256))) * 300,
+    "consolidated.safetensors": b"the same weights again",
+    "pytorch_model.bin": b"a pickle",
+    "original/consolidated.00.pth": b"a pickle",
+    "original/tokenizer.model": b"ranks",
+    "tokenizer.json": b'{"model": {}}',
+    "tokenizer_config.json": b"{}",
+    "README.md": b"about",
+    "LICENSE": b"terms",
+}
+FIRST = "model-00001-of-00002.safetensors"
+RANKS = b"".join(base64.b64encode(number.to_bytes(3)) + b" %d\n" % number for number in range(128_000))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> Iterator[FakeHub]:
+    with fake_hub.running({"meta/Llama": MODEL}) as hub:
+        fake_hub.use(hub.url, monkeypatch)
+        yield hub
+
+
+def names_in(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def test_a_model_is_its_safetensors_configs_and_tokenizer(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "download", "meta/Llama", "--revision", "main"]) == 0
+    folder = "assets/models/Llama"
+    unwanted = {"consolidated.safetensors", "pytorch_model.bin", "README.md"}
+    assert names_in(folder) == {name for name in MODEL if "/" not in name} - unwanted
+    assert all((Path(folder) / name).read_bytes() == MODEL[name] for name in names_in(folder))
+    printed = capsys.readouterr()
+    assert f"8 files of meta/Llama at {COMMIT[:7]}, 179." in printed.out
+    assert "hashes verified" in printed.out
+    assert f"titan generate {folder} --prompt" in printed.out
+    assert f'model.from_pretrained = "{folder}"' in printed.out
+    assert f"{FIRST} (102.4 kB)" in printed.err
+    requested = [one.path for one in hub.requests]
+    assert requested.index(f"/meta/Llama/resolve/{COMMIT}/config.json") == len(requested) - 1  # marks a whole model
+    hub.requests.clear()
+    assert main(["model", "download", "meta/Llama", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["commit"] == COMMIT
+    assert found["config"] == {"model.from_pretrained": folder}
+    assert all(file["verified"] for file in found["files"])
+    assert not hub.downloads("")
+
+
+def test_a_tokenizer_is_stored_where_the_recipes_of_llama_expect_it(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["meta/Ranks"] = {"original/tokenizer.model": RANKS, "config.json": b"{}"}
+    assert main(["tokenizer", "download", "meta/Ranks"]) == 0
+    assert Path("assets/tokenizer/tokenizer.model").read_bytes() == RANKS
+    assert names_in("assets/tokenizer") == {"tokenizer.model"}
+    shown = capsys.readouterr().out
+    assert '[model]\ntokenizer = "llama3"\ntokenizer_path = "assets/tokenizer/tokenizer.model"' in shown
+    assert main(["tokenizer", "download", "meta/Llama", "--output", "t", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == {"model.tokenizer": "hf", "model.tokenizer_path": "t"}
+    assert names_in("t") == {"tokenizer.json", "tokenizer_config.json", "tokenizer.model"}
+
+
+def test_a_download_that_is_cut_resumes_in_the_same_call(hub: FakeHub) -> None:
+    hub.cuts = [70_000]
+    assert main(["model", "download", "meta/Llama"]) == 0
+    first, second = hub.downloads(FIRST)
+    assert first == ""
+    assert second.startswith("bytes=") and second != "bytes=0-"
+    assert (Path("assets/models/Llama") / FIRST).read_bytes() == MODEL[FIRST]
+
+
+def test_a_download_that_was_given_up_resumes_in_the_next_call(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.cuts = [70_000, *[0] * 5]
+    assert main(["model", "download", "meta/Llama"]) == 2
+    printed = capsys.readouterr().err
+    assert "titan: error: meta/Llama: cannot be downloaded" in printed
+    assert "run the same command again (it resumes)" in printed
+    folder = Path("assets/models/Llama")
+    assert names_in(str(folder)) == {".download"}
+    [partial] = folder.glob(".download/*.partial")
+    size = partial.stat().st_size
+    assert size > 0
+    hub.requests.clear()
+    assert main(["model", "download", "meta/Llama"]) == 0
+    assert hub.downloads(FIRST) == [f"bytes={size}-"]
+    assert (folder / FIRST).read_bytes() == MODEL[FIRST]
+    assert ".download" not in names_in(str(folder))
+
+
+@pytest.mark.parametrize("file", [FIRST, "tokenizer.json"])
+def test_a_file_with_another_hash_is_removed(hub: FakeHub, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.wrong = {file}
+    assert main(["model", "download", "meta/Llama"]) == 2
+    assert f"{file} does not match the hash that the hub reports for it" in capsys.readouterr().err
+    assert not list(Path("assets").rglob(f"*{file}*"))
+    hub.wrong = set()
+    assert main(["model", "download", "meta/Llama"]) == 0
+
+
+def test_the_token_goes_to_the_hub_and_nowhere_else(hub: FakeHub, in_tmp: Path) -> None:
+    """In a process of its own, which reads the variables and logs as a user's does."""
+    hub.token, hub.cuts = TOKEN, [50_000]
+    plain = {name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY")}
+    environment = {
+        **plain,
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(in_tmp / "home"),
+    }
+    command = [sys.executable, "-m", "titan_core", "model", "download", "meta/Llama"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sent = {request.path: "authorization" in request.headers for request in hub.requests}
+    assert all(value for path, value in sent.items() if "meta/Llama" in path)
+    assert [value for path, value in sent.items() if path.startswith("/storage/")] == [False, False]
+    printed = done.stdout + done.stderr
+    assert "Trying to resume download" in printed
+    assert TOKEN not in printed
+    assert fake_hub.SIGNATURE not in printed
+    assert not [path for path in in_tmp.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("change", "token", "message"),
+    [
+        ({"token": TOKEN, "gated": True}, "", "is gated, and HF_TOKEN is not set; request access at http"),
+        ({"token": TOKEN, "gated": True}, "hf_other", "is gated, and the token in HF_TOKEN has no access to it; request"),
+        ({"token": TOKEN}, "", "is private; check the name; if it is private, set HF_TOKEN"),
+        ({"token": TOKEN}, "hf_other", "does not accept the token in HF_TOKEN; set a valid token, or unset it"),
+        ({"repositories": {}}, "", "does not exist on http"),
+        ({"repositories": {}}, "hf_other", "or the token in HF_TOKEN has no access to it"),
+        ({"status": 403}, "", "access is denied"),
+        ({"status": 404}, "", "HTTP status 404"),
+        ({"status": 429}, "", "too many requests"),
+        ({"status": 503}, "", "HTTP status 503; run the same command again to resume"),
+        ({"status": 200}, "", "does not answer as a hub does"),
+        ({"sizes": False}, "", "does not answer as a hub does (ValueError: it reports no size for config.json)"),
+        ({}, "hf_a b", "HF_TOKEN: is not an access token"),
+        ({}, "hf_ä", "HF_TOKEN: is not an access token"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_line_without_the_token(
+    hub: FakeHub,
+    change: dict[str, object],
+    token: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in change.items():
+        setattr(hub, name, value)
+    monkeypatch.setenv("HF_TOKEN", token)
+    for command in ("tokenizer", "model"):
+        assert main([command, "download", "meta/Llama"]) == 2
+        printed = capsys.readouterr().err
+        assert message in printed.splitlines()[-1]
+        assert printed.count("titan: ") == 1 and "Traceback" not in printed
+        assert not token or token not in printed
+    assert not list(Path().rglob("*.json"))
+
+
+def test_a_wrong_revision_or_name_is_refused(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "download", "meta/Llama", "--revision", "v9"]) == 2
+    assert "meta/Llama: has no revision 'v9'; choose a branch, tag or commit" in capsys.readouterr().err
+    Path("a/b/c").mkdir(parents=True)
+    assert main(["model", "download", "a/b/c"]) == 2
+    assert "is not the name of a repository; write it as OWNER/NAME: a local folder" in capsys.readouterr().err
+
+
+def test_without_a_network_the_error_says_what_to_check(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import close_session, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "meta/Llama: cannot be downloaded: TRANSFORMERS_OFFLINE is set; unset it, or run" in capsys.readouterr().err
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "http://hub.invalid cannot be reached (" in capsys.readouterr().err
+    monkeypatch.setenv("HTTP_PROXY", f"http://user:pass@127.0.0.1:{hub.url.rpartition(':')[2]}0")
+    close_session()
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    printed = capsys.readouterr().err
+    assert "the proxy in HTTP_PROXY" in printed
+    assert "pass@" not in printed
+    monkeypatch.delenv("HTTP_PROXY")
+    close_session()
+    assert not Path("assets").exists()
+
+
+def test_a_variable_with_an_invalid_value_is_reported(hub: FakeHub) -> None:
+    command = [sys.executable, "-m", "titan_core", "model", "download", "meta/Llama"]
+    environment = {**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "x"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("titan: error: environment: a variable of huggingface_hub has an invalid value: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_files_of_another_model_are_never_mixed_up_or_overwritten(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.repositories["other/Model"] = {"tokenizer.json": b"{}", "vocab.json": b"{}"}
+    assert main(["tokenizer", "download", "other/Model"]) == 0
+    changed = Path("assets/tokenizer/vocab.json")
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "tokenizer.json: differs from the file in meta/Llama at c0ffee0" in capsys.readouterr().err
+    Path("assets/tokenizer/tokenizer.json").write_bytes(MODEL["tokenizer.json"])
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "contains vocab.json, which meta/Llama at c0ffee0 does not have" in capsys.readouterr().err
+    assert changed.read_bytes() == b"{}"
+    assert main(["tokenizer", "download", "meta/Llama", "--force"]) == 0
+    assert not changed.exists()
+
+
+PICKLES = {"config.json": b"{}", "pytorch_model.bin": b"", "pytorch_model.bin.index.json": b"{}"}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (PICKLES, "has only pickled weights (pytorch_model.bin), and reading a pickle runs the code in it"),
+        ({"config.json": b"{}", "model.gguf": b""}, "has no safetensors weights (only model.gguf)"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "contains an adapter (LoRA), not a whole model"),
+        ({"model.safetensors": b""}, "contains no config.json"),
+        ({"config.json": b"{}", "a.safetensors": b"", "b.safetensors": b""}, "several safetensors files and no"),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"{}"}, "lists no files"),
+        (
+            {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
+            "do not exist",
+        ),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"[]"}, "contains a JSON list, not an object"),
+    ],
+)
+def test_a_repository_without_a_model_in_safetensors_is_refused(
+    hub: FakeHub, files: dict[str, bytes], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["meta/Llama"] = files
+    assert main(["model", "download", "meta/Llama"]) == 2
+    assert message in capsys.readouterr().err
+    assert not hub.downloads("")
+
+
+def test_a_repository_without_a_readable_tokenizer_is_refused(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.repositories["meta/Llama"] = {"vocab.json": b"{}"}
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "neither tokenizer.json nor tokenizer.model (it has vocab.json)" in capsys.readouterr().err
+    hub.repositories["meta/Llama"] = {"tokenizer.model": b"\n\x0e\n\x05<unk>\x15\0\0\0\0"}
+    assert main(["tokenizer", "download", "meta/Llama"]) == 2
+    assert "is not a tokenizer that Titan reads (SentencePiece, for example)" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_download(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    assert main(["model", "download", "meta/Llama"]) == 2
+    printed = capsys.readouterr().err
+    assert "assets/models/Llama: needs 179." in printed
+    assert "but its disk has only 100.0 kB free; free some space, or choose another disk with --output" in printed
+    assert not hub.downloads("")
+
+
+def test_a_mirror_without_hashes_is_reported(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.hashes = False
+    assert main(["tokenizer", "download", "meta/Llama"]) == 0
+    printed = capsys.readouterr().out
+    assert "reports no hash for tokenizer.json, tokenizer_config.json, tokenizer.model: only sizes were checked" in printed
+    assert "verified" not in printed
+
+
+def test_errors_of_the_disk_and_of_the_program_are_told_apart() -> None:
+    with pytest.raises(UserError, match="no space is left on the disk"), hub_errors("a/b", None):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(UserError, match=r"^/x: cannot be written: Permission denied"), hub_errors("a/b", None):
+        raise PermissionError(13, "Permission denied", "/x")
+    with pytest.raises(ValueError, match="a defect"), hub_errors("a/b", None):
+        raise ValueError("a defect")

@@ -1,0 +1,171 @@
+"""A Hugging Face hub on this machine, with the two endpoints that ``huggingface_hub`` downloads a model from. Files in LFS
+are redirected to a second server, as to the hub's storage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+COMMIT = "c0ffee" + "0" * 34
+SIGNATURE = "Signature=s3cr3t-signature"
+_LFS = (".safetensors", ".model", ".bin")
+
+
+@dataclass
+class Request:
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass
+class FakeHub:
+    """Its repositories, its faults, and the requests that it has received."""
+
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    token: str | None = None
+    """Token that it requires."""
+    gated: bool = False
+    """Whether anyone may list its files, but only that token may download them."""
+    cuts: list[int] = field(default_factory=list)
+    """Bytes after which the next downloads of files in LFS end, one entry for each."""
+    wrong: set[str] = field(default_factory=set)
+    """Files that are sent with a flipped byte."""
+    status: int | None = None
+    """Status of every answer."""
+    hashes: bool = True
+    """Whether it reports hashes."""
+    sizes: bool = True
+    """Whether it reports sizes."""
+    requests: list[Request] = field(default_factory=list)
+    url: str = ""
+    storage_url: str = ""
+
+    def downloads(self, name: str) -> list[str]:
+        """The ranges that were requested of a file, an empty string for the whole file."""
+        return [one.headers.get("range", "") for one in self.requests if one.path.startswith(f"/storage/{name}")]
+
+
+@contextmanager
+def running(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub]:
+    """Run a hub until the end of the block."""
+    hub = FakeHub({name: dict(files) for name, files in repositories.items()})
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub, storage)) for storage in (False, True)]
+    hub.url, hub.storage_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield hub
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+def use(hub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process use the hub at ``hub_url``, without waiting between retries, and write what it receives at once."""
+    from huggingface_hub import close_session, constants, file_download
+
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub_url)
+    template = hub_url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
+    close_session()
+
+
+def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.requests.append(Request(path, {name.lower(): value for name, value in self.headers.items()}))
+            if hub.status is not None:
+                self._send(hub.status, b"")
+            elif storage:
+                name = parse_qs(urlsplit(self.path).query)["repository"][0]
+                file = path.removeprefix("/storage/")
+                self._content(file, hub.repositories[name][file])
+            elif not (hub.gated and path.startswith("/api/")) and not self._allowed():
+                return
+            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+                self._listing(found[1], found[2])
+            elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                assert found[2] == COMMIT
+                self._resolve(found[1], found[3])
+            else:
+                self._send(404, b"")
+
+        def _allowed(self) -> bool:
+            if hub.token is None or self.headers.get("Authorization") == f"Bearer {hub.token}":
+                return True
+            code = "GatedRepo" if hub.gated else None
+            self._send(403 if hub.gated and "Authorization" in self.headers else 401, b"", {"X-Error-Code": code})
+            return False
+
+        def _listing(self, name: str, revision: str | None) -> None:
+            if name not in hub.repositories:
+                self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            elif revision not in (None, "main", COMMIT):
+                self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                files = [_described(hub, path, data) for path, data in hub.repositories[name].items()]
+                self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())
+
+        def _resolve(self, name: str, path: str) -> None:
+            if path.endswith(_LFS):
+                location = f"{hub.storage_url}/storage/{path}?repository={name}&{SIGNATURE}"
+                self._send(302, b"", {"Location": location})
+            else:
+                self._content(path, hub.repositories[name][path])
+
+        def _content(self, path: str, data: bytes) -> None:
+            if path in hub.wrong:
+                data = bytes([data[0] ^ 1]) + data[1:]
+            start = int(found[1]) if (found := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
+            part, headers = data[start:], {}
+            if start:
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            cut = hub.cuts.pop(0) if storage and hub.cuts else None
+            self._send(206 if start else 200, part, headers, cut)
+
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str | None] = {}, cut: int | None = None) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if value is not None:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[:cut])
+            self.close_connection = cut is not None
+
+    return Handler
+
+
+def _described(hub: FakeHub, path: str, data: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {"rfilename": path, "size": len(data) if hub.sizes else None}
+    if not hub.hashes:
+        return entry
+    if path.endswith(_LFS):
+        entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return entry | {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}

@@ -1,0 +1,26 @@
+"""A tiny model with weights, in this process, for tests that compute with one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from harness.tiny import TinyArgs, define
+from titan_core.api.model_part import ModelPart
+from titan_core.model.materialise import materialise
+from titan_core.model.next_token import NextToken
+
+CPU = torch.device("cpu")
+
+
+def tiny(seed: int = 1, max_seq_len: int = 1200) -> ModelPart:
+    definition = define(TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=max_seq_len))
+    with torch.device("meta"):
+        module = definition.build()
+    assert isinstance(module, nn.Module)
+    part = ModelPart(module, definition.layout, NextToken())
+    materialise(part, CPU, seed)
+    for block in part.blocks().values():  # weights of training's size attend to everything alike
+        for parameter in block.parameters():
+            parameter.data.mul_(20 if parameter.ndim == 2 else 1)
+    return part

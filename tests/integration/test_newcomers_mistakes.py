@@ -1,0 +1,96 @@
+"""A newcomer's mistakes end with status 2 and one line that names the fix, without a traceback. (Mistakes of one package are
+in its suite; an offline hub, for example, in ``tests/data/test_datasets.py``.)"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from titan_core.cli.main import main
+
+RECIPE = """
+[model]
+name = "llama3"
+[training]
+steps = 1
+seq_len = 64
+local_batch_size = 1
+"""
+MACHINES = ["--nproc-per-node", "1", "--nnodes", "2", "--rdzv-endpoint"]
+
+
+@pytest.fixture
+def my(in_tmp: Path) -> Iterator[Path]:
+    (in_tmp / "my.toml").write_text(RECIPE)
+    yield in_tmp
+    assert sorted(path.name for path in in_tmp.iterdir() if path.name != "outputs") == ["my.toml"]
+
+
+def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("titan: error: ") and error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why", "fix"),
+    [
+        pytest.param(["train", "recipes/my.toml"], "recipes/my.toml: cannot be read: No such file", "check the path",
+                     id="wrong path"),
+        pytest.param(["train", "."], ".: cannot be read: Is a directory", "check the path", id="a folder"),
+        pytest.param(["train", "lama3_debug"], "neither a recipe nor a file", "did you mean 'llama3_debug'?",
+                     id="wrong recipe"),
+        pytest.param(["train", "my.toml", "--steps", "5"], "--steps: no such option", "--training.steps 5", id="typo"),
+        pytest.param(["report", "--outptu", "x.html", "run"], "--outptu: no such option", "did you mean --output x.html?",
+                     id="typo in an option with a short form"),
+        pytest.param(["train", "my.toml", "--nproc_per_node", "2"], "no such option", "did you mean --nproc-per-node 2?",
+                     id="typo in an option of a launcher"),
+        pytest.param(["train", "my.toml", "--training.steps"], "needs a value", "write --training.steps VALUE",
+                     id="missing value"),
+        pytest.param(["train", "my.toml", *MACHINES, "no-such-host.invalid:29500"], "cannot resolve the host name",
+                     "check the name, or use an IP address", id="unknown host"),
+        pytest.param(["train", "my.toml", *MACHINES, "127.0.0.1:1", "--rdzv-backend", "static", "--node-rank", "1",
+                      "--rdzv-timeout", "1"], "nothing answered within 1 s", "check the host and the port",
+                     id="unreachable host"),
+        pytest.param(["train", "my.toml", "--model.tokenizer", "hf", "--model.tokenizer_path", "no/tokenizer.json"],
+                     "no such file", "check the path", id="missing tokenizer"),
+        pytest.param(["train", "my.toml", "--model.tokenizer", "hf"], "needs the path to a tokenizer.json",
+                     "set model.tokenizer_path", id="no tokenizer path"),
+        pytest.param(["train", "my.toml", "--training.seq_len", "1000000"], "the model accepts at most 2048 tokens",
+                     "lower it", id="too long a sequence"),
+        pytest.param(["checkpoint", "list", "my.toml"], "Not a directory", "give another path", id="not a checkpoint"),
+        pytest.param(["report", "my.toml"], "no such directory", "pass a run's directory", id="not a run"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_the_fix(
+    arguments: list[str], why: str, fix: str, my: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = line_of(arguments, capsys)
+    assert why in error and fix in error
+
+
+def test_a_port_in_use(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        options = [*MACHINES, endpoint, "--rdzv-backend", "static", "--node-rank", "0"]
+        error = line_of(["train", "my.toml", *options], capsys)
+    assert "Address already in use" in error and "choose another port" in error
+
+
+def test_no_space_for_the_output() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("/dev/full, a device without space, exists on Linux only")
+    with open("/dev/full", "w") as full:
+        arguments = [sys.executable, "-m", "titan_core", "plugins"]
+        result = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "titan: error: output: cannot be used: No space left on device; free some space, or write to another disk\n"
+    )
