@@ -15,6 +15,7 @@ from titan_core.api.errors import UserError
 from titan_core.data.stdlib import open_stdlib
 from titan_data.huggingface import StreamedDocuments, open_local
 from titan_data.local_files import check_files
+from titan_data.records import reads_text
 from titan_data.text_files import PIECE, open_text
 
 
@@ -85,7 +86,7 @@ def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, file
     for file in range(files):
         (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": f"{file}-{i}"}) + "\n" for i in range(12)))
     stream = datasets.load_dataset("json", data_files=str(tmp_path / "*.jsonl"), split="train", streaming=True)
-    documents = StreamedDocuments(stream, request("hub", tmp_path))
+    documents = StreamedDocuments(stream, request("hub", tmp_path), reads_text(request("hub", tmp_path)))
     parts = [list(documents.shard(index, shards, 0)) for index in range(shards)]
     assert sorted(itertools.chain(*parts)) == sorted(f"{file}-{i}" for file in range(files) for i in range(12))
     assert max(map(len, parts)) - min(map(len, parts)) <= 12

@@ -142,4 +142,4 @@ def test_the_core_stays_small() -> None:
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
     assert contract < 4000
-    assert sum(lines.values()) - contract < 5500
+    assert sum(lines.values()) - contract < 5600

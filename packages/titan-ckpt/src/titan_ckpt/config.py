@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from titan_core.api.build_context import JobContext
+from titan_core.api.errors import Problem
 from titan_core.api.numbers import Count, Steps
 from titan_core.api.paths import AnyPath
 from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api.sections import ModelSection
 
 
 class CheckpointSection(Section):
@@ -64,3 +68,11 @@ class CheckpointSection(Section):
         if given == ["exclude_from_loading"]:
             raise ValueError("exclude_from_loading applies to load_step and initial_load_path, and neither is set")
         return self
+
+
+def check(context: JobContext[CheckpointSection]) -> Iterator[Problem]:
+    """Check that the config names only one origin of the initial weights."""
+    config = context.facts.config
+    if context.section.initial_load_path is not None and config.section(ModelSection).from_pretrained is not None:
+        why = "model.from_pretrained names the weights to start from, too"
+        yield config.problem("checkpoint.initial_load_path", why, "remove one of them")

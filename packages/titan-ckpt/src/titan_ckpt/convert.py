@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from titan_ckpt.exporting import to_dcp, to_hf
-from titan_ckpt.foreign_files import kind_of
+from titan_ckpt.foreign_config import kind_of
 from titan_ckpt.hf_export import TOKENIZER_FIX, copy_tokenizer
 from titan_ckpt.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
 from titan_core.api.command import CommandContext

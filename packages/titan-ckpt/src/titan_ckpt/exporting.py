@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from titan_ckpt.catalogue import Entry, pick
@@ -28,7 +27,7 @@ from titan_ckpt.hf_export import (
     write_json,
 )
 from titan_ckpt.stored import MODEL, Manifest, StoredTensor
-from titan_core.api.components import Model
+from titan_ckpt.stored_model import model_of
 from titan_core.api.errors import UserError
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.weights import ForeignTensor
@@ -184,19 +183,3 @@ def _stored(manifest: Manifest, tensor: ForeignTensor) -> StoredTensor:
     except KeyError:
         why = f"it does not contain {tensor.parameter}"
         raise UserError.one("checkpoint", why, "use a checkpoint of the whole model") from None
-
-
-def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
-    """Return the model of a checkpoint.
-
-    Raises:
-        UserError: its plugin is not installed, or no longer accepts its arguments.
-    """
-    name = manifest.about.get("model_name", "")
-    model = registry.get(Model, name)
-    cls = type(next(iter(model.flavors.values())))
-    try:
-        return model, cls.model_validate(manifest.about["model_args"], strict=True)
-    except ValidationError as error:
-        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
-        raise UserError.one("checkpoint", why, "update the plugin") from None

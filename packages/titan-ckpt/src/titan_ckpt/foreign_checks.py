@@ -4,57 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel
 
 from titan_ckpt.dtypes import FLOATS, converts_exactly
-from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, ForeignFiles, our_rows
+from titan_ckpt.foreign_files import ForeignFiles, our_rows
 from titan_core.api.errors import UserError
 from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.plain_json import read_object
 from titan_core.api.weights import ForeignTensor, WeightFormat
 
-CONFIG_OF = {"hf": "config.json", "meta": "params.json"}
-_QUANTISED = ("quantization_config", "compression_config", "quantization")
 _BLOCK = 1 << 24
 """Number of elements to compare at a time."""
-
-
-def read_config(folder: Path, kind: str) -> dict[str, Any]:
-    """Read the config file beside the weights.
-
-    Raises:
-        UserError: the file is missing or damaged, the weights are quantised according to it, or the format has no such file.
-    """
-    if kind == "dcp":
-        fix = f"convert it first: `titan checkpoint convert {folder} NEW_FOLDER --recipe RECIPE --allow-pickle`"
-        raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
-    path = folder / CONFIG_OF[kind]
-    config = read_object(path, DOWNLOAD_AGAIN)
-    for key in _QUANTISED:
-        if config.get(key):
-            method = config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]
-            why = f"these weights are quantised according to {key} ({method})"
-            raise UserError.one(str(path), why, "use the model in bfloat16 or float32, or dequantise it first")
-    return config
-
-
-def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
-    """Return the arguments of the model that ``config`` describes.
-
-    Raises:
-        ValueError: ``config`` describes no model of this kind.
-    """
-    assert form.to_args is not None
-    try:
-        return form.to_args.load()(config)
-    except KeyError as error:
-        raise ValueError(f"{error} is missing") from None
-    except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"a value has the wrong type or size: {error}") from error
 
 
 def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequence[ForeignTensor]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from titan_ckpt.catalogue import DCP_METADATA
 from titan_ckpt.dtypes import dtype_name
+from titan_ckpt.foreign_config import DOWNLOAD_AGAIN
 from titan_core.api.errors import UserError
 from titan_core.api.tools.plain_json import read_object
 from titan_core.api.weights import ForeignTensor
@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 HF_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names in ``torch`` of the dtypes that safetensors files store weights in. Other dtypes keep their name in safetensors."""
-DOWNLOAD_AGAIN: Final = "download it again"
 
 
 class ForeignFiles(Protocol):
@@ -42,15 +41,6 @@ class ForeignFiles(Protocol):
     def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
         """Read rows ``start`` to ``stop``, in the order of the files."""
         ...
-
-
-def kind_of(folder: Path) -> str | None:
-    """Return ``"hf"``, ``"meta"`` or ``"dcp"``, or ``None`` if the folder contains none of these formats."""
-    if any(folder.glob("*.safetensors")):
-        return "hf"
-    if any(folder.glob("consolidated.*.pth")):
-        return "meta"
-    return "dcp" if (folder / DCP_METADATA).is_file() else None
 
 
 def open_files(folder: Path, kind: str) -> ForeignFiles:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titan_ckpt.foreign_checks import read_args
+from titan_ckpt.foreign_config import read_args
 from titan_core.api.errors import UserError
 from titan_core.api.weights import WeightFormat
 
@@ -41,8 +41,13 @@ def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any],
 
 
 def export_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of ``generation_config.json``: the ids that begin and, above all, end a generated text."""
-    return with_token_ids(about.get("hf", {}).get("generation_config", {}), about)
+    """Return the contents of ``generation_config.json``: the ids that begin and, above all, end a generated text or turn."""
+    config = with_token_ids(about.get("hf", {}).get("generation_config", {}), about)
+    ends = config.get("eos_token_id")
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if missing := [id_ for id_ in about.get("tokenizer", {}).get("turn_end", []) if id_ not in known]:
+        config["eos_token_id"] = [*known, *missing] if known else missing[0]
+    return config
 
 
 def with_token_ids(config: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:

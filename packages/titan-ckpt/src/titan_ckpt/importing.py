@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,17 @@ from titan_ckpt.folder import Folder, write_all
 from titan_ckpt.foreign_checks import (
     as_named_in,
     declared_tensors,
-    read_args,
-    read_config,
     require_equal_copies,
     require_weights,
 )
+from titan_ckpt.foreign_config import hf_about, model_for, read_config
 from titan_ckpt.foreign_files import ForeignFiles, open_files, our_rows
-from titan_ckpt.foreign_start import hf_about
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
 from titan_core.api.registry import ComponentRegistry
-from titan_core.api.weights import ForeignTensor, WeightFormat
+from titan_core.api.weights import ForeignTensor
 
 
 @dataclass(frozen=True)
@@ -161,28 +159,3 @@ def _tensors_of(model: Model, args: BaseModel) -> dict[str, tuple[tuple[int, ...
         for name, tensor in named
         if name in kept
     }
-
-
-def model_for(
-    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
-) -> tuple[Model, WeightFormat, BaseModel]:
-    """Return the model that these weights belong to.
-
-    Raises:
-        UserError: no installed model supports them. The message contains the reason of each model.
-    """
-    reasons = []
-    for model, form in _formats(registry, kind):
-        if wanted is not None and model.name != wanted:
-            continue
-        try:
-            return model, form, read_args(form, config)
-        except ValueError as error:
-            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    raise UserError.one(
-        str(source), "no installed model supports these weights", "; ".join(reasons) or "install the plugin of their model"
-    )
-
-
-def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
-    return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)

@@ -22,7 +22,8 @@ from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
-from titan_ckpt.foreign_start import foreign_kind, start_from_foreign
+from titan_ckpt.foreign_config import hf_about, kind_of
+from titan_ckpt.foreign_load import load_foreign
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
@@ -136,9 +137,11 @@ def _start_from(
         UserError: ``path`` contains no weights, or those of another model.
     """
     excluded = context.section.exclude_from_loading
-    kind = foreign_kind(context, path)
+    kind = context.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
     if kind is not None:
-        return start_from_foreign(context, Path(path), kind, excluded)
+        load_foreign(context.job, context.world, context.state.parts, Path(path), excluded, "checkpoint.initial_load_path")
+        log.info("starting from the weights in %s", path)
+        return hf_about(Path(path)) if kind == "hf" else {}
     found = context.world.on_first_rank(lambda: _entry_or_problem(path))
     attempt = _Attempt(found.folder, excluded, built)
     problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)

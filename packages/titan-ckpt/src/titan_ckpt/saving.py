@@ -261,6 +261,7 @@ class Saving:
 
     def _about(self) -> dict[str, Any]:
         return {
+            **self._state.origin,
             **self.inherited,
             "model": self._job.name,
             "model_name": self._job.model.name,

@@ -26,13 +26,14 @@ class Store:
         self._require_writable()
         self._compared = False
 
-    def restore(self) -> None:
+    def restore(self) -> bool:
         """See :func:`~titan_ckpt.restoring.restore`."""
         self._saving.observer_tensors()  # raises for tensors that cannot be saved, and so cannot be loaded into
         restored = restore(self._context, self._folder, self._saving.built)
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited
         if restored.step is None and self._context.facts.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
+        return restored.step is not None
 
     def after_step(self, last: bool, requested: bool) -> None:
         """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""

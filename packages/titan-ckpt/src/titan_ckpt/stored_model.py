@@ -1,23 +1,24 @@
-"""Weights for commands that do not train: the model that they belong to, and loading them."""
+"""Stored models: their description, which does not import torch, and loading their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from titan_ckpt.catalogue import pick
-from titan_ckpt.exporting import model_of
-from titan_ckpt.foreign_checks import read_config
-from titan_ckpt.foreign_files import kind_of
-from titan_ckpt.foreign_start import hf_about
+from titan_ckpt.foreign_config import CONFIG_OF, hf_about, kind_of, model_for, read_config
 from titan_ckpt.hf_export import tokenizer_in
-from titan_ckpt.importing import model_for
 from titan_ckpt.manifest import read_manifest
+from titan_ckpt.stored import Manifest
+from titan_core.api.components import Model
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.stored_model import StoredModel, WeightsContext
+from titan_core.api.weights import WeightFormat
 
 
 def find(path: str, registry: ComponentRegistry) -> StoredModel:
@@ -29,10 +30,12 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     folder = Path(path)
     kind = kind_of(folder) if folder.is_dir() else None
     if kind is not None:
-        model, _, args = model_for(kind, read_config(folder, kind), registry, None, folder)
-        settings = {"name": model.name, "args": args.model_dump(mode="json"), **tokenizer_in(folder)}
-        ends = _end_ids(hf_about(folder)) if kind == "hf" else ()
-        return StoredModel(str(folder), {"model": settings}, Ref("titan_ckpt.stored_model:load_foreign"), ends)
+        return _foreign(folder, kind, registry)
+    if (folder / CONFIG_OF["hf"]).is_file():
+        why = f"contains {CONFIG_OF['hf']}, but no weights in safetensors format"
+        raise UserError.one(path, why, "download its *.safetensors files, or convert the model with save_pretrained()")
+    if "://" not in path and not folder.exists():
+        raise UserError.one(path, "does not exist", "check the path")
     found = pick(path, None)
     assert found.manifest is not None
     about = found.manifest.about
@@ -43,7 +46,44 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     if seq_len is not None:
         sections["training"] = {"seq_len": seq_len}
     step = found.manifest.step or None
-    return StoredModel(str(found.folder), sections, Ref("titan_ckpt.stored_model:load_own"), _end_ids(about), step)
+    origin = {key: about[key] for key in ("hf",) if key in about}
+    load = Ref[Any]("titan_ckpt.stored_model:load_own")
+    return StoredModel(str(found.folder), sections, load, _end_ids(about), step, origin=origin)
+
+
+def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredModel:
+    config = read_config(folder, kind)
+    model, form, args = model_for(kind, config, registry, None, folder)
+    settings = {"name": model.name, "args": args.model_dump(mode="json"), **tokenizer_in(folder)}
+    about = hf_about(folder) if kind == "hf" else {}
+    load = Ref[Any]("titan_ckpt.stored_model:load_foreign")
+    return StoredModel(
+        str(folder), {"model": settings}, load, _end_ids(about), notes=tuple(_notes(form, config)), origin=about
+    )
+
+
+def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
+    notes = [f"{CONFIG_OF[form.name]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
+    stored = config.get("dtype", config.get("torch_dtype"))
+    if stored not in (None, "float32"):
+        notes.append(f"{CONFIG_OF[form.name]}: the weights are stored in {stored}; training keeps them in float32")
+    return notes
+
+
+def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
+    """Return the model of a checkpoint.
+
+    Raises:
+        UserError: its plugin is not installed, or no longer accepts its arguments.
+    """
+    name = manifest.about.get("model_name", "")
+    model = registry.get(Model, name)
+    cls = type(next(iter(model.flavors.values())))
+    try:
+        return model, cls.model_validate(manifest.about["model_args"], strict=True)
+    except ValidationError as error:
+        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
+        raise UserError.one("checkpoint", why, "update the plugin") from None
 
 
 def _end_ids(about: Mapping[str, Any]) -> tuple[int, ...]:
@@ -70,21 +110,9 @@ def load_foreign(context: WeightsContext) -> None:
     Raises:
         UserError: they are not those of the job's model; on every rank.
     """
-    from torch.distributed.checkpoint.state_dict_loader import load
+    from titan_ckpt.foreign_load import load_foreign as load
 
-    from titan_ckpt.foreign_start import open_foreign
-
-    path, opened, mistake = Path(context.stored.path), None, None
-    try:
-        kind = kind_of(path)
-        assert kind is not None
-        opened = open_foreign(context.job, context.world, context.parts, path, kind)
-    except UserError as error:
-        mistake = error
-    context.world.raise_together(mistake)
-    assert opened is not None
-    tensors, reader = opened
-    load(tensors, storage_reader=reader)
+    load(context.job, context.world, context.parts, Path(context.stored.path))
 
 
 def load_own(context: WeightsContext) -> None:

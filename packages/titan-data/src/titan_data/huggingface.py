@@ -11,14 +11,14 @@ from typing import Any
 
 import datasets
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentShard, DocumentSource, State
+from titan_core.api.dataset import CorruptRecord, DatasetContext, Document, DocumentShard, DocumentSource, State
 from titan_core.api.errors import UserError
 from titan_core.api.tools.reading import is_transient
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines
-from titan_data.records import FIELD_FIX, missing_field, text_of
+from titan_data.records import FIELD_FIX, Reader, missing_field, reads_text
 
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),
@@ -33,52 +33,75 @@ def open_local(context: DatasetContext[None]) -> DocumentSource:
     Raises:
         UserError: the files cannot be read, contain no documents, or lack the text field.
     """
-    files = find_files(context, ENDINGS[context.name])
+    if context.format is not None:
+        return open_files(context, context.name, reads_text(context))
+    return open_files(context, context.name, reads_text(context), context.text_field)
+
+
+def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str | None = None) -> DocumentSource:
+    """Open local files of ``form``, a key of :data:`~titan_data.local_files.ENDINGS`.
+
+    Args:
+        field: the only field that ``read`` needs, if it needs only one.
+
+    Raises:
+        UserError: the files cannot be read, contain no documents, or lack the field.
+    """
+    files = find_files(context, ENDINGS[form])
     plain = decompressed(files)
-    if context.name == "json" and all(map(holds_lines, plain)):
-        lines = JsonRecords(plain, files, context)
+    if form == "json" and all(map(holds_lines, plain)):
+        lines = JsonRecords(plain, files, read)
         if len(lines) == 0:
             raise UserError.one(context.where, EMPTY, EMPTY_FIX)
         return ShuffledDocuments(lines, context.seed, plain)
     datasets.disable_progress_bars()
     try:
-        table = datasets.load_dataset(context.name, data_files=[glob.escape(str(file)) for file in plain], split="train")
+        table = datasets.load_dataset(form, data_files=[glob.escape(str(file)) for file in plain], split="train")
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
         cause = error.__cause__ or error
-        raise UserError.one(context.where, f"cannot be read as {context.name}: {cause}", "fix the file") from error
+        raise UserError.one(context.where, f"cannot be read as {form}: {cause}", "fix the file") from error
     if len(table) == 0:
         raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-    if context.format is None and context.text_field not in table.column_names:
-        raise UserError.one(context.where, missing_field(context.text_field, table.column_names), FIELD_FIX)
-    return ShuffledDocuments(_Rows(table, context), context.seed, plain)
+    if field is not None and field not in table.column_names:
+        raise UserError.one(context.where, missing_field(field, table.column_names), FIELD_FIX)
+    rows = _Rows(table if field is None else table.select_columns([field]), context.path, read)
+    return ShuffledDocuments(rows, context.seed, plain)
 
 
 class _Rows:
-    def __init__(self, table: datasets.Dataset, context: DatasetContext[None]) -> None:
-        self._table = table if context.format is not None else table.select_columns([context.text_field])
-        self._context = context
+    def __init__(self, table: datasets.Dataset, path: str | None, read: Reader) -> None:
+        self._table, self._path, self._read = table, path, read
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def text(self, index: int) -> str:
-        """Return the text of row ``index``.
+    def text(self, index: int) -> Document:
+        """Return the document in row ``index``.
 
         Raises:
-            CorruptRecord: the row is not UTF-8, or has no text.
+            CorruptRecord: the row is not UTF-8, or has no document.
         """
-        place = f"{self._context.path}, row {index}"
+        place = f"{self._path}, row {index}"
         try:
             record = self._table[index]
         except UnicodeDecodeError as error:
             why = f"not UTF-8 text: {error.reason} at byte {error.start}"
             raise CorruptRecord(place, why, "convert it to UTF-8") from None
-        return text_of(record, self._context, place)
+        return self._read(record, place)
 
 
 def open_hub(context: DatasetContext[None]) -> DocumentSource:
     """Stream a dataset from the Hugging Face hub: ``training.dataset_path = "name"`` or ``"name:configuration"``, or one of
     :data:`PRESETS`.
+
+    Raises:
+        UserError: the dataset does not exist, or the hub cannot be reached.
+    """
+    return stream_hub(context, reads_text(context))
+
+
+def stream_hub(context: DatasetContext[Any], read: Reader) -> DocumentSource:
+    """Stream the dataset of :func:`open_hub`, whose records ``read`` converts.
 
     Raises:
         UserError: the dataset does not exist, or the hub cannot be reached.
@@ -103,7 +126,7 @@ def open_hub(context: DatasetContext[None]) -> DocumentSource:
             f"check the name, {context.split_key} and the network, or train on local files (training.dataset = 'json')",
             missing=is_transient(error),
         ) from error
-    return StreamedDocuments(stream, context)
+    return StreamedDocuments(stream, context, read)
 
 
 @contextmanager
@@ -138,24 +161,23 @@ class StreamedDocuments:
 
     num_documents = None
 
-    def __init__(self, stream: Any, context: DatasetContext[None]) -> None:
-        self._stream = stream
-        self._context = context
+    def __init__(self, stream: Any, context: DatasetContext[Any], read: Reader) -> None:
+        self._stream, self._read = stream, read
+        self._name = context.path or context.name
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Return logical shard ``index`` of ``count``. Its order is the same in each epoch."""
         by_file = math.gcd(count, self._stream.num_shards)
         part = self._stream.shard(num_shards=by_file, index=index % by_file)  # a copy with its own position
-        return _StreamShard(part, self._context, index // by_file, count // by_file)
+        return _StreamShard(part, self._name, self._read, index // by_file, count // by_file)
 
 
 class _StreamShard:
     """Every ``step``-th document of a stream, starting at document ``first``."""
 
-    def __init__(self, stream: Any, context: DatasetContext[None], first: int, step: int) -> None:
+    def __init__(self, stream: Any, name: str, read: Reader, first: int, step: int) -> None:
         self._stream = stream
-        self._context = context
-        self._name = context.path or context.name
+        self._name, self._read = name, read
         self._first = first
         self._step = step
         self._iterator: Any = None
@@ -165,14 +187,14 @@ class _StreamShard:
     def __iter__(self) -> _StreamShard:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> Document:
         if self._iterator is None:
             self._iterator = _connected(self._stream)
         for record in self._iterator:
             mine = self._seen % self._step == self._first
             self._seen += 1
             if mine:
-                return text_of(record, self._context, f"dataset {self._name!r}, record {self._seen} of its shard")
+                return self._read(record, f"dataset {self._name!r}, record {self._seen} of its shard")
         raise StopIteration
 
     def state_dict(self) -> State:

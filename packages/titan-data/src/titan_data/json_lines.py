@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext
-from titan_data.records import text_of
+from titan_core.api.dataset import CorruptRecord, Document
+from titan_data.records import Reader
 
 _CHUNK = 1 << 24
 _WHITESPACE = numpy.frombuffer(b" \t\n\r\x0b\x0c", numpy.uint8)
@@ -24,12 +24,12 @@ _WHITESPACE = numpy.frombuffer(b" \t\n\r\x0b\x0c", numpy.uint8)
 class JsonRecords:
     """Records fetched by index. Blank lines are skipped."""
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], context: DatasetContext[None]) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
         """
-        self._context = context
+        self._read = read
         self._files = [(_mapped(file), name) for file, name in zip(files, shown, strict=True)]
         self._lines = [_lines_of(content) for content, _ in self._files]
         self._ends = list(accumulate(len(starts) for _, starts, _ in self._lines))
@@ -37,11 +37,11 @@ class JsonRecords:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def text(self, index: int) -> str:
-        """Return the text of record ``index``.
+    def text(self, index: int) -> Document:
+        """Return the document in record ``index``.
 
         Raises:
-            CorruptRecord: the line is not a JSON object with a text.
+            CorruptRecord: the line is not a JSON object with a document.
         """
         number = bisect_right(self._ends, index)
         numbers, starts, ends = self._lines[number]
@@ -49,7 +49,7 @@ class JsonRecords:
         mapped, shown = self._files[number]
         content = mapped[starts[line] : ends[line]]
         place = f"{shown}:{numbers[line] + 1}"
-        return text_of(_record(content, place), self._context, place)
+        return self._read(_record(content, place), place)
 
 
 def _record(content: bytes, place: str) -> Any:

@@ -6,6 +6,7 @@ import glob
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from titan_core.api.dataset import ALL_SPLITS, DatasetContext
 from titan_core.api.errors import Problem, UserError
@@ -24,7 +25,7 @@ ENDINGS = {
 EMPTY, EMPTY_FIX = "the dataset is empty", "name a file that contains documents"
 
 
-def find_files(context: DatasetContext[None], endings: tuple[str, ...]) -> list[Path]:
+def find_files(context: DatasetContext[Any], endings: tuple[str, ...]) -> list[Path]:
     """Return the files that ``context.path`` (a file, a folder, or a glob) names, sorted. From a folder, only files with one
     of ``endings``, compressed or not. From a folder or glob with splits, only files of the requested split.
 
@@ -42,7 +43,7 @@ def find_files(context: DatasetContext[None], endings: tuple[str, ...]) -> list[
             raise UserError.one(context.where, why, "drop the key, or name a folder")
         return [path]
     if path.is_dir():
-        root, found = path, (file for file in path.rglob("*") if _plain_suffix(file) in endings)
+        root, found = path, (file for file in path.rglob("*") if plain_suffix(file) in endings)
         why = f"the folder contains no file that ends in {' or '.join(endings)}"
         nothing = Problem(context.where, why, "check the path")
     else:
@@ -93,14 +94,14 @@ def check_hub(context: DatasetContext[None]) -> list[Problem]:
 
 def holds_lines(file: Path) -> bool:
     """Whether a JSON file contains one record per line, not one array or indented objects."""
-    return _begins_lines(_first_line(file)[1])
+    return _begins_lines(first_line(file)[1])
 
 
 def _begins_lines(line: bytes) -> bool:
     return not (line.lstrip().startswith(b"[") or line.strip() == b"{")
 
 
-def _first_line(file: Path) -> tuple[int, bytes]:
+def first_line(file: Path) -> tuple[int, bytes]:
     """Return the number and content of the first line that is not blank; ``(0, b"")`` if there is none.
 
     Raises:
@@ -128,10 +129,10 @@ def _lines(file: Path) -> Iterator[bytes]:
     yield b"".join(rest)
 
 
-def _check_json(files: list[Path], context: DatasetContext[None]) -> Iterator[Problem]:
+def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:
     """Check the first record. Files with one JSON array or indented objects are left for ``datasets`` to check."""
     for file in files:
-        number, line = _first_line(file)
+        number, line = first_line(file)
         if not line:
             continue
         if not _begins_lines(line) or context.skip_corrupt:
@@ -149,7 +150,7 @@ def _check_json(files: list[Path], context: DatasetContext[None]) -> Iterator[Pr
     yield _empty(context)
 
 
-def _check_parquet(files: list[Path], context: DatasetContext[None]) -> Iterator[Problem]:
+def _check_parquet(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:
     import pyarrow
     import pyarrow.parquet
 
@@ -169,11 +170,12 @@ def _check_parquet(files: list[Path], context: DatasetContext[None]) -> Iterator
         yield _empty(context)
 
 
-def _plain_suffix(file: Path) -> str:
+def plain_suffix(file: Path) -> str:
+    """Return the suffix of ``file`` before it was compressed."""
     return file.with_suffix("").suffix if file.suffix in COMPRESSED else file.suffix
 
 
-def _empty(context: DatasetContext[None]) -> Problem:
+def _empty(context: DatasetContext[Any]) -> Problem:
     return Problem(context.where, EMPTY, EMPTY_FIX)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from titan_core.api.command import Command
-from titan_core.api.components import Dataset, Tokenizer
+from titan_core.api.components import Dataset, ModelHub, Tokenizer
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
+from titan_data.chat.config import ChatSection
 
 api = (1, 0)
 
@@ -32,6 +35,15 @@ def titan_datasets() -> list[Dataset]:
             check=Ref("titan_data.tokenized:check_tokenized"),
             holds_tokens=True,
         ),
+        Dataset(
+            name="chat",
+            summary="chats, or prompts and completions, for fine-tuning: JSON, Parquet, Arrow or the hub",
+            config=ChatSection,
+            build=Ref("titan_data.chat.source:open_chats"),
+            check=Ref("titan_data.chat.source:check_chats"),
+            splits=True,
+            tokenizes=True,
+        ),
         *(
             Dataset(name=name, summary=summary, build=Ref(hub), check=Ref("titan_data.local_files:check_hub"), splits=True)
             for name, summary in (
@@ -52,6 +64,12 @@ def titan_tokenizers() -> list[Tokenizer]:
             build=Ref("titan_data.tokenizers.hugging_face:build"),
         ),
     ]
+
+
+@hookimpl
+def titan_model_hubs() -> list[ModelHub]:
+    locate = Ref[Any]("titan_data.model_hub:locate")
+    return [ModelHub(name="huggingface", summary="models in the Hugging Face cache", locate=locate)]
 
 
 @hookimpl

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext
+from titan_core.api.dataset import CorruptRecord, DatasetContext, Document
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.ref import Ref
 from titan_core.api.tools.plain_json import json_kind
+
+Reader: TypeAlias = Callable[[Any, str], Document]
+"""(record, its place for error messages) -> document; raises :class:`~titan_core.api.dataset.CorruptRecord`."""
 
 FIELD_FIX = "set data.text_field, or data.format"
 
@@ -19,7 +22,12 @@ def missing_field(field: str, names: Iterable[str]) -> str:
     return f"no field {field!r} (fields: {', '.join(names)})"
 
 
-def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
+def reads_text(context: DatasetContext[Any]) -> Reader:
+    """Return the reader of records with a text."""
+    return lambda record, place: text_of(record, context, place)
+
+
+def text_of(record: Any, context: DatasetContext[Any], place: str) -> str:
     """Return the text of ``record``.
 
     Args:
@@ -40,7 +48,18 @@ def text_of(record: Any, context: DatasetContext[None], place: str) -> str:
     raise CorruptRecord(place, f"field {context.text_field!r} contains {json_kind(text)}, not text")
 
 
-def check_format(context: DatasetContext[None]) -> list[Problem]:
+def converted(record: Any, context: DatasetContext[Any], place: str) -> Any:
+    """Return ``record``, or the record that the formatting function makes of it.
+
+    Raises:
+        CorruptRecord: the function raised an error.
+    """
+    if context.format is None:
+        return record
+    return _called(record, context.format, place)
+
+
+def check_format(context: DatasetContext[Any]) -> list[Problem]:
     """Check that the formatting function can be loaded and called."""
     if context.format is None:
         return []
@@ -63,13 +82,17 @@ def _loaded(function: str) -> Callable[[Mapping[str, Any]], Any]:
     return call
 
 
-def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
+def _called(record: Mapping[str, Any], function: str, place: str) -> Any:
     call = _loaded(function)
     try:
-        text = call(record)
+        return call(record)
     except Exception as error:
         # The user's function may raise anything, and the cause may be the record or the function.
         raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "fix the function") from error
+
+
+def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
+    text = _called(record, function, place)
     if not isinstance(text, str):
         raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "fix the function")
     return text

@@ -37,7 +37,7 @@ _KEYWORD = re.compile(rf"(?:^|[-._ 0-9])({'|'.join(_CANONICAL)})(?=$|[-._ 0-9])"
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\b")
 
 
-def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[None]) -> list[Path]:
+def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[Any]) -> list[Path]:
     """Return the files that belong to the requested split.
 
     Args:
@@ -64,7 +64,7 @@ def files_of_split(files: Sequence[Path], root: Path, context: DatasetContext[No
     return [file for file, label in zip(files, labels, strict=True) if label == canonical]
 
 
-def _default(names: Sequence[str], others: Sequence[Path], context: DatasetContext[None]) -> str | None:
+def _default(names: Sequence[str], others: Sequence[Path], context: DatasetContext[Any]) -> str | None:
     """Return the split to read if none was requested; ``None`` if that is ambiguous."""
     if context.default_split == "validation":
         return "test" if names == ["test"] else "validation"
@@ -72,7 +72,7 @@ def _default(names: Sequence[str], others: Sequence[Path], context: DatasetConte
     return None if others else "train"
 
 
-def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, context: DatasetContext[None]) -> UserError:
+def _unclear(names: Sequence[str], others: Sequence[Path], root: Path, context: DatasetContext[Any]) -> UserError:
     several = len(names) > 1
     if names:
         found = f"the {'splits are' if several else 'only split is'} {', '.join(names)}"

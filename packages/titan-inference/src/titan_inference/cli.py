@@ -15,9 +15,8 @@ from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.launcher import RankJob
-from titan_core.api.sections import ModelSection
 from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tokenizer import EncodesSpecialTokens
+from titan_core.api.tokenizer import RendersChats
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
 from titan_core.api.tools.phases import phase
@@ -29,7 +28,9 @@ MOST_TOKENS = 2**20
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``titan generate``."""
     parser.add_argument(
-        "model", metavar="MODEL", help="a run's directory, a checkpoint, or a folder of Hugging Face weights"
+        "model",
+        metavar="MODEL",
+        help="a run's directory, a checkpoint, a folder of Hugging Face weights, or the name of a downloaded model",
     )
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated (default: none)"
@@ -124,16 +125,13 @@ def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
 
 
 def _encoded_chat(job: Job, text: str, system: str | None) -> list[int]:
-    from titan_inference.chat import ChatTemplate
-
-    path, tokenizer = job.config.section(ModelSection).tokenizer_path, job.text_tokenizer
-    if path is None or not isinstance(tokenizer, EncodesSpecialTokens):
+    tokenizer = job.text_tokenizer
+    if not isinstance(tokenizer, RendersChats):
         why = f"tokenizer {job.tokenizer.name!r} has no chat template"
         raise UserError.one("--chat", why, "use a model whose folder has one, or drop --chat")
-    folder = Path(path).expanduser()
-    template = ChatTemplate.read(folder if folder.is_dir() else folder.parent)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return tokenizer.encode_with_special_tokens(template.render([*messages, {"role": "user", "content": text}]))
+    chat = tokenizer.render_chat([*messages, {"role": "user", "content": text}], add_generation_prompt=True)
+    return tokenizer.encode_with_special_tokens(chat.text)
 
 
 def _require_room(job: Job, prompts: Sequence[Sequence[int]], settings: argparse.Namespace) -> None:
@@ -156,7 +154,8 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
 
     world, tokenizer = loaded.world, loaded.job.text_tokenizer
     sampler = Sampler(SamplingOptions(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seed))
-    ends = set() if settings.ignore_end else {*end_ids, *end_ids_of(tokenizer)}
+    turn_ends = tokenizer.turn_end_ids if settings.chat and isinstance(tokenizer, RendersChats) else ()
+    ends = set() if settings.ignore_end else {*end_ids, *end_ids_of(tokenizer), *turn_ends}
     if world.rank > 0:
         logging.getLogger("titan_inference").setLevel(logging.ERROR)  # rank 0 warns for all
     results = [Continuation(tokenizer, ends, settings.stop) for _ in prompts]

@@ -76,6 +76,63 @@ def hf_config(args: LlamaArgs) -> dict[str, Any]:
     return config
 
 
+_HF_KEYS = {
+    "model_type", "attention_bias", "mlp_bias", "hidden_act", "num_attention_heads", "hidden_size", "head_dim",
+    "rope_parameters", "partial_rotary_factor", "num_hidden_layers", "num_key_value_heads", "intermediate_size",
+    "vocab_size", "max_position_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings",
+}  # fmt: skip
+_HF_IDS = {"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id"}
+_HF_WITHOUT_EFFECT = {
+    "initializer_range", "pretraining_tp", "use_cache", "attention_dropout",  # of LlamaConfig
+    "_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "return_dict", "torchscript",
+    "output_attentions", "output_hidden_states", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "id2label",
+    "label2id", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix",
+    "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "max_length", "min_length", "do_sample",
+    "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
+    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences",
+    "output_scores", "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids",
+    "unsloth_fixed", "unsloth_version",
+}  # fmt: skip
+"""Keys that do not change what ``LlamaForCausalLM`` computes from its weights in evaluation mode."""
+_NOTHING: tuple[object, ...] = (None, False, [], {}, "")
+
+
+def hf_notes(config: Mapping[str, Any]) -> list[str]:
+    """Return one line for each difference between a ``config.json`` and :class:`LlamaArgs` that does not change what the
+    weights compute."""
+    notes = []
+    if config.get("attention_dropout"):
+        notes.append(f"attention_dropout is {_shown(config['attention_dropout'])}, but this model trains without dropout")
+    unused = sorted(key for key in config.keys() & _HF_WITHOUT_EFFECT if key != "attention_dropout")
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return notes
+
+
+def _require_known(config: Mapping[str, Any]) -> None:
+    """Refuse a ``config.json`` with settings that this model may have to honour.
+
+    Raises:
+        ValueError: a key is unknown, and has a value.
+    """
+    architectures = config.get("architectures")
+    if architectures not in (None, [], ["LlamaForCausalLM"], ["LlamaModel"]):
+        raise ValueError(f"architectures is {_shown(architectures)}, and this model is LlamaForCausalLM")
+    known = {*_HF_KEYS, *_HF_IDS, *_HF_WITHOUT_EFFECT, "architectures"}
+    for key, value in config.items():
+        if key not in known and value not in _NOTHING:
+            raise ValueError(f"{key} is {_shown(value)}, and this model does not know what that means")
+    known_rope = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *_HF_SCALING}
+    for table in ("rope_scaling", "rope_parameters"):
+        for key, value in _table(config, table).items():
+            if key not in known_rope and value not in _NOTHING:
+                raise ValueError(f"{table}.{key} is {_shown(value)}, and this model does not know what that means")
+
+
+_HF_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
     """Return the model that a ``config.json`` of transformers 4 or 5 describes.
 
@@ -90,6 +147,8 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
             raise ValueError(f"{key} is true, and this model has no biases")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act is {config['hidden_act']!r}, and this model supports only 'silu'")
+    _scaling(_table(config, "rope_scaling") or _table(config, "rope_parameters"))  # names another kind before its keys
+    _require_known(config)
     heads, dim = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     if config.get("head_dim") not in (None, dim // heads):
         raise ValueError(

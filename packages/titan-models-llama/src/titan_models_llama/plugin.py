@@ -26,6 +26,7 @@ def titan_models() -> list[Model]:
                     name="hf",
                     tensors=Ref("titan_models_llama.formats:hf_tensors"),
                     to_args=Ref("titan_models_llama.formats:hf_args"),
+                    notes=Ref("titan_models_llama.formats:hf_notes"),
                     from_args=Ref("titan_models_llama.formats:hf_config"),
                     ignored=("*.rotary_emb.inv_freq",),
                 ),

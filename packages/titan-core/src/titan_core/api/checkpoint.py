@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,6 +115,9 @@ class TrainState:
     """Number of target tokens trained on, over all ranks."""
     tokens_by_dataset: dict[str, int] = field(default_factory=dict)
     """Number of target tokens trained on, by dataset."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """:attr:`~titan_core.api.stored_model.StoredModel.origin` of the weights that this run started from, for its
+    checkpoints. A store that resumes a run keeps the entries of that run's checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,9 @@ class CheckpointContext(JobContext[S]):
 class CheckpointStore(Protocol):
     """Saves and restores one run."""
 
-    def restore(self) -> None:
-        """Restore the context's state from the newest checkpoint; if there is none, leave the state unchanged."""
+    def restore(self) -> bool:
+        """Restore the context's state from the newest checkpoint of the run, and return whether there is one. If there is
+        none, leave the state unchanged, or load what another setting of the store requests."""
         ...
 
     def after_step(self, last: bool, requested: bool) -> None:
@@ -168,5 +172,8 @@ class Checkpoint(Component):
     kind = "checkpoint"
     build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]
     active: Callable[[JobContext[Any]], bool]
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     find_model: Ref[Callable[[str, ComponentRegistry], StoredModel]] | None = None
-    """(path, registry) -> the model at ``path``; raises :class:`~titan_core.api.errors.UserError` if there is none."""
+    """(path, registry) -> the model at ``path``; raises :class:`~titan_core.api.errors.UserError` if there is none. Must not
+    import torch."""

@@ -176,6 +176,10 @@ class Dataset(Component):
     holds_tokens: bool = False
     """Whether the documents are token ids, which are meaningful with one tokenizer only. If so, the context holds the
     fingerprint and vocabulary size of the job's tokenizer."""
+    tokenizes: bool = False
+    """Whether the dataset tokenises its documents, which decides the weight of each token. If so, the context holds the
+    job's tokenizer and the length of its sequences, and ``data.document_mask`` must be on: several documents share a
+    sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +190,16 @@ class Tokenizer(Component):
     keys = ("model.tokenizer",)
     build: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
     """Builds the tokenizer. Must not import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelHub(Component):
+    """A place where models with trained weights have names, such as ``organisation/model``."""
+
+    kind = "model hub"
+    locate: Ref[Callable[[str], str]]
+    """Name -> local folder with the model's files. Raises :class:`~titan_core.api.errors.UserError` if this machine does not
+    have them. Must not import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ class Config:
     """Dotted keys that the command line set."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Sections in ``plugins.optional`` that no plugin in use owns, with what would change that."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about values that neither the recipe nor the command line sets."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.build_context import BuildContext, S
 from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,9 @@ class WeightedTokens:
     """``[tokens]``, including the tokens that mark begin and end, as in every pre-tokenised document."""
     weights: NDArray[Any]
     """Weight of each token as a target, ``[tokens]``; 0 excludes it from the loss."""
+    whole: bool = False
+    """Whether the document must not be cut: if it does not fit into the rest of a sequence, it begins the next one, and the
+    rest is padding. It may have at most ``seq_len + 1`` tokens."""
 
 
 Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
@@ -49,6 +52,19 @@ class CorruptRecord(Exception):
     def __init__(self, place: str, why: str, fix: str = "fix it") -> None:
         super().__init__(place, why, fix)
         self.place, self.why, self.fix = place, why, fix
+
+
+class ExcludedRecord(Exception):
+    """A record that the dataset's settings exclude. It is skipped, counted and logged. The next one can be read.
+
+    Args:
+        place: the file, and the line, row or byte in it.
+        why: the reason.
+    """
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(place, why)
+        self.place, self.why = place, why
 
 
 @dataclass(frozen=True)
@@ -77,11 +93,16 @@ class DatasetContext(BuildContext[S]):
     """Fingerprint of the job's tokenizer (:func:`titan_core.api.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Vocabulary size of the job's tokenizer, for datasets of tokens only. Token ids must be smaller."""
+    tokenizer_spec: TokenizerSpec | None = None
+    """The job's tokenizer, for datasets that tokenise their documents."""
+    seq_len: int | None = None
+    """Length of the job's sequences, for datasets that tokenise their documents."""
 
 
 class DocumentShard(Protocol):
-    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord`, iteration continues
-    with the following document. After any other error, a position must be loaded before the next read."""
+    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` or an
+    :class:`ExcludedRecord`, iteration continues with the following document. After any other error, a position must be
+    loaded before the next read."""
 
     def __iter__(self) -> Iterator[Document]: ...
 
@@ -170,6 +191,6 @@ class StepRows:
     corrupt: int
     """Number of corrupt records skipped so far."""
     empty: int
-    """Number of empty documents skipped so far."""
+    """Number of documents skipped so far because they are empty or the dataset's settings exclude them."""
     ended: bool
     """Whether the data has ended, so that these rows are empty."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Debugger,
         LRSchedule,
         Model,
+        ModelHub,
         Objective,
         Optimizer,
         Recipe,
@@ -96,6 +97,11 @@ def titan_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
 @hookspec
 def titan_tokenizers() -> Sequence[Tokenizer]:  # type: ignore[empty-body]
     """Tokenizers (``model.tokenizer``)."""
+
+
+@hookspec
+def titan_model_hubs() -> Sequence[ModelHub]:  # type: ignore[empty-body]
+    """Places where models have names (``model.from_pretrained = "organisation/model"``)."""
 
 
 @hookspec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -52,13 +53,15 @@ class Job:
     loggers: tuple[Component, ...]
     """Instances of :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
+    remarks: tuple[str, ...] = ()
+    """What a user should know about the job although nothing is wrong; one line each."""
     missing: tuple[Problem, ...] = ()
     """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
     assembled without these files (``missing_ok`` of :meth:`titan_core.api.command.CommandContext.job`)."""
 
     def notes(self) -> list[str]:
-        """Return one line for each missing file."""
-        return [note_of(problem) for problem in self.missing]
+        """Return :attr:`remarks`, and one line for each missing file."""
+        return [*self.remarks, *(note_of(problem) for problem in self.missing)]
 
     @property
     def config(self) -> Config:
@@ -72,8 +75,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the model and its flavor."""
-        return f"{self.model.name} {self.config.section(ModelSection).flavor}"
+        """Name of the model and its flavor, or of the folder with its weights if it has no flavor."""
+        section = self.config.section(ModelSection)
+        return f"{self.model.name} {section.flavor or Path(section.from_pretrained or '').name}".rstrip()
 
     def plugin_versions(self) -> list[dict[str, str]]:
         """Return name, distribution and version of every plugin that took part in assembling the job."""

@@ -55,14 +55,18 @@ class PluginsSection(Section):
 class ModelSection(Section):
     section: ClassVar[str] = "model"
     # A resume compares their results instead: the resolved arguments, and the ids that the tokenizer returns.
-    may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path")
+    may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path", "from_pretrained")
 
     name: str = ""
     """Model family (see `titan plugins`). Default: the installed one, if there is only one."""
     flavor: str = "debug"
-    """Size of the model, by name."""
+    """Size of the model, by name. Empty: model.args describes the whole model."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Model arguments that override the flavor's, e.g. --model.args.n_layers 4."""
+    """Model arguments that override the flavor's, e.g. --model.args.n_layers 4. "none" means no value."""
+    from_pretrained: AnyPath | None = None
+    """Trained weights to start from: a folder of Hugging Face or Meta weights, a checkpoint, a run's directory, or the name
+    of a downloaded model ("organisation/model"). Also sets the model and its tokenizer, if the recipe does not. A run that
+    has a checkpoint resumes from that instead."""
     tokenizer: str = "byte"
     """Tokenizer: "byte" (needs no file) or a plugin's (see `titan plugins`)."""
     tokenizer_path: AnyPath | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from titan_core.api.ref import Ref
@@ -31,6 +31,12 @@ class StoredModel:
     """Token ids that end a text or a turn of a chat, in addition to the tokenizer's."""
     step: int | None = None
     """Optimizer steps that the weights were trained for, if known."""
+    notes: tuple[str, ...] = ()
+    """Differences between the model that the files describe and the model that the sections do, although both compute the
+    same; one line each."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Entries that describe the weights' origin, as plain values. Checkpoints of a run that starts from the weights keep
+    them for exports."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class StoredModels(Protocol):
     """Access to stored models, for a command (:attr:`titan_core.api.command.CommandContext.models`)."""
 
     def find(self, path: str) -> StoredModel:
-        """The model at ``path``: a run's directory, a checkpoint, or a folder of weights in another format.
+        """The model at ``path``: a run's directory, a checkpoint, a folder of weights in another format, or the name of a
+        downloaded model.
 
         Raises:
             UserError: no installed plugin can read it.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from titan_core.api.build_context import BuildContext, S
+from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
+    import datetime
+
     from numpy.typing import NDArray
 
 _PROBE = """The quick brown fox can't jump over 1234567890 lazy dogs; naïve café, Übergröße — don't!
@@ -53,6 +56,55 @@ class EncodesSpecialTokens(Protocol):
         ...
 
 
+Message: TypeAlias = "Mapping[str, Any]"
+"""A message of a chat: ``role`` ("system", "user", "assistant", ...), ``content``, and what else the template reads."""
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A chat as one text."""
+
+    text: str
+    assistant: tuple[tuple[int, int], ...] | None = None
+    """Ranges of characters that the assistant writes, ends exclusive; ``None`` if the template does not say."""
+
+
+@runtime_checkable
+class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
+    """A tokenizer that may have a chat template."""
+
+    def require_chat_template(self) -> None:
+        """
+        Raises:
+            UserError: there is no template, or a damaged one.
+        """
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> RenderedChat:
+        """Return the text of ``messages``, including the names of special tokens.
+
+        Args:
+            add_generation_prompt: whether to append what precedes the assistant's next message.
+            tools: descriptions of functions that the assistant may call.
+            date: the date for templates that write one; ``None``: today.
+
+        Raises:
+            UserError: there is no template, or it refuses the messages.
+        """
+        ...
+
+    @property
+    def turn_end_ids(self) -> Sequence[int]:
+        """The special token that ends a message of the assistant; empty if there is none."""
+        ...
+
+
 @runtime_checkable
 class DescribesSpecialTokens(Protocol):
     """A tokenizer that detects which tokens mark documents, and can report how."""
@@ -60,6 +112,22 @@ class DescribesSpecialTokens(Protocol):
     def describe_special_tokens(self) -> list[str]:
         """Return one line for the begin token and one for the end token."""
         ...
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer that can be built in another process."""
+
+    build: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
+    context: TokenizerContext[Any]
+
+    def open(self) -> TextTokenizer:
+        """Build the tokenizer.
+
+        Raises:
+            UserError: its file is missing or damaged.
+        """
+        return self.build.load()(self.context)
 
 
 def fingerprint(tokenizer: TextTokenizer) -> str:

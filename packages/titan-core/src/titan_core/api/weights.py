@@ -45,6 +45,9 @@ class WeightFormat:
     to_args: Ref[Callable[[Mapping[str, Any]], BaseModel]] | None = None
     """Contents of the format's config file -> model arguments. Raises ``ValueError`` with a reason if no arguments describe
     the same model. ``None`` for "dcp", which has no config file."""
+    notes: Ref[Callable[[Mapping[str, Any]], Sequence[str]]] | None = None
+    """Contents of the format's config file -> its settings that the arguments do not represent, although the weights compute
+    the same without them; one line each."""
     from_args: Ref[Callable[[Any], dict[str, Any]]] | None = None
     """Model arguments -> contents of the format's config file, if the format can be written."""
     ignored: tuple[str, ...] = ()

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.config import Override
-from titan_core.api.errors import Problem, UserError
+from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.config.load import RawConfig, resolve
+from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Registry
 
@@ -29,16 +29,7 @@ class InstalledModels:
 
     def find(self, path: str) -> StoredModel:
         """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
-        readers = [one.find_model for one in self.registry.all(Checkpoint) if one.find_model is not None]
-        if not readers:
-            raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
-        problems: list[Problem] = []
-        for reader in readers:
-            try:
-                return reader.load()(path, self.registry)
-            except UserError as error:
-                problems += error.problems
-        raise UserError(*problems)
+        return find_model(path, self.registry)
 
     def job(
         self,
@@ -55,7 +46,7 @@ class InstalledModels:
             raise UserError.one(stored.path, why, fix)
         # A job needs a batch, although this one reads no data.
         tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
-        for layer in (stored.sections, sections or {}):
+        for layer in (described_by(stored, self.registry), sections or {}):
             for name, table in layer.items():
                 tables[name] = {**tables.get(name, {}), **table}
         raw = RawConfig(stored.path, "stored_model", tables)

@@ -18,6 +18,7 @@ from titan_core.api.tools.secrets import is_redacted, redact_text
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
 from titan_core.config.overrides import value_of, without_dashes
+from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
@@ -124,6 +125,11 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     config = Config(raw.source, {}, overridden)  # for its ``where``
 
     problems: list[Problem] = []
+    notes: tuple[str, ...] = ()
+    try:
+        notes = lay_under(tables, config, registry)
+    except UserError as error:
+        problems += error.problems
     for name, value in tables.items():
         if isinstance(value, list) and name in classes:
             problems.append(Problem(config.where(name, value), "must be a single table", f"write [{name}] once"))
@@ -157,7 +163,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden, left_out)
+    return Config(raw.source, sections, overridden, left_out, notes)
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:

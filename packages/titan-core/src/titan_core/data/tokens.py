@@ -67,8 +67,8 @@ class TokenStream:
         return self._epoch
 
     def take(self, length: int) -> Window | None:
-        """Return the next ``length`` tokens. At the end of the shard ``on_end`` decides: repeat it, return ``None``, or
-        return the remaining tokens first."""
+        """Return the next ``length`` tokens, or fewer if the following document must not be cut. At the end of the shard
+        ``on_end`` decides: repeat it, return ``None``, or return the remaining tokens first."""
         pieces: list[NDArray[Any]] = []
         weights: list[NDArray[Any] | None] = []
         missing = length
@@ -76,6 +76,9 @@ class TokenStream:
             if self._used == len(self._document) and not self._read_document():
                 if self._on_end == "stop" or not pieces:
                     return None
+                break
+            if self._whole and self._used == 0 and len(self._document) > missing:
+                self._require_to_fit(length)
                 break
             piece = self._document[self._used : self._used + missing]
             if len(piece):
@@ -115,6 +118,7 @@ class TokenStream:
         self._document_state = self._shard.state_dict()  # the shard's position before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._weights: NDArray[Any] | None = None
+        self._whole = False
         self._used = 0
 
     def _read_document(self) -> bool:
@@ -130,10 +134,23 @@ class TokenStream:
             self._empty += 1
             self._reader.count_empty()
         self._document, self._weights = tokens, weights
+        self._whole = isinstance(document, WeightedTokens) and document.whole
         self._document_state = state
         self._tokens_read += len(tokens)
         self._used = 0
         return True
+
+    def _require_to_fit(self, length: int) -> None:
+        """
+        Raises:
+            UserError: the current document, which must not be cut, has more than ``length`` tokens.
+        """
+        if len(self._document) > length:
+            where = (
+                f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {self._document_state}"
+            )
+            why = f"has {len(self._document)} tokens and must not be cut, but a sequence has room for {length}"
+            raise UserError.one(where, why, "fix the plugin of the dataset, which returned it")
 
     def _tokens_of(self, document: Document, state: State) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """Return the document's ids and their weights as targets.
@@ -149,14 +166,23 @@ class TokenStream:
             return token_ids(tokens, self._vocab_size), None
         except ValueError as error:
             raise UserError.one(
-                f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}",
+                self._place(state),
                 str(error),
                 f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them",
             ) from None
 
+    def _place(self, state: State) -> str:
+        return f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}"
+
     def _begin_next_epoch(self) -> bool:
         if self._on_end == "once":
             return False
+        if self._tokens_read == 0 and self._reader.excluded:
+            raise UserError.one(
+                f"dataset {self._name!r}",
+                f"its settings exclude every record of logical shard {self._index} of {self._count} (see the log)",
+                "change these settings or the records, or raise training.seq_len",
+            )
         if self._tokens_read == 0 and self._empty:
             raise UserError.one(
                 f"dataset {self._name!r}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,8 +34,12 @@ from titan_core.api.sections import (
     OptimizerSection,
     TrainingSection,
 )  # fmt: skip
+from titan_core.api.stored_model import StoredModel
 from titan_core.api.tokenizer import TextTokenizer
-from titan_core.config.problems import problems_of
+from titan_core.api.tools.shown import show
+from titan_core.config.overrides import value_of
+from titan_core.config.pretrained import NONE, different_arguments, find_model
+from titan_core.config.problems import model_at, problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
@@ -87,6 +92,11 @@ def assemble(
     lr_schedule = attempt(_pick, config, registry, LRSchedule)
     mesh = attempt(_plan_mesh, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
+    stored = None
+    if (path := config.section(ModelSection).from_pretrained) is not None and args is not None:
+        with suppress(UserError):  # a note of the config says so
+            stored = find_model(path, registry)
+        problems += check_pretrained(config, stored, args) if stored is not None else ()
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
         problems += check_document_mask(config, definition)
@@ -111,6 +121,9 @@ def assemble(
         problems.append(
             Problem(f"checkpoints {names}", "a job can use only one checkpoint format", "switch off all but one")
         )
+    for checkpoint in checkpoints:
+        if checkpoint.check is not None:
+            problems += checkpoint.check.load()(checkpoint.context(facts))
     if problems:
         raise UserError(*problems)
     if text_tokenizer is None:
@@ -133,6 +146,7 @@ def assemble(
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
+        remarks=(*config.notes, *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ())),
         missing=tuple(missing),
     )
 
@@ -179,16 +193,27 @@ def model_args(config: Config, model: Model) -> BaseModel:
         UserError: the flavor does not exist, or the model rejects the arguments.
     """
     section = config.section(ModelSection)
-    if section.flavor not in model.flavors:
+    if section.flavor not in ("", *model.flavors):
         why = f"model {model.name!r} has no such flavor"
         raise UserError(config.problem("model.flavor", why, nearest(section.flavor, list(model.flavors))))
-    args: BaseModel = model.flavors[section.flavor]
-    cls = type(args)
+    cls = type(next(iter(model.flavors.values())))
+    of_flavor = model.flavors[section.flavor].model_dump() if section.flavor else {}
     try:
-        args = cls.model_validate(_merged(args.model_dump(), section.args), strict=True)
+        args: BaseModel = cls.model_validate(_merged(of_flavor, _with_none(cls, section.args)), strict=True)
     except ValidationError as error:
         raise UserError(*problems_of(error, "model.args", cls, section.args, config.where)) from None
     return args
+
+
+def _with_none(cls: type[BaseModel] | None, args: dict[str, Any]) -> dict[str, Any]:
+    """Return ``args`` with ``None`` for each "none" whose field in ``cls`` allows it."""
+    found: dict[str, Any] = {}
+    for key, value in args.items():
+        if isinstance(value, dict):
+            found[key] = _with_none(model_at(cls, [key]) if cls is not None else None, value)
+        else:
+            found[key] = value_of(value, cls, key) if value == NONE and cls is not None else value
+    return found
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +251,36 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
             f"its vocabulary has {tokenizer.vocab_size} tokens, but the model's has only {layout.vocab_size}",
             "choose another tokenizer or flavor, or set the model's vocabulary with model.args",
         )
+
+
+def check_pretrained(config: Config, stored: StoredModel, args: BaseModel) -> Iterator[Problem]:
+    """Check that the job's model is that of the weights it starts from."""
+    mine, theirs = args.model_dump(mode="json"), stored.sections[ModelSection.section]["args"]
+    own, different = config.section(ModelSection).args, different_arguments(mine, theirs)
+    shown = [f"{key} is {show(theirs[key])} and not {show(mine[key])}" for key in different]
+    more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
+    if different:
+        key = next((f"model.args.{key}" for key in different if key in own), "model.flavor")
+        fix = "remove the key" + (', or set it to ""' if key == "model.flavor" else "")
+        why = f"contradicts the weights in {stored.path}, for which {'; '.join(shown[:3])}{more}"
+        yield config.problem(key, why, fix)
+
+
+def pretrained_notes(stored: StoredModel, model: ModelDefinition, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield what a user should know about a pretrained model and the job's model and tokenizer."""
+    yield f"starts from the weights in {stored.path}, unless the run has a checkpoint"
+    if isinstance(tokenizer, MissingTokenizer):
+        return
+    rows, tokens, context = model.layout.vocab_size, tokenizer.vocab_size, model.layout.max_seq_len
+    theirs = stored.sections[ModelSection.section]["args"].get("max_seq_len", context)
+    if context != theirs:
+        yield f"the model's context is {context:,} tokens; that of the weights is {theirs:,}"
+    if tokens < rows:
+        yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: {rows - tokens:,} are unused"
+    ends = sorted(int(token) for token in getattr(tokenizer, "end_ids", ()))
+    if stored.end_ids and ends != sorted(stored.end_ids):
+        shown = ", ".join(map(str, sorted(stored.end_ids)))
+        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {ends}"
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:

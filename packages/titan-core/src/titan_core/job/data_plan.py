@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Literal
 
 from titan_core.api.batch_plan import BatchPlan
@@ -11,7 +12,7 @@ from titan_core.api.config import Config
 from titan_core.api.dataset import DatasetContext, DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
-from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, fingerprint
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec, fingerprint
 from titan_core.plugins.registry import Registry
 
 MIXTURE = "data.mixture"
@@ -134,6 +135,15 @@ def _pick(
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
     )
+    if dataset.tokenizes and not data.document_mask:
+        why = f"dataset {entry.dataset!r} puts several documents into a sequence, which must not attend to each other"
+        raise UserError(config.problem("data.document_mask", why, "set data.document_mask = true"))
+    if dataset.tokenizes and tokenizer is None:  # assembly reports its mistake
+        return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)
+    if dataset.tokenizes:
+        component = registry.get(Tokenizer, config.section(ModelSection).tokenizer)
+        spec = TokenizerSpec(component.build, tokenizer_context(config, component))
+        context = replace(context, tokenizer_spec=spec, seq_len=config.section(TrainingSection).seq_len)
     problems = list(dataset.check.load()(context)) if dataset.check is not None else []
     if missing is not None:
         missing += [problem for problem in problems if problem.missing]

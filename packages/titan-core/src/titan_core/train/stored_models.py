@@ -1,25 +1,32 @@
-"""Computing with a stored model, without training it."""
+"""Computing with a stored model without training it, and starting a run from one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from titan_core.api.errors import UserError
 from titan_core.api.events import ValidationReport
 from titan_core.api.job import Job
-from titan_core.api.sections import TrainingSection
+from titan_core.api.model_part import ModelPart
+from titan_core.api.sections import ModelSection, TrainingSection
 from titan_core.api.shared_request import SharedRequest
 from titan_core.api.step import GradientAccumulation
 from titan_core.api.stored_model import LoadedModel, StoredModel, WeightsContext
+from titan_core.api.world import World
+from titan_core.config.pretrained import find_model
 from titan_core.data.streams import open_sources
 from titan_core.model.build import build_parts
 from titan_core.train.outcome import OutcomeRecorder
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.validation import Validation
 from titan_core.train.world import join_world
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -40,6 +47,28 @@ def open_model(job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
             # Before this rank closes its connections, on which the others fail.
             OutcomeRecorder(world.rank, job.dump_folder, keeps_log=False).failed(error)
             raise
+
+
+def load_pretrained(job: Job, world: World, parts: list[ModelPart]) -> Mapping[str, Any]:
+    """Load the weights of ``model.from_pretrained`` into ``parts``, if set; return
+    :attr:`~titan_core.api.stored_model.StoredModel.origin`.
+
+    Raises:
+        UserError: there are no such weights, or they are not those of the job's model; on every rank.
+    """
+    path = job.config.section(ModelSection).from_pretrained
+    if path is None:
+        return {}
+    found, mistake = None, None
+    try:
+        found = find_model(path, job.registry)
+    except UserError as error:
+        mistake = error
+    world.raise_together(mistake)
+    assert found is not None
+    found.load.load()(WeightsContext(job, world, parts, found))
+    log.info("starting from the weights in %s", found.path)
+    return found.origin
 
 
 def validate(loaded: LoadedModel) -> ValidationReport:

@@ -47,6 +47,7 @@ from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.results import last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.train.seeds import prepare_numerics
+from titan_core.train.stored_models import load_pretrained
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
 from titan_core.train.world import join_world
@@ -77,6 +78,8 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
             if job.missing:
                 raise UserError(*job.missing)
             lifecycle.job_assembled(job)
+            for note in job.notes():
+                log.info("%s", note)
             # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
             with phase("reading the data"):
@@ -148,9 +151,12 @@ class Trainer:
         lr_scheduler = self._lr_scheduler(optimizer)
         self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
         self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
+        resumed = False
         if self.checkpoints is not None:
             with phase("loading the checkpoint"):
-                self.checkpoints.restore()
+                resumed = self.checkpoints.restore()
+        if not resumed:
+            self.state.origin = load_pretrained(job, world, parts)
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world)
         lifecycle.register(self.events)

@@ -8,6 +8,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any
 
 from titan_core.api.command import CommandContext
@@ -30,6 +31,8 @@ class _Sequence:
     number: int
     dataset: str
     pieces: list[list[int]]
+    weights: list[list[float]] | None
+    """Weight of each token as a target; ``None``: 1 each."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +52,7 @@ def run(context: CommandContext) -> int:
     if not arguments.json:
         print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
-    sequences, tokens, notes = _read(context, job, arguments.sequences)
+    sequences, tokens, count, notes = _read(context, job, arguments.sequences)
     total = sum(tokens.values())
     shares = {dataset.name: tokens[dataset.name] / max(total, 1) for dataset in datasets}
     if arguments.json:
@@ -68,7 +71,7 @@ def run(context: CommandContext) -> int:
     for sequence in sequences:
         _print(sequence, job, arguments.full)
     weights = sum(dataset.weight for dataset in datasets)
-    print(f"in {total:,} tokens, {total // (job.data.plan.seq_len + 1):,} sequences:")
+    print(f"in {total:,} tokens, {count:,} sequences:")
     print_table(
         ("dataset", "weight", "share", "tokens"),
         [(dataset.name, f"{dataset.weight / weights:.4f}", f"{shares[dataset.name]:.4f}", f"{tokens[dataset.name]:,}")
@@ -86,37 +89,40 @@ def _plan(job: Job) -> str:
     )
 
 
-def _read(context: CommandContext, job: Job, count: int) -> tuple[list[_Sequence], Counter[str], list[str]]:
+def _read(context: CommandContext, job: Job, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:
     """Return the result of :func:`_first`, and a note for each thing that this machine lacks. Then there is no sequence.
 
     Raises:
         UserError: the data is invalid.
     """
-    notes = job.notes()
-    if not notes:
+    missing = job.missing
+    if not missing:
         try:
-            return *_first(job, context.read_data(job), count), notes
+            return *_first(job, context.read_data(job), count), []
         except UserError as error:
             if not all(problem.missing for problem in error.problems):
                 raise
-            notes = [note_of(problem) for problem in error.problems]
-    return [], Counter(), notes
+            missing = error.problems
+    return [], Counter(), 0, [note_of(problem) for problem in missing]
 
 
-def _first(job: Job, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str]]:
-    """Return the first ``count`` sequences, and the number of tokens of each dataset in their global batches."""
+def _first(job: Job, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str], int]:
+    """Return the first ``count`` sequences, the number of tokens of each dataset in their global batches, and the number of
+    sequences there."""
     sequences: list[_Sequence] = []
     tokens: Counter[str] = Counter()
     while len(sequences) < count and (rows := next(batches, None)) is not None:
-        for row, lengths, dataset in zip(rows.tokens.tolist(), rows.lengths, rows.datasets, strict=True):
+        for number, (lengths, dataset) in enumerate(zip(rows.lengths, rows.datasets, strict=True)):
             name = job.data.datasets[dataset].name
-            tokens[name] += len(row)
-            pieces, at = [], 0
-            for length in lengths:
-                pieces.append(row[at : at + length])
-                at += length
-            sequences.append(_Sequence(len(sequences), name, pieces))
-    return sequences[:count], tokens
+            tokens[name] += sum(lengths)
+            weights = None if rows.weights is None else _cut(rows.weights[number].tolist(), lengths)
+            sequences.append(_Sequence(len(sequences), name, _cut(rows.tokens[number].tolist(), lengths), weights))
+    return sequences[:count], tokens, len(sequences)
+
+
+def _cut(row: list[Any], lengths: list[int]) -> list[list[Any]]:
+    ends = list(accumulate(lengths))
+    return [row[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _print(sequence: _Sequence, job: Job, full: bool) -> None:
@@ -127,10 +133,18 @@ def _print(sequence: _Sequence, job: Job, full: bool) -> None:
     attention = ", attention within each document" if masked else ""
     print(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {documents}{attention}")
     at = 0
-    for piece in sequence.pieces:
-        print(f"  [{at}:{at + len(piece)}] {_ids(piece, full)}")
-        print(f"    {_text(piece, job.text_tokenizer, full)}")
+    for number, piece in enumerate(sequence.pieces):
+        weights = [1.0] * len(piece) if sequence.weights is None else sequence.weights[number]
+        trained = sum(weight > 0 for weight in weights)
+        loss = "" if trained == len(piece) else f", loss on {trained} of {len(piece)} tokens"
+        print(f"  [{at}:{at + len(piece)}] {_ids(piece, full)}{loss}")
+        for weight, run in groupby(zip(weights, piece, strict=True), key=lambda pair: pair[0]):
+            mark = "" if not loss else "loss    " if weight == 1 else "no loss " if weight == 0 else f"loss x {weight:g} "
+            print(f"    {mark}{_text([token for _, token in run], job.text_tokenizer, full)}")
         at += len(piece)
+    padding = job.data.plan.seq_len + 1 - at
+    if padding:
+        print(f"  [{at}:{at + padding}] padding")
     print()
 
 

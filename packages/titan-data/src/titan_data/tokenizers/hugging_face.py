@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext, without_surrogates
+from titan_core.api.tokenizer import Message, RenderedChat, TokenizerContext, without_surrogates
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
 if TYPE_CHECKING:
+    import datetime
+
     from tokenizers import Tokenizer
+
+    from titan_data.tokenizers.chat_template import ChatTemplate
 
 
 class HuggingFaceTokenizer:
@@ -30,7 +35,8 @@ class HuggingFaceTokenizer:
         tokenizer.no_padding()
         # "<|end_of_text|>" in the text of a document does not end it.
         tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
+        self._tokenizer, self._folder = tokenizer, folder
+        self._template: ChatTemplate | None = None
         self._marks = document_marks(tokenizer, folder)
         self._begin, self._end = list(self._marks.begin.ids), list(self._marks.end.ids)
         self._vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -73,9 +79,46 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = False
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # for surrogates, as above
+            ids = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids
         finally:
             self._tokenizer.encode_special_tokens = True
         return ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> RenderedChat:
+        """See :class:`titan_core.api.tokenizer.RendersChats`."""
+        self.require_chat_template()
+        assert self._template is not None
+        return self._template.render(messages, add_generation_prompt, tools, date)
+
+    def require_chat_template(self) -> None:
+        """See :class:`titan_core.api.tokenizer.RendersChats`."""
+        if self._folder is None:
+            why = f"a chat template is found only beside a file named {TOKENIZER}"
+            raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")
+        if self._template is None:
+            from titan_data.tokenizers.chat_template import ChatTemplate  # imports jinja2
+
+            self._template = ChatTemplate.read(self._folder)
+
+    @cached_property
+    def turn_end_ids(self) -> list[int]:
+        """The first special token after a message of the assistant; none if there is no template, or it writes none."""
+        question = [{"role": "user", "content": "a"}]
+        try:
+            before = self.render_chat(question, add_generation_prompt=True).text
+            after = self.render_chat([*question, {"role": "assistant", "content": "b"}], add_generation_prompt=False).text
+        except UserError:
+            return []
+        special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        ids = self.encode_with_special_tokens(after.removeprefix(before)) if after.startswith(before) else []
+        return [token for token in ids if token in special][:1]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, ReadPolicy
+from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, ExcludedRecord, ReadPolicy
 from titan_core.api.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,9 @@ class DocumentReader:
         self.corrupt = 0
         """Number of corrupt records skipped."""
         self.empty = 0
-        """Number of documents skipped because they have no tokens of their own."""
+        """Number of documents skipped because they have no tokens of their own, or the dataset's settings exclude them."""
+        self.excluded = 0
+        """Number of documents skipped because the dataset's settings exclude them."""
         self.stopped = threading.Event()
         """Set when the data is no longer needed."""
 
@@ -45,6 +47,8 @@ class DocumentReader:
                     fix = f'{error.fix}, or skip such records: set data.on_corrupt = "skip"'
                     raise UserError.one(error.place, error.why, fix) from error
                 self._skip(error)
+            except ExcludedRecord as error:
+                self._exclude(error)
             except Exception as error:
                 # Network libraries have their own exception types; is_transient() recognises them.
                 if not is_transient(error):
@@ -66,6 +70,14 @@ class DocumentReader:
             log.error("skipped a corrupt record: %s: %s", error.place, error.why)
         if self.corrupt == _MOST_LOGGED:
             log.error("further corrupt records of dataset %r are counted but not logged", self._name)
+
+    def _exclude(self, error: ExcludedRecord) -> None:
+        self.empty += 1
+        self.excluded += 1
+        if self.excluded <= _MOST_LOGGED:
+            log.error("skipped a record: %s: %s", error.place, error.why)
+        if self.excluded == _MOST_LOGGED:
+            log.error("further skipped records of dataset %r are counted but not logged", self._name)
 
     def _wait(self, error: Exception, attempt: int) -> None:
         reason = f"{type(error).__name__}: {error}"

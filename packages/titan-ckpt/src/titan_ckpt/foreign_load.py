@@ -1,96 +1,63 @@
-"""Starting a run from weights in another format. Each rank reads only its own shards."""
+"""Loading weights in another format into a job's model. Each rank reads only its own shards."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from titan_ckpt.config import CheckpointSection
 from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.excluding import require_patterns_match
-from titan_ckpt.foreign_checks import (
-    CONFIG_OF,
-    as_named_in,
-    declared_tensors,
-    read_args,
-    read_config,
-    require_equal_copies,
-    require_weights,
-)
-from titan_ckpt.foreign_files import DOWNLOAD_AGAIN, kind_of, open_files
+from titan_ckpt.foreign_checks import as_named_in, declared_tensors, require_equal_copies, require_weights
+from titan_ckpt.foreign_config import CONFIG_OF, DOWNLOAD_AGAIN, kind_of, read_args, read_config
+from titan_ckpt.foreign_files import open_files
 from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.stored import MODEL
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.model_part import ModelPart
 from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.plain_json import read_object
 from titan_core.api.world import World
 
-log = logging.getLogger(__name__)
 
-
-def foreign_kind(context: CheckpointContext[CheckpointSection], path: str) -> str | None:
-    """Return the format of the foreign weights at ``path``, or ``None`` if there are none; the same on all ranks."""
-    return context.world.on_first_rank(lambda: kind_of(Path(path)) if Path(path).is_dir() else None)
-
-
-def start_from_foreign(
-    context: CheckpointContext[CheckpointSection], path: Path, kind: str, excluded: Sequence[str]
-) -> dict[str, dict[str, dict[str, Any]]]:
+def load_foreign(
+    job: Job, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str] = (), key: str = ""
+) -> None:
     """Load the weights in ``path`` into the model, except those that match ``excluded``.
 
-    Returns:
-        Entries for ``about`` of the run's checkpoints that describe the origin of the weights.
+    Args:
+        key: the config key that names ``path``, for errors.
 
     Raises:
         UserError: the weights are not those of this job's model; on every rank.
     """
     opened, mistake = None, None
-    names = [name for of_rank in context.world.gather(list(model_tensors(context.state.parts))) for name in of_rank]
-    require_patterns_match(context.job, excluded, names, str(path))
+    names = [name for of_rank in world.gather(list(model_tensors(parts))) for name in of_rank]
+    require_patterns_match(job, excluded, names, str(path))
     try:
-        where = context.job.config.where("checkpoint.initial_load_path", str(path))
-        opened = open_foreign(context.job, context.world, context.state.parts, path, kind, excluded, where)
+        opened = _open(job, world, parts, path, excluded, job.config.where(key, str(path)) if key else str(path))
     except UserError as error:
         mistake = error
-    context.world.raise_together(mistake)
+    world.raise_together(mistake)
     assert opened is not None
     tensors, reader = opened
     load(tensors, storage_reader=reader)
-    log.info("starting from the weights in %s", path)
-    return hf_about(path) if kind == "hf" else {}
 
 
-def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the Hugging Face config files beside the weights, which checkpoints keep for later exports.
-
-    Raises:
-        UserError: a config file is damaged.
-    """
-    found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
-    return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
-
-
-def open_foreign(
-    job: Job, world: World, parts: Sequence[ModelPart], path: Path, kind: str, excluded: Sequence[str] = (), where: str = ""
+def _open(
+    job: Job, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str], where: str
 ) -> tuple[dict[str, Tensor], ForeignReader]:
     """Return the tensors to load into, and the reader to load them with.
-
-    Args:
-        where: the origin of ``path``, for errors.
 
     Raises:
         UserError: the weights are not those of this job's model.
     """
-    where = where or str(path)
+    kind = kind_of(path)
+    if kind is None:
+        raise UserError.one(where, "contains no weights", DOWNLOAD_AGAIN)
     config = read_config(path, kind)
     form = next((form for form in job.model.formats if form.name == kind), None)
     if form is None:

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from titan_core.api.errors import UserError
-from titan_inference.chat import ChatTemplate
+from titan_data.tokenizers.chat_template import ChatTemplate
 
 TEMPLATE = """{{- bos_token }}
 {%- for message in messages %}
@@ -45,7 +45,7 @@ def test_a_template_renders_as_in_transformers(tmp_path: Path, place: str) -> No
     else:
         named = [{"name": "tools", "template": "no"}, {"name": "default", "template": TEMPLATE}]
         folder = folder_with(tmp_path, chat_template=TEMPLATE if place == "config" else named)
-    assert ChatTemplate.read(folder).render(MESSAGES) == expected
+    assert ChatTemplate.read(folder).render(MESSAGES).text == expected
 
 
 @pytest.mark.parametrize(

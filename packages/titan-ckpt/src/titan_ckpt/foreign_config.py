@@ -1,0 +1,97 @@
+"""Config files beside foreign weights, and the models that they describe. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from titan_ckpt.catalogue import DCP_METADATA
+from titan_core.api.components import Model
+from titan_core.api.errors import UserError
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tools.plain_json import read_object
+from titan_core.api.weights import WeightFormat
+
+CONFIG_OF: Final = {"hf": "config.json", "meta": "params.json"}
+DOWNLOAD_AGAIN: Final = "download it again"
+_QUANTISED = ("quantization_config", "compression_config", "quantization")
+
+
+def kind_of(folder: Path) -> str | None:
+    """Return ``"hf"``, ``"meta"`` or ``"dcp"``, or ``None`` if the folder contains none of these formats."""
+    if any(folder.glob("*.safetensors")):
+        return "hf"
+    if any(folder.glob("consolidated.*.pth")):
+        return "meta"
+    return "dcp" if (folder / DCP_METADATA).is_file() else None
+
+
+def read_config(folder: Path, kind: str) -> dict[str, Any]:
+    """Read the config file beside the weights.
+
+    Raises:
+        UserError: the file is missing or damaged, the weights are quantised according to it, or the format has no such file.
+    """
+    if kind == "dcp":
+        fix = f"convert it first: `titan checkpoint convert {folder} NEW_FOLDER --recipe RECIPE --allow-pickle`"
+        raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
+    path = folder / CONFIG_OF[kind]
+    config = read_object(path, DOWNLOAD_AGAIN)
+    for key in _QUANTISED:
+        if config.get(key):
+            method = config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]
+            why = f"these weights are quantised according to {key} ({method})"
+            raise UserError.one(str(path), why, "use the model in bfloat16 or float32, or dequantise it first")
+    return config
+
+
+def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
+    """Return the arguments of the model that ``config`` describes.
+
+    Raises:
+        ValueError: ``config`` describes no model of this kind.
+    """
+    assert form.to_args is not None
+    try:
+        return form.to_args.load()(config)
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from None
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"a value has the wrong type or size: {error}") from error
+
+
+def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the Hugging Face config files beside the weights, which checkpoints keep for later exports.
+
+    Raises:
+        UserError: a config file is damaged.
+    """
+    found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
+    return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
+
+
+def model_for(
+    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
+) -> tuple[Model, WeightFormat, BaseModel]:
+    """Return the model that these weights belong to.
+
+    Raises:
+        UserError: no installed model supports them. The message contains the reason of each model.
+    """
+    reasons = []
+    for model, form in _formats(registry, kind):
+        if wanted is not None and model.name != wanted:
+            continue
+        try:
+            return model, form, read_args(form, config)
+        except ValueError as error:
+            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
+    why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
+    raise UserError.one(str(source), why, "use another model, or install the plugin of this one")
+
+
+def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
+    return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)

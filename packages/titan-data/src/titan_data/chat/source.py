@@ -1,0 +1,177 @@
+"""Dataset ``chat``: chats and pairs of prompt and completion, from local files or the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource, ExcludedRecord, WeightedTokens
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.tokenizer import RendersChats
+from titan_data.chat.config import ChatSection
+from titan_data.chat.records import FIELDS, chat_of
+from titan_data.chat.tokens import plain_tokens, templated_tokens
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, first_line, holds_lines, plain_suffix
+from titan_data.records import check_format, converted
+
+log = logging.getLogger(__name__)
+
+_FORMS = ("json", "parquet", "arrow")
+_MOST_LOGGED = 20
+_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_TEMPLATE_FIX = (
+    "use the tokenizer of an instruction-tuned model, write a chat_template.jinja beside tokenizer.json, or, for prompts "
+    'and completions, set chat.template = "none"'
+)
+
+
+class ChatReader:
+    """Converts records to documents. Only what the assistant writes has a loss."""
+
+    def __init__(self, context: DatasetContext[ChatSection]) -> None:
+        """
+        Raises:
+            UserError: the tokenizer has no chat template, although one is needed.
+        """
+        assert context.tokenizer_spec is not None
+        assert context.seq_len is not None
+        self._context, self._section = context, context.section
+        self._tokenizer = context.tokenizer_spec.open()
+        self._longest = context.seq_len + 1  # the last token is only a target
+        self._cut = 0
+        if self._section.template == "tokenizer":
+            _require_template(self._tokenizer, context)
+
+    def __call__(self, record: Any, place: str) -> WeightedTokens:
+        """Return the tokens of ``record``.
+
+        Raises:
+            CorruptRecord: it contains no chat.
+            ExcludedRecord: it does not fit into a sequence.
+        """
+        chat = chat_of(converted(record, self._context, place), self._section.train_on == "last", place)
+        if self._section.template == "tokenizer":
+            assert isinstance(self._tokenizer, RendersChats)
+            document = templated_tokens(chat, self._tokenizer, place)
+        elif chat.texts is not None:
+            document = plain_tokens(*chat.texts, self._tokenizer, place)
+        else:
+            why = 'has messages, which chat.template = "none" does not render'
+            raise CorruptRecord(place, why, 'set chat.template = "tokenizer"')
+        return document if len(document.ids) <= self._longest else self._shortened(document, place)
+
+    def _shortened(self, document: WeightedTokens, place: str) -> WeightedTokens:
+        why = f"its {len(document.ids)} tokens do not fit into a sequence of {self._longest - 1}"
+        if self._section.too_long == "stop":
+            fix = 'raise training.seq_len, or set chat.too_long to "drop" or "truncate"'
+            raise UserError.one(place, why, fix)
+        if self._section.too_long == "drop":
+            raise ExcludedRecord(place, why)
+        weights = document.weights[: self._longest]
+        if not weights[1:].any():
+            raise ExcludedRecord(place, f"{why}, and nothing of the assistant's message is left after cutting off the end")
+        self._cut += 1
+        if self._cut <= _MOST_LOGGED:
+            # An error, because ranks other than the first, which read other records, log only errors.
+            log.error("cut off the end of a record: %s: %s", place, why)
+        if self._cut == _MOST_LOGGED:
+            log.error("further records that are cut are not logged")
+        return replace(document, ids=document.ids[: self._longest], weights=weights)
+
+
+def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
+    """Open the dataset: local files, or a dataset on the hub if no such file exists.
+
+    Raises:
+        UserError: it cannot be opened, or the tokenizer has no chat template.
+    """
+    from titan_data.huggingface import open_files, stream_hub
+
+    read = ChatReader(context)
+    form = _form(context)
+    return stream_hub(context, read) if form is None else open_files(context, form, read)
+
+
+def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
+    """Check the files, the tokenizer's template, and the first record of JSON lines."""
+    try:
+        form = _form(context)
+        problems = check_format(context)
+        if problems or context.tokenizer_spec is None:
+            return problems
+        read = ChatReader(context)
+        if form == "json" and not context.skip_corrupt:
+            _check_first(context, read)
+    except CorruptRecord as error:
+        return [Problem(error.place, error.why, error.fix)]
+    except UserError as error:
+        return list(error.problems)
+    except OSError as error:
+        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+    return []
+
+
+def _check_first(context: DatasetContext[ChatSection], read: ChatReader) -> None:
+    """Read the first record of JSON lines. Files with one JSON array or indented objects are left for ``datasets`` to check.
+
+    Raises:
+        CorruptRecord: it is not a chat.
+        UserError: all files are empty.
+    """
+    for file in find_files(context, ENDINGS["json"]):
+        number, line = first_line(file)
+        if not line:
+            continue
+        if not holds_lines(file):
+            return
+        place = f"{file}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
+        with suppress(ExcludedRecord):  # others may fit
+            read(record, place)
+        return
+    raise UserError.one(context.where, EMPTY, EMPTY_FIX)
+
+
+def _form(context: DatasetContext[ChatSection]) -> str | None:
+    """Return the form of the files that ``context.path`` names, ``None`` for a dataset on the hub.
+
+    Raises:
+        UserError: the path is missing, or names no file, or files of several forms.
+    """
+    endings = tuple(ending for form in _FORMS for ending in ENDINGS[form])
+    path = Path(context.path or "").expanduser()
+    if _ON_HUB.fullmatch(context.path or "") and not path.exists() and plain_suffix(path) not in endings:
+        return None
+    files = find_files(context, endings)
+    forms = {form for file in files for form in _FORMS if plain_suffix(file) in ENDINGS[form]}
+    if len(forms) != 1:
+        why = "contains files of several forms" if forms else f"is not a file that ends in {' or '.join(endings)}"
+        raise UserError.one(context.where, why, f"name files of one form, with the fields {FIELDS}")
+    return forms.pop()
+
+
+def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> None:
+    """
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not isinstance(tokenizer, RendersChats):
+        raise UserError.one(f"dataset {context.name!r}", "the job's tokenizer has no chat template", _TEMPLATE_FIX)
+    try:
+        tokenizer.require_chat_template()
+    except UserError as error:
+        problem = error.problems[0]
+        raise UserError.one(f"dataset {context.name!r}", f"{problem.where} {problem.why}", _TEMPLATE_FIX) from None
+    if not tokenizer.turn_end_ids:
+        log.warning(
+            "the chat template writes no special token after a message of the assistant, so the model cannot learn where to "
+            "stop: write {{ eos_token }} there"
+        )

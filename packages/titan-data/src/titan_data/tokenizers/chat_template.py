@@ -1,0 +1,127 @@
+"""Chat templates: messages to the text that a model was tuned on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from titan_core.api.errors import UserError
+from titan_core.api.tokenizer import Message, RenderedChat
+from titan_core.api.tools.plain_json import read_object
+
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+
+_START, _END = "\ue000\ue001", "\ue001\ue000"
+"""Mark what the assistant wrote in a rendered text, and are removed from it: characters of Unicode's private area."""
+
+
+class _Generation(Extension):
+    """``{% generation %}...{% endgeneration %}``, by which a template says what the assistant writes."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares an attribute of the instance
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Put marks around the text of the block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked", [])
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{_START}{caller()}{_END}"
+
+
+class ChatTemplate:
+    """A template as ``transformers`` writes it, beside a tokenizer's files. It runs in jinja2's sandbox: a downloaded
+    template must not run code."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals["raise_exception"] = _refuse
+        self._special_tokens, self._where = dict(special_tokens), where
+        self._marks = "endgeneration" in source
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise UserError.one(where, f"the chat template is not a Jinja template: {error}", "download it again") from None
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatTemplate:
+        """Return the template in ``folder``.
+
+        Raises:
+            UserError: the folder has no template, or a damaged one.
+        """
+        file = folder / CONFIG
+        config = read_object(file, "download it again") if file.exists() else {}
+        source = config.get("chat_template")
+        if isinstance(source, list):  # several by name
+            source = next((one["template"] for one in source if one.get("name") == "default"), None)
+        if (folder / TEMPLATE).exists():
+            source, file = (folder / TEMPLATE).read_text(encoding="utf-8"), folder / TEMPLATE
+        if not isinstance(source, str):
+            why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
+            fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"
+            raise UserError.one(str(folder), why, fix)
+        special = {name: _content(value) for name, value in config.items() if name.endswith("_token") and value}
+        return cls(source, special, str(file))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> RenderedChat:
+        """See :meth:`titan_core.api.tokenizer.RendersChats.render_chat`.
+
+        Raises:
+            UserError: the template refuses them.
+        """
+        texts = [value for message in messages for value in message.values() if isinstance(value, str)]
+        if self._marks and any(_START in text or _END in text for text in texts):
+            why = f"a message contains {_START!a} or {_END!a}, which mark the assistant's part of a chat here"
+            raise UserError.one(self._where, why, "remove them")
+        now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
+        try:
+            marked = self._template.render(
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=list(tools) if tools else None,
+                strftime_now=now.strftime,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None
+        return _unmarked(marked) if self._marks else RenderedChat(marked)
+
+
+def _unmarked(marked: str) -> RenderedChat:
+    """Remove the marks of :class:`_Generation`, and return what was between them as ranges."""
+    first, *rest = marked.split(_START)
+    text, ranges = first, []
+    for piece in rest:
+        inner, _, after = piece.partition(_END)
+        ranges.append((len(text), len(text) + len(inner)))
+        text += inner + after
+    return RenderedChat(text, tuple(ranges))
+
+
+def _content(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, Mapping) else str(value)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)

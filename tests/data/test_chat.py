@@ -1,0 +1,309 @@
+"""Dataset ``chat``: the ids are those of transformers, and only what the assistant writes has a loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer, write_chats
+from titan_core.api.dataset import CorruptRecord, DatasetContext, ExcludedRecord, WeightedTokens
+from titan_core.api.errors import UserError
+from titan_core.api.ref import Ref
+from titan_core.api.tokenizer import TokenizerContext, TokenizerSpec
+from titan_data.chat.config import ChatSection
+from titan_data.chat.source import ChatReader, check_chats, open_chats
+
+QUESTION, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def context(folder: Path, path: str | None = None, seq_len: int = 200, **section: Any) -> DatasetContext[ChatSection]:
+    """Return the context of a job with the tokenizer in ``folder``; ``byte`` is the embedded one."""
+    if folder.name == "byte":
+        spec = TokenizerSpec(Ref[Any]("titan_core.data.byte_tokenizer:build"), TokenizerContext(section=None, path=None))
+    else:
+        spec = TokenizerSpec(
+            Ref[Any]("titan_data.tokenizers.hugging_face:build"), TokenizerContext(section=None, path=str(folder))
+        )
+    return DatasetContext(
+        section=ChatSection(**section),
+        name="chat",
+        path=path,
+        text_field="text",
+        seed=0,
+        where="training.dataset_path",
+        tokenizer_spec=spec,
+        seq_len=seq_len,
+    )
+
+
+def trained(document: WeightedTokens) -> list[int]:
+    assert set(numpy.unique(document.weights)) <= {0.0, 1.0} and document.whole
+    return [int(token) for token, weight in zip(document.ids, document.weights, strict=True) if weight]
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_ids_and_mask_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    tokenizer = save_tokenizer(tmp_path, template)
+    read = ChatReader(context(tmp_path))
+    for chat in CHATS:
+        expected = tokenizer.apply_chat_template(
+            chat, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        found = read({"messages": chat}, "here")
+        # transformers encodes the whole text, in which the end of a prompt may merge with its completion.
+        assert tokenizer.decode(found.ids) == tokenizer.decode(expected["input_ids"])
+        if not chat[2:]:
+            assert found.ids.tolist() == expected["input_ids"]
+            assert found.weights.tolist() == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_a_prompt_has_the_ids_that_the_model_is_asked_with(tmp_path: Path, template: str) -> None:
+    """The completion begins with a line end, which would merge with those at the end of the prompt."""
+    template = template.replace(" | trim", "")
+    tokenizer = save_tokenizer(tmp_path, template)
+    chat = [QUESTION, {"role": "assistant", "content": "\nb"}]
+    found = ChatReader(context(tmp_path))({"messages": chat}, "here")
+    prompt = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert found.ids.tolist()[: len(prompt)] == prompt
+    assert tokenizer.decode(found.ids[len(prompt) :]) == "\nb<|eot|>" == tokenizer.decode(trained(found))
+
+
+@pytest.mark.parametrize(("train_on", "expected"), [("all", "Hello 🙂<|eot|>Bye.<|eot|>"), ("last", "Bye.<|eot|>")])
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_the_assistant_is_trained_on_with_the_end_of_its_turn(
+    tmp_path: Path, train_on: str, expected: str, template: str
+) -> None:
+    tokenizer = save_tokenizer(tmp_path, template)
+    trailing = [*CHATS[-1], {"role": "user", "content": "unanswered"}]
+    found = ChatReader(context(tmp_path, train_on=train_on))({"messages": trailing}, "here")
+    assert tokenizer.decode(trained(found)) == expected
+    assert "unanswered" not in tokenizer.decode(found.ids)
+
+
+FORMS: dict[str, Any] = {
+    "messages": {"messages": [QUESTION, ANSWERED]},
+    "nulls of a table": {"messages": [{**QUESTION, "name": None}, {**ANSWERED, "weight": None}], "prompt": None},
+    "prompt and completion": {"prompt": "a", "completion": "b"},
+    "lists": {"prompt": [QUESTION], "completion": [ANSWERED]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    "conversations of messages": {"conversations": [QUESTION, ANSWERED]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_a_record_mean_the_same(tmp_path: Path, form: str) -> None:
+    save_tokenizer(tmp_path)
+    read = ChatReader(context(tmp_path))
+    found, expected = read(FORMS[form], "here"), read(FORMS["messages"], "here")
+    assert found.ids.tolist() == expected.ids.tolist() and found.weights.tolist() == expected.weights.tolist()
+
+
+def test_messages_of_the_assistant_can_be_excluded_one_by_one(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    chat = [QUESTION, {**ANSWERED, "weight": 0}, QUESTION, {"role": "assistant", "content": "c"}]
+    assert tokenizer.decode(trained(ChatReader(context(tmp_path))({"messages": chat}, "here"))) == "c<|eot|>"
+
+
+def test_tools_reach_the_template(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path, TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ tools | tojson }}"))
+    found = ChatReader(context(tmp_path))({"messages": [QUESTION, ANSWERED], "tools": [{"name": "f"}]}, "here")
+    assert '[{"name": "f"}]' in tokenizer.decode(found.ids)
+
+
+def test_the_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:
+    """Templates of Llama 3 write the date if there is a clock."""
+    tokenizer = save_tokenizer(tmp_path, "{{ bos_token }}{{ strftime_now('%d %b %Y') }}" + TEMPLATE)
+    found = ChatReader(context(tmp_path))({"messages": [QUESTION, ANSWERED]}, "here")
+    assert tokenizer.decode(found.ids).startswith("<|begin|>26 Jul 2024<|begin|>")
+
+
+@pytest.mark.parametrize("folder", ["byte", "hf"])
+def test_pairs_without_a_template_are_documents(tmp_path: Path, folder: str) -> None:
+    save_tokenizer(tmp_path / "hf", None)
+    made = context(tmp_path / folder, template="none")
+    assert made.tokenizer_spec is not None
+    tokenizer: Any = made.tokenizer_spec.open()
+    found = ChatReader(made)({"prompt": "2 + 2 =\n", "completion": "\n 4"}, "here")
+    assert found.ids.tolist()[:1] == tokenizer.begin_ids
+    assert trained(found) == [*tokenizer.encode_document("\n 4")[1:-1], *tokenizer.end_ids]
+    with pytest.raises(CorruptRecord, match=r"messages, which chat\.template"):
+        ChatReader(made)({"messages": [QUESTION, ANSWERED]}, "here")
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space_encodes_the_chat_as_a_whole(tmp_path: Path) -> None:
+    """As Llama 2's does. A completion that is encoded on its own would get another space."""
+    fast = save_tokenizer(
+        tmp_path, "[{{ messages[0]['content'] }}]{% if messages[1] %} {{ messages[1]['content'] }}</s>{% endif %}"
+    )
+    vocab = {letter: number for number, letter in enumerate("▁abc[]")}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": fast.chat_template}))
+    found = ChatReader(context(tmp_path))({"messages": [QUESTION, ANSWERED]}, "here")
+    assert tokenizer.decode(found.ids.tolist(), skip_special_tokens=False) == " [a] b</s>"
+    assert [tokenizer.id_to_token(token) for token in trained(found)] == ["▁", "b", "</s>"]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not an object": ([1], "must be a JSON object"),
+    "no field": ({"text": "a"}, "has neither of the fields messages.*fields: text"),
+    "only a prompt": ({"prompt": "a"}, "has neither of the fields"),
+    "no list": ({"messages": "a"}, "'messages' contains str, not a list"),
+    "empty": ({"messages": []}, "contains an empty list"),
+    "no message": ({"messages": ["a"]}, "message 1 of field 'messages' is str"),
+    "no role": ({"messages": [{"content": "a"}]}, "has no role"),
+    "no content": ({"messages": [{"role": "user"}]}, "has no content"),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is list, not text"),
+    "weight": ({"messages": [{**ANSWERED, "weight": 0.5}]}, "weight of message 1 .* is 0.5, not 0 or 1"),
+    "nothing to train on": ({"messages": [QUESTION]}, "no message of the assistant"),
+    "all excluded": ({"messages": [QUESTION, {**ANSWERED, "weight": 0}]}, "no message of the assistant"),
+    "unknown sender": ({"conversations": [{"from": "bot", "value": "a"}]}, "message 1 .* is from 'bot'"),
+    "mixed pair": ({"prompt": "a", "completion": [ANSWERED]}, "'prompt' contains str"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_record_is_an_error_with_file_and_line(tmp_path: Path, case: str) -> None:
+    record, message = BAD[case]
+    save_tokenizer(tmp_path)
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [QUESTION, ANSWERED]}) + "\n\n" + json.dumps(record) + "\n")
+    shard = open_chats(context(tmp_path, str(file))).shard(0, 1, 0)
+    with pytest.raises(CorruptRecord, match=message) as error:
+        list(shard)
+    assert error.value.place == f"{file}:3"
+
+
+def test_a_template_that_refuses_a_chat_names_the_record(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}" + TEMPLATE)
+    with pytest.raises(CorruptRecord, match="no system") as error:
+        ChatReader(context(tmp_path))({"messages": CHATS[-1]}, "chats.jsonl:7")
+    assert error.value.place == "chats.jsonl:7"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        # The last message differs from the others, as in templates that remove thoughts.
+        (
+            TEMPLATE.replace(
+                ANSWER, "{{ m['content'][:1] if m['role'] == 'assistant' and not loop.last else m['content'] }}<|eot|>"
+            ),
+            "differently if others",
+        ),
+        (TEMPLATE.replace("<|start|>assistant\n\n", "<|start|>assistant\n\n<think>"), "as a continuation of the prompt"),
+    ],
+    ids=["thoughts", "another prompt"],
+)
+def test_a_template_without_the_prefix_property_is_refused(tmp_path: Path, template: str, message: str) -> None:
+    save_tokenizer(tmp_path, template)
+    with pytest.raises(CorruptRecord, match=message):
+        ChatReader(context(tmp_path))({"messages": CHATS[-1]}, "here")
+
+
+def test_a_record_that_is_too_long_is_dropped_cut_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    record = {"messages": [QUESTION, {"role": "assistant", "content": "b" * 20}]}
+    whole = ChatReader(context(tmp_path))(record, "here")
+    fitting = context(tmp_path, seq_len=len(whole.ids) - 1)  # the last token is only a target
+    assert ChatReader(fitting)(record, "here").ids.tolist() == whole.ids.tolist()
+    short = replace(fitting, seq_len=len(whole.ids) - 3)
+    with pytest.raises(ExcludedRecord, match=f"its {len(whole.ids)} tokens do not fit"):
+        ChatReader(short)(record, "here")
+    with pytest.raises(UserError, match=r"here: its .* tokens do not fit .* raise training.seq_len"):
+        ChatReader(replace(short, section=ChatSection(too_long="stop")))(record, "here")
+    cutting = replace(short, section=ChatSection(too_long="truncate"))
+    cut = ChatReader(cutting)(record, "here")
+    assert cut.ids.tolist() == whole.ids.tolist()[:-2] and tokenizer.decode(trained(cut)) == "b" * 19
+    assert "cut off the end of a record: here: its" in caplog.text
+    with pytest.raises(ExcludedRecord, match="nothing of the assistant's message is left"):
+        ChatReader(replace(cutting, seq_len=8))(record, "here")
+
+
+def json_array(file: Path) -> None:
+    file.write_text(json.dumps([{"messages": chat} for chat in CHATS]))
+
+
+def parquet(file: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": chat} for chat in CHATS]), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("a.jsonl", write_chats), ("a.json", json_array), ("a.parquet", parquet)],
+    ids=["lines", "array", "parquet"],
+)
+def test_files_of_all_forms_hold_the_same_documents(
+    tmp_path: Path, name: str, write: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    save_tokenizer(tmp_path)
+    write(tmp_path / name)
+    made = context(tmp_path, str(tmp_path / name))
+    assert check_chats(made) == []
+    read = ChatReader(made)
+    expected = [read({"messages": chat}, "").ids.tolist() for chat in CHATS]
+    found: list[Any] = list(open_chats(made).shard(0, 1, 0))
+    assert sorted(document.ids.tolist() for document in found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (None, "needs the path"),
+        ("missing/chats.jsonl", "no such file"),
+        ("notes.txt", "is not a file that ends in"),
+        ("mixed", "files of several forms"),
+        ("empty.jsonl", "the dataset is empty"),
+        ("broken.jsonl", "broken.jsonl:2: not a JSON record"),
+        ("text.jsonl", "text.jsonl:1: has neither of the fields"),
+    ],
+)
+def test_mistakes_in_the_path_are_found_before_training(in_tmp: Path, path: str | None, message: str) -> None:
+    save_tokenizer(in_tmp)
+    Path("notes.txt").write_text("a")
+    Path("mixed").mkdir()
+    Path("mixed/a.jsonl").write_text("{}")
+    Path("mixed/a.parquet").write_text("")
+    Path("empty.jsonl").write_text("\n")
+    Path("broken.jsonl").write_text("\n{a\n")
+    Path("text.jsonl").write_text('{"text": "a"}\n')
+    (problem,) = check_chats(context(in_tmp, path))
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize("folder", ["byte", "hf"])
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path, folder: str) -> None:
+    save_tokenizer(tmp_path / "hf", None)
+    write_chats(tmp_path / "chats.jsonl")
+    (problem,) = check_chats(context(tmp_path / folder, str(tmp_path / "chats.jsonl")))
+    assert "no chat template" in problem.why and "chat_template.jinja" in problem.fix
+
+
+def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tokenizer(tmp_path, TEMPLATE.replace("<|eot|>", "\n"))
+    ChatReader(context(tmp_path))
+    assert "the model cannot learn where to stop" in caplog.text
+
+
+def test_a_function_may_convert_records(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    read = ChatReader(context(tmp_path))
+    made = replace(context(tmp_path), format="harness.formats:to_chat")
+    assert ChatReader(made)({"instruction": "a", "output": "b"}, "").ids.tolist() == read(FORMS["messages"], "").ids.tolist()
+    with pytest.raises(CorruptRecord, match="KeyError"):
+        ChatReader(made)({"instruction": "a"}, "here")

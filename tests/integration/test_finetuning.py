@@ -1,0 +1,211 @@
+"""Fine-tuning a Hugging Face model on chats: the loss and the gradients are those of transformers with labels of -100 on
+prompts, and the exported model stops at the end of its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from harness.chat_model import CHATS, MARKED, TEMPLATE, finetuning, save_model, write_chats
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, make_job, run_recipe
+from titan_core.api.batch import IGNORE, Batch
+from titan_core.cli.main import main
+from titan_core.data.loader import data_loader
+from titan_core.data.opened import OpenedData
+
+HEAD, EMBEDDING = "output.weight", "tok_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model and a file of chats."""
+    folder = tmp_path_factory.mktemp("finetuning")
+    save_model(folder / "model")
+    write_chats(folder / "chats.jsonl")
+    with contextlib.chdir(folder):
+        yield folder
+
+
+def trained(folder: Path, **changes: object) -> RunRecord:
+    """Fine-tune, with ``changes`` of settings in which ``__`` stands for a dot."""
+    settings = finetuning(folder / "model", folder / "chats.jsonl")
+    settings |= {key.replace("__", "."): value for key, value in changes.items()}
+    return run_recipe("llama3_debug", settings, weights=True)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> RunRecord:
+    return trained(folder, job__dump_folder="one", checkpoint__enable="true")
+
+
+def first_batch(folder: Path) -> list[Batch]:
+    """Return the microbatches of the first global batch."""
+    job = make_job("llama3_debug", finetuning(folder / "model", folder / "chats.jsonl"))
+    loader = data_loader(job, OpenedData.of(job).training, 0)
+    step = loader.next_step()
+    loader.close()
+    assert step is not None
+    return step.microbatches
+
+
+def documents_of(batches: list[Batch]) -> list[list[int]]:
+    """Return the ids of each document."""
+    found = []
+    for batch in batches:
+        assert batch.documents is not None
+        for tokens, targets, documents in zip(batch.tokens, batch.targets, batch.documents, strict=True):
+            for document in documents.unique():
+                chosen = documents == document
+                if (targets[chosen] >= 0).any():
+                    last = int(targets[chosen][-1])  # the last token of a full row is only a target
+                    found.append([*tokens[chosen].tolist(), *([last] if last >= 0 else [])])
+    return found
+
+
+def test_loss_and_gradients_are_those_of_transformers_with_labels_on_the_answers(folder: Path, run: RunRecord) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    masked = {}
+    for chat in CHATS:
+        ids = tokenizer.apply_chat_template(chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True)
+        masked[tuple(ids["input_ids"])] = ids["assistant_masks"]
+    start = tokenizer.convert_tokens_to_ids("<|start|>")
+    total, count, of_start = torch.zeros(()), 0, torch.zeros(model.config.hidden_size)
+    for document in documents_of(first_batch(folder)):
+        mask = masked[tuple(document)]
+        labels = torch.tensor([token if chosen else -100 for token, chosen in zip(document, mask, strict=True)])[1:]
+        hidden = model.model(torch.tensor([document])).last_hidden_state[0, :-1]
+        logits = model.lm_head(hidden)
+        total = total + cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        count += int((labels != -100).sum())
+        of_start += (logits.softmax(-1)[:, start, None] * hidden)[labels != -100].sum(0).detach()
+    (total / count).backward()
+    assert run.targets[0] == count
+    assert run.losses[0] == pytest.approx(total.item() / count, rel=1e-5)
+    for ours, theirs in ((HEAD, model.lm_head), (EMBEDDING, model.model.embed_tokens)):
+        assert theirs.weight.grad is not None
+        torch.testing.assert_close(run.gradients[ours], theirs.weight.grad, rtol=1e-4, atol=1e-7)
+    # A token that occurs in prompts only is never a target: the gradient of its row in the output embedding is its
+    # probability at the positions that are trained on, without a term of its own.
+    torch.testing.assert_close(run.gradients[HEAD][start], of_start / count, rtol=1e-4, atol=1e-7)
+
+
+def test_positions_of_prompts_receive_no_gradient(folder: Path) -> None:
+    """The logits there do not enter the loss. (The hidden states of earlier layers do, through the attention of the
+    answers.)"""
+    model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
+    (first, *_) = first_batch(folder)
+    logits = model(first.tokens).logits.detach().requires_grad_()
+    cross_entropy(logits.flatten(0, 1), first.targets.flatten(), ignore_index=IGNORE, reduction="sum").backward()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    start = tokenizer.convert_tokens_to_ids("<|start|>")
+    assert logits.grad is not None
+    touched = logits.grad.abs().sum(-1) > 0
+    assert (first.tokens[:, 1:] == start).any() and touched.any()
+    assert not touched[:, :-1][first.tokens[:, 1:] == start].any()
+    assert touched.sum() == (first.targets != IGNORE).sum() < first.targets.numel() / 2
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"parallelism__tensor_parallel_degree": 2},
+        {"parallelism__pipeline_parallel_degree": 2},
+        {"parallelism__data_parallel_shard_degree": 2, "training__local_batch_size": 1},
+        {"parallelism__context_parallel_degree": 2},
+    ],
+    ids=["TP", "PP", "FSDP", "CP"],
+)
+def test_every_mesh_starts_from_the_weights_and_trains_the_same(
+    gloo: GlooPool, folder: Path, run: RunRecord, mesh: dict[str, object]
+) -> None:
+    records = gloo.run(2, trained, folder, job__dump_folder="/".join(mesh), **mesh)
+    initial = {name: tensor for record in records for name, tensor in record.initial.items()}
+    assert initial.keys() == run.initial.keys()
+    for name, tensor in initial.items():
+        assert torch.equal(tensor, run.initial[name]), name
+    assert records[0].losses == pytest.approx(run.losses, rel=1e-5)
+
+
+def test_an_exported_model_stops_at_the_end_of_its_turn(folder: Path) -> None:
+    """The template ends a turn with another token than that which ends documents, as Llama 3 does."""
+    write_chats(folder / "yes.jsonl", [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]] * 8)
+    trained(
+        folder,
+        job__dump_folder="stops",
+        checkpoint__enable="true",
+        training__dataset_path=str(folder / "yes.jsonl"),
+        training__seq_len=32,
+        training__steps=25,
+        training__max_norm=1.0,
+        optimizer__lr=0.02,
+        lr_scheduler__warmup_steps=2,
+    )
+    assert main(["checkpoint", "convert", "stops", "stops-hf"]) == 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained("stops-hf"), AutoTokenizer.from_pretrained("stops-hf")
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|end|>", "<|eot|>"])
+    assert tokenizer.chat_template == TEMPLATE
+    chat = [{"role": "user", "content": "?"}]
+    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answer = model.generate(**asked, max_new_tokens=30, pad_token_id=0)[0, asked["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "yes<|eot|>"
+
+
+def test_titan_generate_answers_and_stops(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("stops").exists():
+        test_an_exported_model_stops_at_the_end_of_its_turn(folder)
+    capsys.readouterr()
+    for model in ("stops", "stops-hf"):
+        assert (
+            main(["generate", model, "--chat", "--prompt", "?", "--temperature", "0", "--json", "--job.device", "cpu"]) == 0
+        )
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert answer["text"] == "yes"
+
+
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
+    "no document mask": ({"data.document_mask": "false"}, "set data.document_mask = true"),
+    "no template": ({"model.tokenizer": "byte", "model.tokenizer_path": ""}, "the job's tokenizer has no chat template"),
+    "unknown tokenizer": ({"model.tokenizer": "bite"}, "model.tokenizer"),
+    "messages without a template": ({"chat.template": "none"}, "chats.jsonl:1: has messages"),
+    "too long a sequence": ({"training.seq_len": 512}, "the model accepts at most 256 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_each(folder: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, message = MISTAKES[case]
+    settings = {**finetuning(folder / "model", folder / "chats.jsonl"), **changes}
+    arguments = [argument for key, value in settings.items() for argument in (f"--{key}", str(value))]
+    assert main(["config", "check", "llama3_debug", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_the_commands_of_the_page_on_finetuning(folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
+    blocks = dict(re.findall(r"<!-- test: (\S+) -->\n```\w*\n(.*?)```", page, re.DOTALL))
+    shutil.copytree(folder / "model", "my-llama")
+    write_chats(Path("chats.jsonl"))
+    Path("sft.toml").write_text(blocks["sft.toml"].replace("steps = 20", "steps = 2"))
+    commands = [shlex.split(line) for line in blocks["commands"].splitlines()]
+    assert len(commands) == 5
+    for program, *arguments in commands:
+        assert program == "titan"
+        device = [] if arguments[0] == "checkpoint" else ["--job.device", "cpu"]
+        assert main([*arguments, *device]) == 0
+    printed = capsys.readouterr().out
+    assert "loss on" in printed and "wrote exported" in printed
+    assert Path("exported/chat_template.jinja").is_file()
