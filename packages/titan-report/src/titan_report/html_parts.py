@@ -13,7 +13,7 @@ from titan_report.charts import Chart
 from titan_report.palette import DARK, LIGHT, colour_of, round_of, tint_of
 from titan_report.table import Table
 
-_NUMBER = re.compile(r"[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
+_NUMBER = re.compile(r"~?[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
 
 
 def table(contents: Table, names: Sequence[str], lead: str = "", align_numbers: bool = True) -> str:
