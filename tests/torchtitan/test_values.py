@@ -8,6 +8,9 @@ import pytest
 
 from harness.old_recipes import imported
 from titan_core.api.errors import UserError
+from titan_torchtitan.importing import import_recipe
+from titan_torchtitan.reading import from_document
+from titan_torchtitan.writing import to_toml
 
 LLAMA = {"model.name": "llama3"}
 OLD = {"training.warmup_steps": 2}
@@ -93,7 +96,6 @@ SAVES = {"checkpoint.enable": True}
             {"training.dataset": "c4_test", "training.dataset_path": "/data/c4_test"},
             {"training.dataset": "json", "training.dataset_path": "/data/c4_test"},
         ),
-        ({"training.dataset": "mine"}, {"training.dataset": "mine"}),
         (
             {"model.tokenizer_path": "a/tokenizer.model"},
             {"model.tokenizer": "llama3", "model.tokenizer_path": "a/tokenizer.model"},
@@ -110,6 +112,14 @@ SAVES = {"checkpoint.enable": True}
         ({**LLAMA, "model.flavor": "debugmodel", **OLD}, {"model.flavor": "debug", "model.args.n_layers": 8}),
         ({**LLAMA, "model.flavor": "debugmodel", **MIDDLE}, {"model.args.n_layers": 6, "model.args.ffn_dim": 768}),
         ({**LLAMA, "model.flavor": "debugmodel_flex_attn", **MIDDLE}, {"data.document_mask": True, "model.args.dim": 256}),
+        (
+            {**LLAMA, "model.flavor": "8B_flex_flash", **LAST},
+            {"model.flavor": "8B", "data.document_mask": True, "model.args.rope_scaling.factor": None},
+        ),
+        (
+            {"model.name": "llama3.2", "model.flavor": "1b", **MIDDLE},
+            {"model.name": "llama3", "model.flavor": "1B", "model.args.rope_scaling.factor": 1.0},
+        ),
         ({"model.name": "simple_fsdp.llama3", "model.flavor": "70B"}, {"model.name": "llama3", "model.flavor": "70B"}),
         ({"model.name": "llama2", "model.flavor": "70B"}, {"model.args.ffn_dim": 28_672, "model.args.n_kv_heads": 8}),
         ({"model.name": "llama2", "model.flavor": "7B"}, {"model.args.ffn_dim": 11_008, "model.args.vocab_size": 32_000}),
@@ -222,6 +232,35 @@ def test_what_titan_cannot_do_is_listed(old: dict[str, Any], key: str) -> None:
     assert outcome.needs_attention
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "others"),
+    [
+        ("training.dataset", "mine", {}),
+        ("validation.dataset", "mine", {"validation.enable": True}),
+        ("optimizer.name", "Muon", {}),
+        ("model.flavor", "34B", {**LLAMA}),
+        ("model.flavor", "34B", {"model.name": "llama2"}),
+        ("parallelism.pipeline_parallel_schedule", "Mine", {}),
+    ],
+)
+def test_a_name_that_titan_lacks_stays_in_the_recipe_and_needs_attention(
+    key: str, value: str, others: dict[str, Any]
+) -> None:
+    outcome = imported({key: value, **others})
+    (entry,) = (entry for entry in outcome.entries if entry.old == key)
+    assert entry.status == "unsupported" and outcome.needs_attention
+    assert outcome.values[key] == value
+    (line,) = (line for line in to_toml(outcome).splitlines() if f'"{value}"' in line)
+    assert not line.startswith("#") and line.endswith(f"# {entry.why}")
+
+
+def test_names_of_installed_plugins_are_kept() -> None:
+    old = from_document({"training": {"dataset": "mine"}, "optimizer": {"name": "Muon"}}, "old.toml")
+    outcome = import_recipe(old, ["llama3"], ["mine"], ["Muon"])
+    assert (outcome.values["training.dataset"], outcome.values["optimizer.name"]) == ("mine", "Muon")
+    assert not outcome.needs_attention
+
+
 def test_what_is_switched_off_needs_no_attention() -> None:
     outcome = imported(
         {
@@ -233,6 +272,7 @@ def test_what_is_switched_off_needs_no_attention() -> None:
             "mx.recipe_name": "mxfp4_cutlass",
             "fault_tolerance.semi_sync_method": "diloco",
             "validation.seq_len": 512,
+            "validation.dataset": "mine",
         }
     )
     assert not outcome.needs_attention

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from titan_core.api.command import CommandContext
-from titan_core.api.components import Model
+from titan_core.api.components import Dataset, Model, Optimizer
 from titan_core.api.errors import EXIT_FAILURE, UserError
 from titan_core.api.tools.arguments import json_argument
 from titan_core.api.tools.output import print_json, print_table
@@ -49,7 +49,8 @@ def run(context: CommandContext) -> int:
     old = read(settings.old)
     if output is not None and output.exists() and output.samefile(settings.old):
         raise UserError.one(f"--output {output}", "is the TorchTitan recipe itself", "name another file")
-    outcome = import_recipe(old, context.registry.names(Model))
+    names = context.registry.names
+    outcome = import_recipe(old, names(Model), names(Dataset), names(Optimizer))
     recipe = to_toml(outcome)
     if output is not None:
         try:

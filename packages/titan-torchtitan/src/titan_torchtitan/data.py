@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from titan_torchtitan.keys import EARLY, LAST, LATE, MIDDLE, TORCHTRAIN, Generation
@@ -21,14 +22,18 @@ _DEFAULT_DATASET: Final[dict[Generation, str]] = {
 }  # fmt: skip
 
 
-def import_data(outcome: ImportOutcome) -> None:
-    """Import the datasets, the batch and the sequence length."""
+def import_data(outcome: ImportOutcome, installed: Collection[str]) -> None:
+    """Import the datasets, the batch and the sequence length.
+
+    Args:
+        installed: the datasets of the installed plugins.
+    """
     old = outcome.old
     if not old.has("training.dataset"):
         new, _ = _dataset("training", _DEFAULT_DATASET[old.generation], old.get("training.dataset_path"))
         for key, value in new.items():
             outcome.default(key, value)
-    _import_dataset(outcome, "training")
+    _import_dataset(outcome, "training", installed)
     outcome.keep("training.local_batch_size", "training.global_batch_size", "training.seq_len")
     outcome.set("training.dataloader.num_workers", {"data.num_workers": old.get("training.dataloader.num_workers")})
     for section in ("training", "validation"):
@@ -37,23 +42,28 @@ def import_data(outcome: ImportOutcome) -> None:
             *(f"{section}.dataloader.{name}" for name in ("persistent_workers", "pin_memory", "prefetch_factor")),
         )
     outcome.ignore("validation reads with the workers of training", "validation.dataloader.num_workers")
-    _validation(outcome)
+    _validation(outcome, installed)
 
 
-def _import_dataset(outcome: ImportOutcome, section: str) -> None:
+def _import_dataset(outcome: ImportOutcome, section: str, installed: Collection[str]) -> None:
     old, key, path_key = outcome.old, f"{section}.dataset", f"{section}.dataset_path"
     if old.has(key):
-        new, why = _dataset(section, str(old.get(key)), old.get(path_key))
-        outcome.set(key, new, why)
+        name = str(old.get(key))
+        if name in _DATASETS:
+            outcome.set(key, *_dataset(section, name, old.get(path_key)))
+        elif name in installed:
+            outcome.keep(key, why="Titan's dataset of this name, or an installed plugin's; compare what it reads")
+        elif section == "validation" and not old.get("validation.enable"):
+            outcome.ignore("validation is off", key)
+        else:
+            why = "no dataset of TorchTitan or of an installed plugin: name its files or its repository (docs/data.md)"
+            outcome.refuse(key, why, {key: name})
     if old.get(path_key):
         outcome.set(path_key, {path_key: old.get(path_key)})
     outcome.ignore("not set", path_key)
 
 
 def _dataset(section: str, name: str, path: str | None) -> tuple[dict[str, Any], str]:
-    if name not in _DATASETS:
-        why = "not a dataset of TorchTitan: a plugin must register it, or name its files (docs/data.md)"
-        return {f"{section}.dataset": name}, why
     new_name, default_path = _DATASETS[name]
     new: dict[str, Any] = {f"{section}.dataset": new_name}
     if default_path is None:
@@ -65,10 +75,10 @@ def _dataset(section: str, name: str, path: str | None) -> tuple[dict[str, Any],
     return new, "the same files" if new_name == "json" else "streams it from the Hugging Face hub"
 
 
-def _validation(outcome: ImportOutcome) -> None:
+def _validation(outcome: ImportOutcome, installed: Collection[str]) -> None:
     old = outcome.old
     enabled = bool(old.get("validation.enable"))
-    _import_dataset(outcome, "validation")
+    _import_dataset(outcome, "validation", installed)
     outcome.keep("validation.enable", "validation.freq")
     if enabled:
         if not old.has("validation.dataset"):

@@ -14,16 +14,24 @@ from titan_torchtitan.reading import OldRecipe
 from titan_torchtitan.saving import import_saving
 
 
-def import_recipe(old: OldRecipe, installed_models: Collection[str]) -> ImportOutcome:
+def import_recipe(
+    old: OldRecipe, models: Collection[str], datasets: Collection[str] = (), optimizers: Collection[str] = ()
+) -> ImportOutcome:
     """Return the Titan recipe that trains what ``old`` trains, and what became of each key.
+
+    Args:
+        old: the TorchTitan recipe.
+        models: the models of the installed plugins.
+        datasets: their datasets. Those that TorchTitan has are known without.
+        optimizers: their optimizers, likewise.
 
     Raises:
         UserError: Titan has no such model.
     """
     outcome = ImportOutcome(old)
-    import_model(outcome, installed_models)
-    import_data(outcome)
-    import_optimization(outcome)
+    import_model(outcome, models)
+    import_data(outcome, datasets)
+    import_optimization(outcome, optimizers)
     import_parallelism(outcome)
     import_low_precision(outcome)
     import_saving(outcome)

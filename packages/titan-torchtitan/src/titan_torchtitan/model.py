@@ -16,12 +16,13 @@ LLAMA_3: Final = "llama3"
 """Titan's name for the family that TorchTitan's ``llama3`` belongs to."""
 _VARIANTS = frozenset(
     {"simple", "fsdp", "ft", "auto", "parallel", "autopartition", "compiler", "toolkit", "torchcomms", "mx", "experiments"}
+    | {"1", "2", "3"}
 )
-"""Words of the names under which TorchTitan's experiments train Llama 3 by other means."""
+"""Words of the names under which TorchTitan's experiments train Llama 3 by other means, and the numbers of its versions."""
 _SAME_FLAVORS = ("8B", "70B", "405B")
 _LLAMA_32_FLAVORS = ("1B", "3B")
-_DOCUMENT_MASKS = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
-"""Endings of flavors that restrict attention to documents."""
+_DOCUMENT_MASK = re.compile(r"_(?:flex|varlen)(?:_(?:attn|flash|triton))?$")
+"""Ending of flavors that restrict attention to documents; it may name the kernel."""
 
 
 _COMMON: Final = {"norm_eps": 1e-5, "tie_embeddings": False}
@@ -102,8 +103,9 @@ def _llama_3_flavor(outcome: ImportOutcome, name: str) -> None:
     if not old.has("model.name"):
         outcome.default("model.name", LLAMA_3)
     flavor = str(old.get("model.flavor", "debugmodel"))
-    ending = next((ending for ending in _DOCUMENT_MASKS if flavor.endswith(ending)), "")
-    size = flavor.removesuffix(ending)
+    size = _DOCUMENT_MASK.sub("", flavor)
+    masked = size != flavor
+    size = next((known for known in _LLAMA_32_FLAVORS + _SAME_FLAVORS if known.lower() == size.lower()), size)
     new: dict[str, Any] = {"model.flavor": size}
     notes = []
     scales_rope = old.generation >= LAST
@@ -118,16 +120,18 @@ def _llama_3_flavor(outcome: ImportOutcome, name: str) -> None:
         if scales_rope:
             new["model.args.rope_scaling.factor"] = 8.0
         notes.append("TorchTitan's shape; its vocabulary was the tokenizer's")
-    elif size in _SAME_FLAVORS:
+    elif size in _LLAMA_32_FLAVORS + _SAME_FLAVORS:
+        if size in _LLAMA_32_FLAVORS:
+            notes.append("not a size of TorchTitan: this is Llama 3.2's")
         if not scales_rope:
             new["model.args.rope_scaling.factor"] = 1.0
             notes.append("TorchTitan did not scale RoPE before October 2025; factor 1 means no scaling")
-    elif size in _LLAMA_32_FLAVORS:
-        notes.append("not a size of TorchTitan: this is Llama 3.2's")
     else:
         sizes = ", ".join(_LLAMA_32_FLAVORS + _SAME_FLAVORS)
-        notes.append(f"not a size of TorchTitan: describe it by a size of Titan ({sizes}) and [model.args]")
-    if ending:
+        why = f"not a size of TorchTitan: describe it by a size of Titan ({sizes}) and [model.args]"
+        outcome.refuse("model.flavor", why, {"model.flavor": size, **({"data.document_mask": True} if masked else {})})
+        return
+    if masked:
         new["data.document_mask"] = True
         notes.append("attends within documents; positions also start at 0 in each")
     _flavor(outcome, new, "; ".join(notes))
@@ -140,8 +144,8 @@ def _llama_2_flavor(outcome: ImportOutcome) -> None:
         outcome.default("model.name", LLAMA_3)
     flavor = str(old.get("model.flavor", "debugmodel"))
     if flavor not in _LLAMA_2:
-        fix = f"describe it by [model.args]; TorchTitan's sizes are {', '.join(_LLAMA_2)}"
-        outcome.set("model.flavor", {"model.flavor": flavor}, f"not a size of TorchTitan's Llama 2: {fix}")
+        why = f"not a size of TorchTitan's Llama 2 ({', '.join(_LLAMA_2)}): describe it by [model.args]"
+        outcome.refuse("model.flavor", why, {"model.flavor": flavor})
         return
     args = dict(_LLAMA_2[flavor])
     args["max_seq_len"] = max(args["max_seq_len"], int(old.get("training.seq_len", 2048)))

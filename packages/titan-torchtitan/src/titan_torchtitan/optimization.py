@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from titan_torchtitan.outcome import ImportOutcome
 
 _STEPS = 10_000
 """TorchTitan's default of ``training.steps``."""
 
 
-def import_optimization(outcome: ImportOutcome) -> None:
-    """Import the optimizer, its schedule, the number of steps and the seed."""
+def import_optimization(outcome: ImportOutcome, installed: Collection[str]) -> None:
+    """Import the optimizer, its schedule, the number of steps and the seed.
+
+    Args:
+        installed: the optimizers of the installed plugins.
+    """
     old = outcome.old
-    known = old.get("optimizer.name", "AdamW") in ("Adam", "AdamW")
-    outcome.keep("optimizer.name", why="" if known else "not an optimizer of TorchTitan: a plugin must provide it")
+    name = old.get("optimizer.name", "AdamW")
+    if name in ("Adam", "AdamW"):
+        outcome.keep("optimizer.name")
+    elif name in installed:
+        outcome.keep("optimizer.name", why="the optimizer of an installed plugin; compare its keys")
+    else:
+        why = "no optimizer of TorchTitan or of an installed plugin: set Adam or AdamW, or write a plugin (docs/plugins.md)"
+        outcome.refuse("optimizer.name", why, {"optimizer.name": name})
     outcome.keep(*(f"optimizer.{name}" for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "implementation")))
     outcome.default("optimizer.param_groups", [], "TorchTitan decays every parameter, also norms")
     if old.get("optimizer.early_step_in_backward"):

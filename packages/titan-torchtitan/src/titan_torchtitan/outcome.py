@@ -79,10 +79,16 @@ class ImportOutcome:
             for given in self._take(key):
                 self.entries.append(Entry("ignored", given.name, given.value, why=why))
 
-    def refuse(self, key: str, why: str) -> None:
-        """Titan cannot do what the value of ``key`` requests."""
+    def refuse(self, key: str, why: str, new: Mapping[str, Any] | None = None) -> None:
+        """Titan cannot do what the value of ``key`` requests.
+
+        Args:
+            new: keys for the new recipe, in which the user must correct the value; `titan config check` refuses it.
+        """
+        if new and key in self._open:
+            self.values.update(new)
         for given in self._take(key):
-            self.entries.append(Entry("unsupported", given.name, given.value, why=why))
+            self.entries.append(Entry("unsupported", given.name, given.value, new or {}, why))
 
     def close(self) -> None:
         """Add the unknown keys. Every known key must have been accounted for."""

@@ -87,7 +87,7 @@ def _pipeline(outcome: ImportOutcome) -> None:
     elif plain in _FOR_CSV:
         outcome.ignore("needs a CSV file, and none is set: the default is 1F1B", _SCHEDULE)
     else:
-        outcome.set(_SCHEDULE, {_SCHEDULE: name}, f"not a schedule of Titan, which has {', '.join(_SCHEDULES)}")
+        outcome.refuse(_SCHEDULE, f"not a schedule of Titan, which has {', '.join(_SCHEDULES)}", {_SCHEDULE: name})
     outcome.ignore("not set", _CSV)
     outcome.ignore("Titan cuts the model by its layout", "experimental.pipeline_parallel_split_mode")
     ranks = old.get("parallelism.pipeline_parallel_degree", 1)

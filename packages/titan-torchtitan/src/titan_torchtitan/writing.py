@@ -43,7 +43,7 @@ def to_toml(outcome: ImportOutcome) -> str:
             comment = comments.get(f"{section}.{key}", "")
             lines.append(f"{key} = {_toml(value)}{f'  # {_printable(comment)}' if comment else ''}")
     for status, title in _NOT_IMPORTED:
-        entries = [entry for entry in outcome.entries if entry.status == status]
+        entries = [entry for entry in outcome.entries if entry.status == status and not entry.new]
         if entries:
             lines += ["", f"# {title}:"]
             whys = [f"  # {entry.why}" if status != "unknown" else "" for entry in entries]
@@ -63,7 +63,7 @@ def _comments(entries: Sequence[Entry]) -> dict[str, str]:
     """Return the comment of each key that did not stay the same. One that several keys come from is at the first."""
     comments: dict[str, str] = {}
     for entry in entries:
-        if entry.status not in ("changed", "default") or not entry.new:
+        if entry.status not in ("changed", "default", "unsupported") or not entry.new:
             continue
         key = next(iter(entry.new))
         shown = entry.why if entry.old == key and entry.value == entry.new[key] else _because(entry)
