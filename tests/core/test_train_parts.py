@@ -127,10 +127,10 @@ def test_the_stopwatch_adds_up_each_phase(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch(CPU)
     for name in ("a", "b", "a"):
-        with watch.phase(name):
+        with watch.measure(name):
             pass
     assert watch.take() == {"a": 7.0, "b": 1.0}
-    with watch.phase("b", on_host=True):
+    with watch.measure("b", on_host=True):
         pass
     assert watch.take() == {"b": 0.5}
     assert watch.take() == {}

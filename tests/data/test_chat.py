@@ -159,17 +159,17 @@ BAD: dict[str, tuple[Any, str]] = {
     "not an object": ([1], "must be a JSON object"),
     "no field": ({"text": "a"}, "has neither of the fields messages.*fields: text"),
     "only a prompt": ({"prompt": "a"}, "has neither of the fields"),
-    "no list": ({"messages": "a"}, "'messages' contains str, not a list"),
+    "no list": ({"messages": "a"}, "'messages' contains a string, not a list"),
     "empty": ({"messages": []}, "contains an empty list"),
-    "no message": ({"messages": ["a"]}, "message 1 of field 'messages' is str"),
+    "no message": ({"messages": ["a"]}, "message 1 of field 'messages' is a string"),
     "no role": ({"messages": [{"content": "a"}]}, "has no role"),
     "no content": ({"messages": [{"role": "user"}]}, "has no content"),
-    "parts": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is list, not text"),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is an array, not text"),
     "weight": ({"messages": [{**ANSWERED, "weight": 0.5}]}, "weight of message 1 .* is 0.5, not 0 or 1"),
     "nothing to train on": ({"messages": [QUESTION]}, "no message of the assistant"),
     "all excluded": ({"messages": [QUESTION, {**ANSWERED, "weight": 0}]}, "no message of the assistant"),
     "unknown sender": ({"conversations": [{"from": "bot", "value": "a"}]}, "message 1 .* is from 'bot'"),
-    "mixed pair": ({"prompt": "a", "completion": [ANSWERED]}, "'prompt' contains str"),
+    "mixed pair": ({"prompt": "a", "completion": [ANSWERED]}, "'prompt' contains a string"),
 }
 
 

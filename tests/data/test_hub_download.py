@@ -19,6 +19,7 @@ from harness.fake_hub import COMMIT, FakeHub
 from titan_core.api.errors import UserError
 from titan_core.cli.main import main
 from titan_data.hub.errors import hub_errors
+from titan_data.model_hub import locate
 
 TOKEN = "hf_abcdefghijklmnop"
 MODEL = {
@@ -55,7 +56,7 @@ def names_in(folder: str) -> set[str]:
 
 def test_a_model_is_its_safetensors_configs_and_tokenizer(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "download", "meta/Llama", "--revision", "main"]) == 0
-    folder = "assets/models/Llama"
+    folder = "assets/models/meta/Llama"
     unwanted = {"consolidated.safetensors", "pytorch_model.bin", "README.md"}
     assert names_in(folder) == {name for name in MODEL if "/" not in name} - unwanted
     assert all((Path(folder) / name).read_bytes() == MODEL[name] for name in names_in(folder))
@@ -74,6 +75,9 @@ def test_a_model_is_its_safetensors_configs_and_tokenizer(hub: FakeHub, capsys: 
     assert found["config"] == {"model.from_pretrained": folder}
     assert all(file["verified"] for file in found["files"])
     assert not hub.downloads("")
+    assert locate("meta/Llama") == folder
+    with pytest.raises(UserError, match="run `titan model download meta/Other`"):
+        locate("meta/Other")
 
 
 def test_a_tokenizer_is_stored_where_the_recipes_of_llama_expect_it(
@@ -96,7 +100,7 @@ def test_a_download_that_is_cut_resumes_in_the_same_call(hub: FakeHub) -> None:
     first, second = hub.downloads(FIRST)
     assert first == ""
     assert second.startswith("bytes=") and second != "bytes=0-"
-    assert (Path("assets/models/Llama") / FIRST).read_bytes() == MODEL[FIRST]
+    assert (Path("assets/models/meta/Llama") / FIRST).read_bytes() == MODEL[FIRST]
 
 
 def test_a_download_that_was_given_up_resumes_in_the_next_call(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +109,7 @@ def test_a_download_that_was_given_up_resumes_in_the_next_call(hub: FakeHub, cap
     printed = capsys.readouterr().err
     assert "titan: error: meta/Llama: cannot be downloaded" in printed
     assert "run the same command again (it resumes)" in printed
-    folder = Path("assets/models/Llama")
+    folder = Path("assets/models/meta/Llama")
     assert names_in(str(folder)) == {".download"}
     [partial] = folder.glob(".download/*.partial")
     size = partial.stat().st_size
@@ -261,7 +265,7 @@ PICKLES = {"config.json": b"{}", "pytorch_model.bin": b"", "pytorch_model.bin.in
             {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
             "do not exist",
         ),
-        ({"config.json": b"{}", "model.safetensors.index.json": b"[]"}, "contains a JSON list, not an object"),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"[]"}, "contains an array, not an object"),
     ],
 )
 def test_a_repository_without_a_model_in_safetensors_is_refused(
@@ -288,7 +292,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_download(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     assert main(["model", "download", "meta/Llama"]) == 2
     printed = capsys.readouterr().err
-    assert "assets/models/Llama: needs 179." in printed
+    assert "assets/models/meta/Llama: needs 179." in printed
     assert "but its disk has only 100.0 kB free; free some space, or choose another disk with --output" in printed
     assert not hub.downloads("")
 

@@ -203,11 +203,24 @@ def raising_check(context: HealthContext) -> Iterable[CheckResult]:
     raise UserError.one("somewhere", "something", "do this")
 
 
-def test_a_check_that_raises_is_a_result() -> None:
+def failing_check(context: HealthContext) -> Iterable[CheckResult]:
+    yield CheckResult("first", Health.OK, "fine")
+    raise PermissionError(13, "Permission denied", "/sys/secret")
+
+
+@pytest.mark.parametrize(
+    ("name", "detail", "fix"),
+    [
+        ("raising_check", "somewhere: something", "do this"),
+        ("failing_check", "the check raised PermissionError: .* '/sys/secret'", "update its plugin .*TITAN_TRACEBACK.*"),
+    ],
+)
+def test_a_check_that_raises_is_a_result(name: str, detail: str, fix: str) -> None:
     context = HealthContext(Registry(discover()), Path("outputs"), "")
-    results = list(_results(HealthCheck(name="odd", summary="", run=Ref(f"{__name__}:raising_check")), context))
+    results = list(_results(HealthCheck(name="odd", summary="", run=Ref(f"{__name__}:{name}")), context))
     assert [result.health for result in results] == [Health.OK, Health.ERROR]
-    assert (results[1].detail, results[1].fix) == ("somewhere: something", "do this")
+    assert re.fullmatch(detail, results[1].detail)
+    assert re.fullmatch(fix, results[1].fix)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_the_default_recipe_saves_samples_and_names_commands_that_work(
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     monkeypatch.setattr("sys.argv", ["titan", "train", *SMALL])
     assert main(["train", *SMALL]) == 0
-    assert "not be saved" not in caplog.text and "left out" not in caplog.text
+    assert "not be saved" not in caplog.text and "omitted" not in caplog.text
     assert Path("outputs/llama3_debug/checkpoint/step-2/checkpoint.json").exists()
     lines = capsys.readouterr().out.splitlines()
     assert "sample after step 2, from 'def ':" in lines
@@ -44,5 +44,5 @@ def test_the_default_recipe_needs_neither_checkpoints_nor_generation() -> None:
     (default,) = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
     disabled = [plugin.name for plugin in registry.found.plugins if plugin.distribution in ("titan-ckpt", "titan-inference")]
     config, _ = load_config(default, [], registry.without(disabled))
-    assert set(config.left_out) == {"checkpoint", "sample"}
-    assert not load_config(default, [], registry)[0].left_out
+    assert [note.partition(" is omitted: ")[0] for note in config.notes] == ["[checkpoint]", "[sample]"]
+    assert not load_config(default, [], registry)[0].notes

@@ -112,7 +112,7 @@ def test_a_resumed_run_needs_no_weights(here: Path) -> None:
     shutil.rmtree("model")
     resumed = run_recipe("run/config.toml", {"training.stop_at_step": 2})
     assert first.losses + resumed.losses == whole.losses
-    assert any("does not exist. It is needed unless" in note for note in make_job("run/config.toml").notes())
+    assert any("does not exist. It is needed unless" in note for note in make_job("run/config.toml").notes)
     with pytest.raises(UserError, match=r"model: does not exist"):
         run_recipe("run/config.toml", {"job.dump_folder": "another"})
 
@@ -131,7 +131,7 @@ def test_a_run_can_start_from_another_run(here: Path, capsys: pytest.CaptureFixt
 
 def test_longer_contexts_and_other_tokenizers_are_allowed_and_listed(here: Path) -> None:
     job = make_job("sft.toml", {"model.args.max_seq_len": 512, "training.seq_len": 512, "model.tokenizer": "byte"})
-    notes = "\n".join(job.notes())
+    notes = "\n".join(job.notes)
     assert 'model.tokenizer = "byte" replaces "hf", which is beside the weights' in notes
     assert "the model's context is 512 tokens; that of the weights is 256" in notes
     assert "vocabulary has 272 tokens, the tokenizer's 258" in notes

@@ -23,4 +23,10 @@ def titan_commands() -> list[Command]:
             summary="print the JSON Schema of a recipe",
             run=Ref("titan_completion.cli:schema"),
         ),
+        Command(
+            name="recipe copy",
+            summary="write a recipe to a file, with comments, to edit it",
+            arguments=Ref("titan_completion.cli:copy_arguments"),
+            run=Ref("titan_completion.cli:copy"),
+        ),
     ]

@@ -139,12 +139,6 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_core.cli.recipes:run"),
         ),
         Command(
-            name="recipe copy",
-            summary="write a recipe to a file, with comments, to edit it",
-            arguments=Ref("titan_core.cli.recipes:copy_arguments"),
-            run=Ref("titan_core.cli.recipes:copy"),
-        ),
-        Command(
             name="config show",
             summary="print the resolved config as TOML",
             arguments=recipe,

@@ -69,7 +69,7 @@ def titan_tokenizers() -> list[Tokenizer]:
 @hookimpl
 def titan_model_hubs() -> list[ModelHub]:
     locate = Ref[Any]("titan_data.model_hub:locate")
-    return [ModelHub(name="huggingface", summary="models in the Hugging Face cache", locate=locate)]
+    return [ModelHub(name="huggingface", summary="models in assets/models and in the Hugging Face cache", locate=locate)]
 
 
 @hookimpl

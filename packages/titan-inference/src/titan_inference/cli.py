@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,19 +18,14 @@ from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tokenizer import RendersChats
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
-from titan_core.api.tools.phases import phase
 from titan_inference.prompts import encode_prompt, end_ids_of
 
 MOST_TOKENS = 2**20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan generate``."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a run's directory, a checkpoint, a folder of Hugging Face weights, or the name of a downloaded model",
-    )
+    """Add the arguments of ``titan generate``."""
+    model_argument(parser)
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="text to continue; may be repeated (default: none)"
     )
@@ -70,6 +64,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
+def model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a stored model."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a run's directory, a checkpoint, a folder of Hugging Face or Meta weights, or the name of a downloaded model",
+    )
+
+
 def run(context: CommandContext) -> int:
     """Generate a continuation of each prompt."""
     settings = context.arguments
@@ -83,11 +86,7 @@ def run(context: CommandContext) -> int:
     job = assemble(world_size)
     prompts = [_encoded(job, text, settings) for text in texts]
     _require_room(job, prompts, settings)
-    from titan_core.api.tools.status_line import StatusLine
-
-    with ExitStack() as stack:
-        with StatusLine() if os.environ.get("RANK", "0") == "0" else nullcontext(), phase("loading the model"):
-            loaded = stack.enter_context(context.models.open(job, stored))
+    with context.models.open(job, stored) as loaded:
         return _generate(loaded, prompts, stored.end_ids, settings)
 
 

@@ -6,18 +6,18 @@ import argparse
 import logging
 import os
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
+from titan_core.api.errors import UserError, close_names
 from titan_core.api.job import Job
 from titan_core.api.launcher import RankJob
 from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
+from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
 _MOST = 2**20
@@ -25,9 +25,7 @@ _MOST = 2**20
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan eval``."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a run's directory, a checkpoint, or a folder of Hugging Face weights"
-    )
+    model_argument(parser)
     parser.add_argument(
         "--dataset", metavar="NAME", help="measure the perplexity on this dataset (`titan plugins` lists them)"
     )
@@ -140,8 +138,8 @@ def _tasks(loaded: LoadedModel, stored: StoredModel, settings: argparse.Namespac
     manager = TaskManager(include_path=settings.include_path)
     for name in names:
         if not manager.match_tasks([name]):
-            close = get_close_matches(name, manager.all_tasks, n=1)
-            fix = f"did you mean {close[0]!r}?" if close else "see lm-eval's list of tasks, or add --include-path DIR"
+            close = " or ".join(map(repr, close_names(name, manager.all_tasks)))
+            fix = f"did you mean {close}?" if close else "see lm-eval's list of tasks, or add --include-path DIR"
             raise UserError.one(f"--tasks {name}", "is not a task of lm-eval", fix)
     evaluate: Callable[..., Any] = simple_evaluate
     results = evaluate(

@@ -10,6 +10,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from titan_core.api.stored_model import LoadedModel
+from titan_core.api.tokenizer import begin_and_end_ids
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
 from titan_inference.prompts import encode_prompt, end_ids_of
@@ -32,7 +33,7 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
         self._loaded, self._batch_size = loaded, batch_size
         self._tokenizer = loaded.job.text_tokenizer
         self._scorer = Scorer(loaded.part, loaded.world.device, batch_size)
-        self._begin_ids = [int(token) for token in getattr(self._tokenizer, "begin_ids", ())]
+        self._begin_ids, _ = begin_and_end_ids(self._tokenizer) or ([], [])
         self._end_ids = {*end_ids, *end_ids_of(self._tokenizer)}
 
     @property

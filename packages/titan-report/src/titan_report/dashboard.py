@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from titan_core.api.metric_log import format_mfu, is_estimated
-from titan_core.api.runs.attempts import State, describe_end
+from titan_report.attempts import State, describe_end
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun, Series
 from titan_report.numbers import UNKNOWN, duration, figure

@@ -26,10 +26,9 @@ class Config:
     """The values of every section class of the core and of the discovered plugins."""
     overridden: frozenset[str] = field(default_factory=frozenset)
     """Dotted keys that the command line set."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Sections in ``plugins.optional`` that no plugin in use owns, with what would change that."""
     notes: tuple[str, ...] = ()
-    """What a user should know about values that neither the recipe nor the command line sets."""
+    """Differences between this config and the recipe that a user should know, one line each: sections that are omitted
+    (``plugins.optional``), and how ``model.from_pretrained`` completes ``[model]``."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""

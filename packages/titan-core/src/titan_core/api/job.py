@@ -53,15 +53,11 @@ class Job:
     loggers: tuple[Component, ...]
     """Instances of :class:`~titan_core.api.metric_log.MetricLogger`."""
     debuggers: tuple[Debugger, ...]
-    remarks: tuple[str, ...] = ()
-    """What a user should know about the job although nothing is wrong; one line each."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about the job although nothing is wrong, one line each; includes :attr:`missing`."""
     missing: tuple[Problem, ...] = ()
     """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
     assembled without these files (``missing_ok`` of :meth:`titan_core.api.command.CommandContext.job`)."""
-
-    def notes(self) -> list[str]:
-        """Return :attr:`remarks`, and one line for each missing file."""
-        return [*self.remarks, *(note_of(problem) for problem in self.missing)]
 
     @property
     def config(self) -> Config:

@@ -56,6 +56,32 @@ class EncodesSpecialTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class MarksDocuments(Protocol):
+    """A tokenizer that reports the special tokens around each document."""
+
+    @property
+    def begin_ids(self) -> Sequence[int]:
+        """Ids before the text."""
+        ...
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Ids after the text."""
+        ...
+
+
+def begin_and_end_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that :meth:`TextTokenizer.encode_document` puts before and after a text; ``None`` if that is unclear.
+
+    A tokenizer that is no :class:`MarksDocuments` encodes an empty document: two ids are its begin and its end.
+    """
+    if isinstance(tokenizer, MarksDocuments):
+        return [int(token) for token in tokenizer.begin_ids], [int(token) for token in tokenizer.end_ids]
+    marks = [int(token) for token in tokenizer.encode_document("")]
+    return (marks[:1], marks[1:]) if len(marks) in (0, 2) else None
+
+
 Message: TypeAlias = "Mapping[str, Any]"
 """A message of a chat: ``role`` ("system", "user", "assistant", ...), ``content``, and what else the template reads."""
 

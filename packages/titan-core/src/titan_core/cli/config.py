@@ -40,10 +40,10 @@ def check(context: Invocation) -> int:
                 "source": source,
                 "world_size": mesh.world_size,
                 "mesh": mesh.degrees,
-                "notes": job.notes(),
+                "notes": job.notes,
             }
         )
     else:
         print(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
-        print_notes(job.notes())
+        print_notes(job.notes)
     return 0

@@ -40,7 +40,7 @@ def show(context: CommandContext) -> int:
           for number, transform in enumerate(facts["transforms"], 1)),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
-    print_notes(job.notes())
+    print_notes(job.notes)
     return 0
 
 
@@ -87,5 +87,5 @@ def describe(job: Job) -> dict[str, Any]:
             for transform in job.transforms
         ],
         "dump_folder": job.dump_folder,
-        "notes": job.notes(),
+        "notes": job.notes,
     }

@@ -10,9 +10,8 @@ from pydantic import BaseModel
 
 from titan_core.api.config import COMMAND_LINE
 from titan_core.api.errors import MOST_SUGGESTED, Problem, close_names, nearest
-from titan_core.api.tools.fields import MODEL_ARGS, accepts_boolean, field_at, field_docs, model_families
+from titan_core.api.tools.fields import MODEL_ARGS, accepts_boolean, field_at, field_docs, model_families, type_name
 from titan_core.api.tools.shown import shorten
-from titan_core.config.render import type_name
 from titan_core.plugins.registry import Registry
 
 _HELP = ("-h", "--help")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.stored_model import LoadedModel, StoredModel
+from titan_core.api.tools.phases import phase
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble
@@ -58,8 +60,14 @@ class InstalledModels:
 
         return validate(loaded)
 
-    def open(self, job: Job, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
+    @contextmanager
+    def open(self, job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
         """See :meth:`titan_core.api.stored_model.StoredModels.open`."""
-        from titan_core.train.stored_models import open_model
+        from titan_core.api.tools.status_line import StatusLine  # imports rich
 
-        return open_model(job, stored)
+        with ExitStack() as stack:
+            with StatusLine() if os.environ.get("RANK", "0") == "0" else nullcontext(), phase("loading the model"):
+                from titan_core.train.stored_models import open_model  # imports torch
+
+                loaded = stack.enter_context(open_model(job, stored))
+            yield loaded

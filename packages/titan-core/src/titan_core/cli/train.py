@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from titan_core.api.events import TrainEnd
 
 
-log = logging.getLogger(__name__)
-
-
 def run(context: CommandContext) -> int:
     """Run a launcher if its options are set; else assemble the job and train it in this process."""
     end_with_parent()
@@ -52,9 +49,6 @@ def run(context: CommandContext) -> int:
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-        if rank == 0:
-            for name, remedy in job.config.left_out.items():
-                log.warning("[%s] is left out, because no plugin in use owns this section; %s", name, remedy)
         with early_lock(job.dump_folder):
             with phase("importing torch"):
                 import titan_core.train.trainer  # noqa: F401

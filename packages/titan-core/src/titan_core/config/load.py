@@ -116,8 +116,8 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     classes = registry.sections()
     tables: Table = {name: dict(value) if isinstance(value, dict) else value for name, value in raw.tables.items()}
     missing = [name for name in _plugin_names(raw, overrides, "optional") if name in tables and name not in classes]
-    left_out = {name: _remedy(name, registry) for name in missing}
-    for name in left_out:
+    notes = [f"[{name}] is omitted: no plugin in use owns this section; {_remedy(name, registry)}" for name in missing]
+    for name in missing:
         del tables[name]
     for override in overrides:
         _apply(override, tables, classes)
@@ -125,9 +125,8 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     config = Config(raw.source, {}, overridden)  # for its ``where``
 
     problems: list[Problem] = []
-    notes: tuple[str, ...] = ()
     try:
-        notes = lay_under(tables, config, registry)
+        notes += lay_under(tables, config, registry)
     except UserError as error:
         problems += error.problems
     for name, value in tables.items():
@@ -163,7 +162,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden, left_out, notes)
+    return Config(raw.source, sections, overridden, tuple(notes))
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from titan_core.api.errors import Problem, close_names, nearest
-from titan_core.api.tools.fields import choices_of, field_docs, models_in
+from titan_core.api.tools.fields import choices_of, field_docs, model_at
 
 Where = Callable[[str, Any], str]
 """(dotted key, value) -> readable source of the value."""
@@ -93,11 +93,3 @@ def _reason(entry: Any, bounds: str = "") -> str:
         message = message.replace("a valid integer", "a whole number", 1).replace("a valid number", "a number", 1)
         return f"{message}, {bounds}"
     return message
-
-
-def model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """Return the model that owns the keys at ``path`` inside ``cls``. Sections nest one list of models at most."""
-    if not path:
-        return cls
-    field = cls.model_fields.get(path[0])
-    return next(iter(models_in(field.annotation)), None) if field is not None else None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import types
-import typing
-from typing import Any, Literal, get_args, get_origin
-
 from pydantic import BaseModel
 
 from titan_core.api.config import Config
 from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families
+from titan_core.api.tools.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
 from titan_core.api.tools.secrets import redact
 from titan_core.api.tools.shown import show
 
@@ -50,23 +46,3 @@ def describe_keys(registry: ComponentRegistry, section: str, key: str | None = N
             text = f"{docs.get(name, '')}{shown}{listed}".strip()
             lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return lines
-
-
-def type_name(annotation: Any) -> str:
-    """Return a readable name of a type for help texts."""
-    if annotation in (type(None), None):
-        return "none"
-    origin = get_origin(annotation)
-    if origin is typing.Annotated:
-        return type_name(get_args(annotation)[0])
-    if origin is Literal:
-        return "|".join(map(str, get_args(annotation)))
-    if origin in (typing.Union, types.UnionType):
-        return "|".join(type_name(argument) for argument in get_args(annotation))
-    if origin is list:
-        return f"[{type_name(get_args(annotation)[0])}, ...]"
-    if origin is dict:
-        return "{...}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "{" + ", ".join(annotation.model_fields) + "}"
-    return str(getattr(annotation, "__name__", annotation))

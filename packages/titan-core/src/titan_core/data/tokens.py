@@ -146,11 +146,8 @@ class TokenStream:
             UserError: the current document, which must not be cut, has more than ``length`` tokens.
         """
         if len(self._document) > length:
-            where = (
-                f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {self._document_state}"
-            )
             why = f"has {len(self._document)} tokens and must not be cut, but a sequence has room for {length}"
-            raise UserError.one(where, why, "fix the plugin of the dataset, which returned it")
+            raise UserError.one(self._place(self._document_state), why, "fix the plugin of the dataset, which returned it")
 
     def _tokens_of(self, document: Document, state: State) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """Return the document's ids and their weights as targets.

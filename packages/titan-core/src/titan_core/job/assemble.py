@@ -23,7 +23,7 @@ from titan_core.api.components import (
 )
 from titan_core.api.config import Config
 from titan_core.api.errors import PluginFailure, Problem, UserError, nearest
-from titan_core.api.job import Job
+from titan_core.api.job import Job, note_of
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
 from titan_core.api.mesh import MeshDim, MeshPlan, MeshView
@@ -35,11 +35,12 @@ from titan_core.api.sections import (
     TrainingSection,
 )  # fmt: skip
 from titan_core.api.stored_model import StoredModel
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tokenizer import TextTokenizer, begin_and_end_ids
+from titan_core.api.tools.fields import model_at
 from titan_core.api.tools.shown import show
 from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments, find_model
-from titan_core.config.problems import model_at, problems_of
+from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.mesh_plan import plan_mesh
@@ -146,7 +147,11 @@ def assemble(
         checkpoint=checkpoints[0] if checkpoints else None,
         loggers=tuple(loggers),
         debuggers=tuple(debuggers),
-        remarks=(*config.notes, *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ())),
+        notes=(
+            *config.notes,
+            *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ()),
+            *map(note_of, missing),
+        ),
         missing=tuple(missing),
     )
 
@@ -277,10 +282,10 @@ def pretrained_notes(stored: StoredModel, model: ModelDefinition, tokenizer: Tex
         yield f"the model's context is {context:,} tokens; that of the weights is {theirs:,}"
     if tokens < rows:
         yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: {rows - tokens:,} are unused"
-    ends = sorted(int(token) for token in getattr(tokenizer, "end_ids", ()))
-    if stored.end_ids and ends != sorted(stored.end_ids):
+    _, ends = begin_and_end_ids(tokenizer) or ([], [])
+    if stored.end_ids and sorted(ends) != sorted(stored.end_ids):
         shown = ", ".join(map(str, sorted(stored.end_ids)))
-        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {ends}"
+        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {sorted(ends)}"
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ class Stopwatch:
         self._pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
-    def phase(self, name: str, on_host: bool = False) -> Iterator[None]:
+    def measure(self, name: str, on_host: bool = False) -> Iterator[None]:
         """Count the time of the body towards phase ``name``. With ``on_host``, the clock is used even for a GPU."""
         if self._on_cuda and not on_host:
             begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

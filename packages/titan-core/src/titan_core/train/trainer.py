@@ -78,7 +78,7 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
             if job.missing:
                 raise UserError(*job.missing)
             lifecycle.job_assembled(job)
-            for note in job.notes():
+            for note in job.notes:
                 log.info("%s", note)
             # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
             job.require_hardware()
@@ -239,7 +239,7 @@ class Trainer:
         """Save a checkpoint if one is due or requested."""
         requested = self.interruption.save.take()
         if self.checkpoints is not None:
-            with phase("saving a checkpoint"), self.stopwatch.phase("checkpoint", on_host=True):
+            with phase("saving a checkpoint"), self.stopwatch.measure("checkpoint", on_host=True):
                 self.checkpoints.after_step(last=last, requested=requested)
         elif requested and self.world.rank == 0:
             log.warning(
@@ -289,10 +289,10 @@ class Trainer:
             target_weight=totals.replica_weight or 1.0,
             auxiliary=AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step),
         )
-        with self.stopwatch.phase("forward_backward"):
+        with self.stopwatch.measure("forward_backward"):
             loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
         self.lifecycle.gradients_complete(state.step + 1)
-        with self.stopwatch.phase("optimizer"):
+        with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
@@ -302,9 +302,9 @@ class Trainer:
         if not skipped:
             self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
         if self.checkpoints is not None and not skipped:
-            with self.stopwatch.phase("checkpoint", on_host=True):
+            with self.stopwatch.measure("checkpoint", on_host=True):
                 self.checkpoints.before_update()
-        with self.stopwatch.phase("optimizer"):
+        with self.stopwatch.measure("optimizer"):
             if not skipped:
                 if training.max_norm > 0:
                     clip_gradients(gradients, grad_norm, training.max_norm)

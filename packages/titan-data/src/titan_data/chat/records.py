@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from titan_core.api.dataset import CorruptRecord
 from titan_core.api.tokenizer import Message
+from titan_core.api.tools.plain_json import json_kind
 
 ASSISTANT: Final = "assistant"
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
@@ -42,7 +43,7 @@ def chat_of(record: Any, last_only: bool, place: str) -> Chat:
         CorruptRecord: the record contains no chat, or nothing to train on.
     """
     if not isinstance(record, Mapping):
-        raise CorruptRecord(place, f"a record must be a JSON object, not {type(record).__name__}")
+        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
     present = {key: value for key, value in record.items() if value is not None}
     texts, first = None, 0
     if "messages" in present:
@@ -110,4 +111,4 @@ def _sharegpt(value: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else "an empty list" if value == [] else type(value).__name__
+    return "an empty list" if value == [] else json_kind(value)

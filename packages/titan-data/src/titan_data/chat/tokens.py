@@ -12,7 +12,7 @@ import numpy
 
 from titan_core.api.dataset import CorruptRecord, WeightedTokens
 from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import RendersChats, TextTokenizer
+from titan_core.api.tokenizer import RendersChats, TextTokenizer, begin_and_end_ids
 from titan_data.chat.records import Chat
 
 Range = tuple[int, int]
@@ -60,27 +60,24 @@ def plain_tokens(prompt: str, completion: str, tokenizer: TextTokenizer, place: 
     Raises:
         CorruptRecord: the tokens do not show where the completion begins.
     """
-    begin, end = document_marks(tokenizer)
+    begin, end = _num_marks(tokenizer)
     whole = list(map(int, tokenizer.encode_document(prompt + completion)))
     alone = [list(map(int, tokenizer.encode_document(text))) for text in (prompt, completion)]
     asked = alone[0][: len(alone[0]) - end]
     return _weighted([asked, alone[1][begin:]], whole, tokenizer, place)
 
 
-def document_marks(tokenizer: TextTokenizer) -> tuple[int, int]:
+def _num_marks(tokenizer: TextTokenizer) -> tuple[int, int]:
     """Return the number of tokens that mark the begin and the end of a document.
 
     Raises:
         UserError: they cannot be told apart.
     """
-    begin, end = getattr(tokenizer, "begin_ids", None), getattr(tokenizer, "end_ids", None)
-    if begin is not None and end is not None:
-        return len(begin), len(end)
-    marks = len(tokenizer.encode_document(""))
-    if marks not in (0, 2):
-        why = f"it puts {marks} tokens around a document, and it is unclear which of them begin it"
+    marks = begin_and_end_ids(tokenizer)
+    if marks is None:
+        why = "it puts tokens around a document, and it is unclear which of them begin it"
         raise UserError.one("model.tokenizer", why, "use a tokenizer with the properties begin_ids and end_ids")
-    return marks // 2, marks // 2
+    return len(marks[0]), len(marks[1])
 
 
 def _assistant_ranges(chat: Chat, tokenizer: RendersChats, place: str) -> tuple[str, list[Range]]:

@@ -10,14 +10,13 @@ from pathlib import Path
 from titan_core.api.command import CommandContext
 from titan_core.api.tools.output import print_json
 from titan_data.cli.tokenizer_download import repository_arguments
-
-PARENT = "assets/models"
+from titan_data.model_hub import DOWNLOADS
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan model download``."""
+    """Add the arguments of ``titan model download``."""
     repository_arguments(parser)
-    parser.add_argument("--output", metavar="FOLDER", help=f"output folder (default: {PARENT}/NAME)")
+    parser.add_argument("--output", metavar="FOLDER", help=f"output folder (default: {DOWNLOADS}/OWNER/NAME)")
 
 
 def run(context: CommandContext) -> int:
@@ -29,7 +28,7 @@ def run(context: CommandContext) -> int:
     from titan_data.hub.selection import MODEL_FILES, model_files
 
     repository = find_repository(arguments.repository, arguments.revision)
-    given = arguments.output or f"{PARENT}/{repository.name.rpartition('/')[2]}"
+    given = arguments.output or f"{DOWNLOADS}/{repository.name}"
     folder = Path(given).expanduser()
     with FolderLock.beside(folder.resolve(), f"--output {given}"):
         files = model_files(repository, Download(repository, folder, ()).fetch)

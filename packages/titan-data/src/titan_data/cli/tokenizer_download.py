@@ -20,7 +20,7 @@ _LLAMA3_RANKS = 128_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan tokenizer download``."""
+    """Add the arguments of ``titan tokenizer download``."""
     repository_arguments(parser)
     parser.add_argument(
         "--output", default=DEFAULT_FOLDER, metavar="FOLDER", help=f"output folder (default: {DEFAULT_FOLDER})"

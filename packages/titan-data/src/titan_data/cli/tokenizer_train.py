@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +15,7 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json
+from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
@@ -29,7 +30,7 @@ _MOST_BYTES = 10 * 10**9
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``titan tokenizer train``."""
+    """Add the arguments of ``titan tokenizer train``."""
     recipe_arguments(parser)
     parser.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
     parser.add_argument(
@@ -56,6 +57,7 @@ def run(context: CommandContext) -> int:
     """Train the tokenizer, write it, and print the keys that select it."""
     arguments = context.arguments
     from titan_core.api.runs.folder_lock import FolderLock
+    from titan_core.api.tools.status_line import StatusLine
     from titan_data.hub.selection import TOKENIZER_FILES
 
     try:
@@ -73,8 +75,8 @@ def run(context: CommandContext) -> int:
             why = f"is less than {least}, the {bpe.NUM_BYTES} bytes and {len(special)} special tokens of every vocabulary"
             raise UserError.one(f"--vocab-size {arguments.vocab_size}", why, "raise it")
         corpus = _corpus(context)
-        with _Progress(corpus) as texts:
-            tokenizer = _interruptible(lambda: bpe.train(texts, arguments.vocab_size - len(special), special))
+        with StatusLine(), phase("training the tokenizer", lambda: _progress(corpus)):
+            tokenizer = _interruptible(lambda: bpe.train(iter(corpus), arguments.vocab_size - len(special), special))
         _require_enough(corpus, tokenizer.get_vocab_size(), arguments.vocab_size)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -170,29 +172,9 @@ def _interruptible(work: Callable[[], R]) -> R:
     return outcome.result()
 
 
-class _Progress:
-    """Shows on a terminal how much of the corpus has been read, and then that the merges are being learned."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._corpus = corpus
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("opening the corpus")
-
-    def __enter__(self) -> Iterator[str]:
-        self._progress.start()
-        return self._texts()
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def _texts(self) -> Iterator[str]:
-        for text in self._corpus:
-            read = f"reading: {self._corpus.documents:,} documents, {self._corpus.bytes / 1e6:,.0f} MB"
-            self._progress.update(self._task, description=read)
-            yield text
-        self._progress.update(self._task, description=f"learning merges from {self._corpus.bytes / 1e6:,.0f} MB of text")
+def _progress(corpus: Corpus) -> str:
+    """Return how far the training is, for the status line."""
+    size = f"{corpus.bytes / 1e6:,.0f} MB"
+    if corpus.ended:
+        return f"learning merges from {size} of text"
+    return f"reading: {corpus.documents:,} documents, {size}"

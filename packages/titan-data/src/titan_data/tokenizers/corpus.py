@@ -27,6 +27,8 @@ class Corpus:
         """Documents and bytes of UTF-8 read so far, and corrupt records skipped."""
         self.cut: list[str] = []
         """Names of the datasets that were not read to their end."""
+        self.ended = False
+        """Whether all texts have been read."""
         self.sample: list[str] = []
         """The first texts, about 1 MB."""
 
@@ -45,6 +47,7 @@ class Corpus:
                 if self.bytes <= _SAMPLE or not self.sample:
                     self.sample.append(text)
                 yield text
+        self.ended = True
 
     def _texts(self, dataset: DatasetSpec) -> Iterator[str]:
         source = dataset.build.load()(dataset.context)

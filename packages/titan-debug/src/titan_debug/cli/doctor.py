@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
@@ -66,6 +67,11 @@ def _results(check: HealthCheck, context: HealthContext) -> Iterator[CheckResult
     except UserError as error:
         for problem in error.problems:
             yield CheckResult(check.name, Health.ERROR, f"{problem.where}: {problem.why}", problem.fix)
+    except Exception as error:
+        if os.environ.get("TITAN_TRACEBACK"):
+            raise
+        why = f"the check raised {type(error).__name__}: {' '.join(str(error).split())}"
+        yield CheckResult(check.name, Health.ERROR, why, "update its plugin (TITAN_TRACEBACK=1 shows the traceback)")
 
 
 def _print(result: CheckResult, header: str) -> None:

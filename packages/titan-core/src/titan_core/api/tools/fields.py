@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import types
+import typing
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -110,6 +112,34 @@ def accepts_path(field: FieldInfo) -> bool:
 def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the models in an annotation: the classes of a nested table, or of the entries of a list."""
     return [part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+
+
+def model_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """Return the model that owns the keys at ``path`` inside ``cls``. Sections nest one list of models at most."""
+    if not path:
+        return cls
+    field = cls.model_fields.get(path[0])
+    return next(iter(models_in(field.annotation)), None) if field is not None else None
+
+
+def type_name(annotation: Any) -> str:
+    """Return a readable name of a type for help texts."""
+    if annotation in (type(None), None):
+        return "none"
+    origin = get_origin(annotation)
+    if origin is typing.Annotated:
+        return type_name(get_args(annotation)[0])
+    if origin is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(type_name(argument) for argument in get_args(annotation))
+    if origin is list:
+        return f"[{type_name(get_args(annotation)[0])}, ...]"
+    if origin is dict:
+        return "{...}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "{" + ", ".join(annotation.model_fields) + "}"
+    return str(getattr(annotation, "__name__", annotation))
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ def print_json(value: Any) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print ``notes`` (:meth:`titan_core.api.job.Job.notes`), one per line."""
+    """Print ``notes`` (:attr:`titan_core.api.job.Job.notes`), one per line."""
     for note in notes:
         print(f"note: {note}")
 

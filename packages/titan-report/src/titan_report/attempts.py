@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import socket
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_core.api.processes import pid_namespace
+from titan_core.api.processes import processes_are_gone
 
 State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "interrupted", "failed"]
 """``ended``: stopped as intended before the last step, by the end of the data or ``training.stop_at_step``."""
@@ -124,21 +122,3 @@ def describe_end(attempt: Attempt, state: State) -> str:
         "running": "running",
     }
     return words[state]
-
-
-def processes_are_gone(start: Mapping[str, Any]) -> bool:
-    """Whether the first rank's process no longer exists. ``False`` if that process is not visible from here."""
-    processes = start.get("processes") or []
-    if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
-        return False
-    own = pid_namespace()
-    pid = processes[0].get("pid")
-    if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
-        return False  # containers on one host may each have their own process ids
-    try:
-        os.kill(pid, 0)  # signal 0 only checks existence
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # it exists and belongs to another user
-    return False

@@ -7,11 +7,11 @@ from textwrap import dedent
 
 import pytest
 
+from titan_completion.recipe_copy import commented_copy
 from titan_core.api.components import Recipe
 from titan_core.api.errors import UserError
 from titan_core.api.tools.toml import parse_toml
 from titan_core.cli.main import main
-from titan_core.config.commented import commented_copy
 from titan_core.plugins.registry import Registry
 
 
@@ -52,7 +52,7 @@ def test_documentation_stands_above_the_comments_of_each_key(in_tmp: Path) -> No
         [model]
         # Model family (see `titan plugins`). Default: the installed one, if there is only one. [str]
         name = "tiny"
-        # Size of the model, by name. [str, default "debug"]
+        # Size of the model, by name. Empty: model.args describes the whole model. [str, default "debug"]
         flavor = "debug"
 
         [training]
