@@ -183,8 +183,11 @@ class _Store:
     def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
         self._context = context
 
-    def restore(self) -> None:
+    newest = None
+
+    def restore(self) -> bool:
         _Fuzz.running.run(self._context)
+        return True
 
     def after_step(self, last: bool, requested: bool) -> None:
         pass

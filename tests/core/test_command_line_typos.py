@@ -31,6 +31,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--n_layers", "4"], "did you mean --model.args.n_layers 4?"),
         (["--enable"], "did you mean --validation.enable?"),
         (["--no-such-thing", "1"], "--no-such-thing: no such option; see `titan config check --help`"),
+        (["--count", "1"], "--count: no such option; see `titan config check --help`"),
         (["--world_size", "1"], "did you mean --world-size 1?"),
         (["--training.step", "5"], "training.step = 5: unknown key; did you mean 'steps'?"),
         (["--parallelism.tensor-parallel-degre", "2"], "did you mean 'tensor_parallel_degree'?"),

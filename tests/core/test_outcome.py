@@ -108,3 +108,17 @@ def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monke
     with pytest.raises(ValueError, match="on fire"):
         main(["train", "tiny"])
     assert not Path("outputs/tiny/logs").exists()
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_an_interrupt_at_the_start_of_a_rank_is_reported_once(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launched: bool
+) -> None:
+    def interrupt(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    if launched:
+        monkeypatch.setenv(OUTCOMES, str(in_tmp))
+    monkeypatch.setattr("titan_core.cli.main._run", interrupt)
+    assert main([]) == 130
+    assert capsys.readouterr().err == ("" if launched else "titan: interrupted\n")

@@ -110,3 +110,6 @@ def test_secrets_are_left_out_of_commands(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_terminal_obeys_nothing_that_a_model_wrote() -> None:
     assert printable("a\tb\n\x1b[31mred\x07 naïve 🙂") == "a   b\n\\x1b[31mred\\x07 naïve 🙂"
+    assert printable("\x9b2J \u202e\ud800") == "\\x9b2J \\u202e\\ud800"
+    joined = "👩\u200d🚀 می\u200cروم\u3000日本\xa0%"
+    assert printable(joined) == joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Registry
 from titan_debug.cli.doctor import _results
 from titan_debug.doctor.gpus import gpus
-from titan_debug.doctor.machine import Machine, cgroup_limit, cpu_quota, disk, file_system, shared_memory
+from titan_debug.doctor.machine import Machine, cgroup_limit, cpu_quota, disk, file_system, limits, shared_memory
 from titan_debug.doctor.network import infiniband, variables
 from titan_debug.doctor.software import compilers, torch_build
 
@@ -182,6 +183,22 @@ def test_the_file_system_of_a_folder(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_interfaces_that_nccl_may_use(value: str, selects: bool) -> None:
     assert bool(flaws(variables({"NCCL_SOCKET_IFNAME": value}, ["lo", "eth0"]))) is not selects
+
+
+@pytest.mark.parametrize(
+    ("value", "works"), [("eth0", True), ("lo,eth0", True), ("eth", False), ("lo,ib0", False), ("^lo", False)]
+)
+def test_interfaces_that_gloo_may_use(value: str, works: bool) -> None:
+    assert bool(flaws(variables({"GLOO_SOCKET_IFNAME": value}, ["lo", "eth0"]))) is not works
+
+
+@pytest.mark.parametrize(
+    ("hard", "fix"), [(64, "nofile=65536"), (8192, "ulimit -n 8192`"), (resource.RLIM_INFINITY, "ulimit -n 65536`")]
+)
+def test_the_fix_for_few_open_files_can_be_done(hard: int, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (64, hard) if which == resource.RLIMIT_NOFILE else (0, 0))
+    (result,) = limits()
+    assert fix in result.fix
 
 
 def test_variables_left_by_a_launcher() -> None:

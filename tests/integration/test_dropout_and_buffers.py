@@ -49,7 +49,9 @@ def run_in(folder: str, overrides: dict[str, object], observers: tuple[Any, ...]
     """Train the model in ``folder``, and return the record and the final state."""
     os.chdir(folder)
     state = State()
-    record = run_recipe("tiny", {**NOISY, **overrides}, weights=True, observers=(*observers, state))
+    # A run of another model in the same directory would be refused.
+    directory = {"job.dump_folder": f"outputs/{overrides['model.args']}"} if "model.args" in overrides else {}
+    record = run_recipe("tiny", {**NOISY, **directory, **overrides}, weights=True, observers=(*observers, state))
     del state.parts
     return record, state
 

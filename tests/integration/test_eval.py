@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from transformers import LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
+from titan_core.api.tools import status_line
+from titan_core.api.tools.phases import phase
 from titan_core.cli.main import main
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
@@ -55,6 +58,38 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DATA = ["--dataset", "text", "--dataset-path", "text.txt", "--batch-size", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["eval", f"{RUN}", *DATA], ["loading the model", "validating"]),
+        (["generate", RUN, "--prompt", "a", "--max-new-tokens", "2", "--json"], ["loading the model", "generating"]),
+        (["generate", RUN, "--prompt", "a", "--prompt", "b", "--max-new-tokens", "2"], ["loading the model", "generating"]),
+    ],
+)
+def test_slow_work_is_shown_while_it_lasts(
+    arguments: list[str], shown: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[str] = []
+
+    def enter(self: phase) -> phase:
+        if status_line._shown is not None:
+            entered.append(self.name)
+        return original(self)
+
+    def leave(self: phase, *error: object) -> None:
+        details.append(self.detail())
+        original_exit(self, *error)
+
+    details: list[str] = []
+    original, original_exit = phase.__enter__, phase.__exit__
+    monkeypatch.setattr(phase, "__enter__", enter)
+    monkeypatch.setattr(phase, "__exit__", leave)
+    monkeypatch.chdir(run)
+    assert main([*arguments, "--job.device", "cpu"]) == 0
+    assert [name for name in entered if name in shown] == shown
+    assert re.fullmatch(r"[\d,]+ tokens", next(filter(None, details)))
 
 
 def test_the_loss_is_that_of_transformers(run: Path) -> None:

@@ -62,7 +62,7 @@ def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         pytest.param(["train", "my.toml", "--model.tokenizer", "hf", "--model.tokenizer_path", "no/tokenizer.json"],
                      "no such file", "check the path", id="missing tokenizer"),
         pytest.param(["train", "my.toml", "--model.tokenizer", "hf"], "needs the path to a tokenizer.json",
-                     "set model.tokenizer_path", id="no tokenizer path"),
+                     "titan tokenizer download", id="no tokenizer path"),
         pytest.param(["train", "my.toml", "--training.seq_len", "1000000"], "the model accepts at most 2048 tokens",
                      "lower it", id="too long a sequence"),
         pytest.param(["checkpoint", "list", "my.toml"], "Not a directory", "give another path", id="not a checkpoint"),

@@ -25,7 +25,7 @@ from titan_report.config import TensorBoardKeys
 
 REGISTRY = Registry.from_installed()
 ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))
-UNBOUNDED = {"training.seed"}
+UNBOUNDED = {"training.seed", "sample.seed"}
 """Keys that accept any 64-bit number."""
 
 

@@ -104,7 +104,8 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    first, *_, last = err.strip().splitlines()
+    lines = [line for line in err.strip().splitlines() if not line.endswith(" ...")]  # slow phases, on a slow machine
+    first, *_, last = lines
     assert first == "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
     saved = r"titan: interrupted after step (\d+), saved in outputs/llama3_debug/checkpoint/step-\1; to resume: .* train .*"
     assert re.fullmatch(saved, last)

@@ -18,6 +18,7 @@ from harness.jobs import make_job
 from titan_core.api.attention import causal_mask
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
+from titan_core.api.layout import ModelLayout
 from titan_core.api.model_part import ModelPart
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.next_token import NextToken
@@ -198,7 +199,9 @@ def test_stages_keep_every_setting_of_the_model_part_or_are_refused() -> None:
         module = nn.ModuleDict(
             {"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2)]), "head": nn.Linear(2, 2)}
         )
-        layout: Any = SimpleNamespace(embedding=("embed",), blocks="blocks", head=("head",))
+        layout = ModelLayout(
+            num_blocks=1, dim=2, vocab_size=2, max_seq_len=2, embedding=("embed",), blocks="blocks", head=("head",)
+        )
         part, other = ModelPart(module, layout, NextToken()), []
 
         def earlier(part: ModelPart, name: str = name, value: Any = value) -> ModelPart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_a_comparison(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 4.0 < float(rows[0]["final_loss"]) < 7.0
     assert rows[1]["tokens_per_second"] == "" and "lr=100" in printed.err and "nan" in printed.err
     page = (in_tmp / "outputs/compare/tiny/report.html").read_text()
-    assert "tiny debug: 10 steps on 1 process(es), 2 rounds" in page
+    assert re.search(r"tiny debug \(\d+\.\dK parameters\): 10 steps on 1 process\(es\), 2 rounds", page)
 
 
 @pytest.mark.full

@@ -112,12 +112,12 @@ class Folder:
         system.makedirs(path, exist_ok=True)
 
     def list(self) -> list[str]:
-        """Return the sorted names of the folder's entries; empty if the folder does not exist."""
+        """Return the sorted names of the folder's entries; empty if it does not exist or is a file."""
         system, path = self.located
         system.invalidate_cache()
         try:
             found = system.ls(path, detail=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 

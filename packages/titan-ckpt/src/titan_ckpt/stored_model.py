@@ -15,6 +15,7 @@ from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import Manifest
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
+from titan_core.api.paths import nearest_path
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.stored_model import StoredModel, WeightsContext
@@ -35,7 +36,9 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
         why = f"contains {CONFIG_OF['hf']}, but no weights in safetensors format"
         raise UserError.one(path, why, "download its *.safetensors files, or convert the model with save_pretrained()")
     if "://" not in path and not folder.exists():
-        raise UserError.one(path, "does not exist", "check the path")
+        raise UserError.one(path, "does not exist", nearest_path(path))
+    if folder.is_file():
+        raise UserError.one(path, "is a file", "give a run's directory, a checkpoint or a folder of weights")
     found = pick(path, None)
     assert found.manifest is not None
     about = found.manifest.about

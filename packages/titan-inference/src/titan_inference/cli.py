@@ -147,6 +147,7 @@ def _require_room(job: Job, prompts: Sequence[Sequence[int]], settings: argparse
 
 
 def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[int], settings: argparse.Namespace) -> int:
+    from titan_core.api.tools.status_line import StatusLine
     from titan_inference.generation import Generator
     from titan_inference.output import Continuation, Stream
     from titan_inference.sampling import Sampler, SamplingOptions
@@ -160,9 +161,16 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
     results = [Continuation(tokenizer, ends, settings.stop) for _ in prompts]
     stream = Stream(results) if world.rank == 0 and not settings.json else None
     generator = Generator(loaded.part, world.device, tokenizer.vocab_size, world.broadcast, use_cache=not settings.no_cache)
-    for _ in generator.generate(prompts, sampler, settings.max_new_tokens, lambda index, token: results[index].add(token)):
-        if stream is not None:
-            stream.show()
+    steps = generator.generate(prompts, sampler, settings.max_new_tokens, lambda index, token: results[index].add(token))
+    # A single text shows the progress itself; otherwise a line counts the tokens.
+    counts = world.rank == 0 and (settings.json or len(prompts) > 1)
+    with (
+        StatusLine() if counts else nullcontext(),
+        phase("generating", lambda: f"{sum(len(one.tokens) for one in results)} tokens"),
+    ):
+        for _ in steps:
+            if stream is not None:
+                stream.show()
     if world.rank != 0:
         return 0
     if stream is not None:

@@ -24,5 +24,5 @@ class SampleSection(Section):
     """Longest continuation. Fewer if the longest prompt and its continuation would exceed training.seq_len."""
     temperature: float = Field(default=0.8, ge=0.0, le=100.0)
     """Divides the logits; 0 always takes the most likely token."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the draws. The mesh does not change them."""

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +18,7 @@ from titan_core.api.launcher import RankJob
 from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.phases import phase
 from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
@@ -57,12 +59,17 @@ def run(context: CommandContext) -> int:
         status: int = settings.launcher.run.load()(context, RankJob(assemble, writes_run=False))
         return status
     job = assemble(int(os.environ.get("WORLD_SIZE", "1")))
+    from titan_core.api.tools.status_line import StatusLine
+
     with context.models.open(job, stored) as loaded:
         answer: dict[str, Any] = {}
-        if settings.dataset is not None:
-            answer |= _perplexity(context, loaded)
-        if settings.tasks is not None:
-            answer["tasks"] = _tasks(loaded, stored, settings)
+        # The line is removed before the answer is printed. Progress bars of lm-eval appear in it.
+        with StatusLine() if loaded.world.rank == 0 else nullcontext():
+            if settings.dataset is not None:
+                answer |= _perplexity(context, loaded)
+            if settings.tasks is not None:
+                with phase("running the tasks"):
+                    answer["tasks"] = _tasks(loaded, stored, settings)
         if loaded.world.rank == 0:
             if settings.json:
                 print_json({"model": stored.path, **answer})

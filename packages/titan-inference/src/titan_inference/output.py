@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api.tools.shown import printable
 from titan_inference.text import TextStream
 
 
@@ -53,15 +54,18 @@ class Continuation:
 
 
 class Stream:
-    """Prints continuations to standard output: one as it grows, several one after another when each has ended."""
+    """Prints continuations to standard output: one as it grows, several one after another when each has ended. Control
+    characters that the model writes are escaped on a terminal."""
 
     def __init__(self, continuations: Sequence[Continuation]) -> None:
         self._continuations = continuations
+        self._is_terminal = sys.stdout.isatty()
+        self._column = 0
 
     def show(self) -> None:
         """Print what is new."""
         if len(self._continuations) == 1:
-            sys.stdout.write(self._continuations[0].news())
+            self._write(self._continuations[0].news())
             sys.stdout.flush()
 
     def close(self) -> None:
@@ -69,6 +73,13 @@ class Stream:
         for number, continuation in enumerate(self._continuations, 1):
             continuation.finish()
             if len(self._continuations) > 1:
-                sys.stdout.write(f"--- {number} ---\n")
-            sys.stdout.write(f"{continuation.news()}\n")
+                self._write(f"--- {number} ---\n")
+            self._write(f"{continuation.news()}\n")
         sys.stdout.flush()
+
+    def _write(self, text: str) -> None:
+        if self._is_terminal:
+            # Tabs depend on what the row already contains.
+            text = printable(" " * self._column + text)[self._column :]
+            self._column = len(text.rpartition("\n")[2]) + (0 if "\n" in text else self._column)
+        sys.stdout.write(text)

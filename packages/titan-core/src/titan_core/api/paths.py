@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
 
+from titan_core.api.errors import close_names
+
 LONGEST_NAME = 255
 """Maximum bytes in one name of a path, on every common file system."""
+MOST_ENTRIES = 10_000
+"""Maximum number of entries of a folder that are compared with a misspelt name."""
 LONGEST_PATH = 4000
 """Maximum bytes in a path. Linux allows 4,095, and Titan appends names of its own."""
 
@@ -25,6 +31,19 @@ def require_nameable(path: str) -> str:
     if "://" not in path and any(len(name.encode(errors="replace")) > LONGEST_NAME for name in path.split("/")):
         raise ValueError(f"must not contain a name longer than {LONGEST_NAME} bytes, the limit of file systems")
     return path
+
+
+def nearest_path(path: str) -> str:
+    """Return a fix for a ``path`` that does not exist: the entry of its folder with the nearest name, if any."""
+    missing = Path(path)
+    try:
+        names = [entry.name for entry in islice(missing.parent.iterdir(), MOST_ENTRIES)]
+    except (OSError, ValueError):  # no such folder, a file, or a path that no file system allows
+        names = []
+    close = close_names(missing.name, names)
+    if not close:
+        return "check the path"
+    return f"did you mean {' or '.join(repr(str(missing.with_name(name))) for name in close)}?"
 
 
 AnyPath = Annotated[str, AfterValidator(require_nameable)]

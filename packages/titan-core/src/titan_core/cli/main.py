@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             report(error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        print("titan: interrupted", file=sys.stderr)
+        if not reported_by_launcher():
+            print("titan: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         if not _stdout_is_closed():

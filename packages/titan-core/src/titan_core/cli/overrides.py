@@ -17,6 +17,8 @@ from titan_core.plugins.registry import Registry
 _HELP = ("-h", "--help")
 _BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 """Words that are the value of a boolean key before them. Validation accepts only ``true`` and ``false``."""
+_MOST_DETAIL = 6
+"""Length of the longest documentation that is "little more" than a word, relative to the word."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ def unknown_argument(argument: str, following: str | None, options: Sequence[str
     found = found or [place for name in close_names(word, places) for place in places[name]]
     if not found and len(word) > 2:  # "--learning-rate": the key whose documentation is little more than these words
         phrase = re.compile(rf"\b{re.escape(word.replace('_', ' '))}\b", re.IGNORECASE)
-        found = sorted((key for key in docs if phrase.search(docs[key])), key=lambda key: len(docs[key]))[:1]
+        short = (key for key in docs if phrase.search(docs[key]) and len(docs[key]) <= _MOST_DETAIL * len(word))
+        found = sorted(short, key=lambda key: len(docs[key]))[:1]
     if not found or len(found) > MOST_SUGGESTED:
         return f"write {word} with its section, as in {found[0]}" if found else ""
     value = f" {shorten(text)}" if text else ""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from titan_core.api.components import Model, Recipe
 from titan_core.api.config import COMMAND_LINE, Config, Override
 from titan_core.api.errors import MOST_SUGGESTED, Problem, UserError, close_names, nearest
+from titan_core.api.paths import nearest_path
 from titan_core.api.section import Section
 from titan_core.api.sections import JobSection, ModelSection, PluginsSection
 from titan_core.api.tools.secrets import is_redacted, redact_text
@@ -49,6 +50,13 @@ def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) 
     return resolve(raw, overrides, registry), registry
 
 
+def _nearest_recipe(recipe: str, registry: Registry) -> str:
+    names = [component.name for component in registry.all(Recipe)]
+    if not close_names(recipe, names) and (fix := nearest_path(recipe)).startswith("did"):
+        return fix
+    return f"{registry.suggest(Recipe, recipe)} (see `titan recipes`)"
+
+
 def read_raw(recipe: str, registry: Registry) -> RawConfig:
     """Find and parse the TOML.
 
@@ -61,7 +69,7 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
         return RawConfig(recipe, recipe, _parse(text, recipe))
     path = Path(recipe)
     if not (recipe.endswith(".toml") or _exists(path)):
-        fix = without_dashes(recipe, registry.sections()) or f"{registry.suggest(Recipe, recipe)} (see `titan recipes`)"
+        fix = without_dashes(recipe, registry.sections()) or _nearest_recipe(recipe, registry)
         raise UserError.one(recipe, "is neither a recipe nor a file", fix)
     try:
         with path.open("rb") as file:
@@ -73,6 +81,8 @@ def read_raw(recipe: str, registry: Registry) -> RawConfig:
         raise UserError.one(
             recipe, f"is not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8"
         ) from None
+    except FileNotFoundError:
+        raise UserError.one(shorten(recipe), "does not exist", nearest_path(recipe)) from None
     except (OSError, ValueError) as error:  # ValueError: not a possible file name
         reason = getattr(error, "strerror", None) or error
         raise UserError.one(shorten(recipe), f"cannot be read: {reason}", "check the path") from None

@@ -11,7 +11,7 @@ from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.components import Model, ModelHub
 from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.paths import require_nameable
+from titan_core.api.paths import nearest_path, require_nameable
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import ModelSection
 from titan_core.api.stored_model import StoredModel
@@ -66,6 +66,9 @@ def _located(path: str, registry: ComponentRegistry) -> str:
             return hub.locate.load()(path)
         except UserError as error:
             problems += error.problems
+    if local.parent.is_dir():  # more likely a path than the name of a model
+        why = "does not exist, and is no model in the Hugging Face cache"
+        raise UserError.one(path, why, nearest_path(str(local)))
     raise UserError(*problems)
 
 

@@ -250,8 +250,7 @@ class Trainer:
         """Measure the validation loss if that is due. A checkpoint that is due has been saved before."""
         if self.validation is None or self.preempted or not self.validation.is_due(self.state.step, last):
             return
-        with phase("validating"):
-            report = self.validation.measure(self.state.step)
+        report = self.validation.measure(self.state.step)
         if report is not None:
             self.lifecycle.validation_end(report)
 

@@ -17,6 +17,7 @@ from titan_core.api.sections import DataSection, TrainingSection, ValidationSect
 from titan_core.api.shared_request import SharedRequest, SharedRequests
 from titan_core.api.step import StepInput, StepRunner
 from titan_core.api.tools.device import synchronize
+from titan_core.api.tools.phases import phase
 from titan_core.api.world import World
 from titan_core.data.loader import DataLoader
 from titan_core.model.preserved import preserved_state
@@ -41,6 +42,7 @@ class Validation:
         self._section = job.config.section(ValidationSection)
         self._stop = stop
         self._measured: int | None = None
+        self._progress = ""
 
     def is_due(self, step: int, last: bool = False) -> bool:
         """Return whether to validate after ``step``."""
@@ -58,8 +60,9 @@ class Validation:
         loader = DataLoader(
             self._spec, self._sources, self._job.text_tokenizer, self._world.data_rank, document_mask=document_mask
         )
+        self._progress = ""
         try:
-            with preserved_state(self._parts):
+            with preserved_state(self._parts), phase("validating", lambda: self._progress, repeat_seconds=60.0):
                 for part in self._parts:
                     part.module.eval()
                 measured = self._sum(loader, step)
@@ -94,4 +97,6 @@ class Validation:
                 break
             loss += self._run.evaluate(StepInput([batch.to(self._world.device) for batch in data.microbatches], step, seed))
             weight, targets, batches = weight + totals.weight, targets + totals.num_targets, batches + 1
+            most = self._section.steps
+            self._progress = f"{targets:,} tokens" + (f", batch {batches} of {most}" if most > 0 else "")
         return loss, weight, targets, batches

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
@@ -15,7 +17,8 @@ from titan_core.api.tools.arguments import json_argument
 from titan_core.api.tools.output import print_json
 
 _MARKS = {Health.OK: "ok", Health.NOTE: "note", Health.WARNING: "WARN", Health.ERROR: "FAIL"}
-_WIDTH = 110
+_WIDEST = 110
+"""Maximum width of the report in columns, on a wide terminal and in files."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,16 +77,22 @@ def _results(check: HealthCheck, context: HealthContext) -> Iterator[CheckResult
         yield CheckResult(check.name, Health.ERROR, why, "update its plugin (TITAN_TRACEBACK=1 shows the traceback)")
 
 
+def _width() -> int:
+    """Return the width of the report: of the terminal if it is printed to one, but wide enough for a word."""
+    return max(40, min(_WIDEST, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else _WIDEST
+
+
 def _print(result: CheckResult, header: str) -> None:
     if header:
         print(f"{header}")
     start = f"  {_MARKS[result.health]:<4}  {result.subject}: "
     indent = " " * 8
-    for line in wrap(result.detail, _WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False):
+    width = _width()
+    for line in wrap(result.detail, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False):
         print(line)
     if result.fix:
         fix = wrap(
-            result.fix, _WIDTH, initial_indent=f"{indent}fix: ", subsequent_indent=f"{indent}     ", break_on_hyphens=False
+            result.fix, width, initial_indent=f"{indent}fix: ", subsequent_indent=f"{indent}     ", break_on_hyphens=False
         )
         print("\n".join(fix))
 
@@ -91,7 +100,7 @@ def _print(result: CheckResult, header: str) -> None:
 def _print_summary(warnings: int, errors: int, full: bool) -> None:
     print()
     if errors or warnings:
-        print(f"{errors} failed, {warnings} warnings")
+        print(f"{errors} failed, {warnings} warning{'s' * (warnings != 1)}")
     else:
         print("Everything works.")
     if not full:

@@ -17,6 +17,8 @@ _LEAST_SHARED = GIB
 """NCCL's transfers within a machine and worker processes of data loaders need shared memory; Docker's default is 64 MiB."""
 _LEAST_FILES = 4096
 """Open files per process. Checkpoints, sockets to other ranks and datasets of many files add up."""
+_MOST_FILES = 65536
+"""Open files per process that suffice for any job."""
 _LEAST_DISK = 10 * GIB
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
 
@@ -35,7 +37,7 @@ def check(context: HealthContext) -> Iterator[CheckResult]:
     machine = Machine()
     yield from _memory(machine)
     yield from shared_memory(machine)
-    yield from _limits()
+    yield from limits()
     yield from disk(context.folder, machine)
 
 
@@ -86,12 +88,19 @@ def shared_memory(machine: Machine) -> Iterator[CheckResult]:
         yield CheckResult("shared memory", Health.WARNING, why, "start the container with --shm-size=16g or --ipc=host")
 
 
-def _limits() -> Iterator[CheckResult]:
+def limits() -> Iterator[CheckResult]:
+    """Check the limits on open files and on core dumps."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
         yield CheckResult("open files", Health.OK, "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} per process")
     else:
-        fix = f"run `ulimit -n {_LEAST_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)}` before titan"
+        if hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES:
+            fix = f"run `ulimit -n {_MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)}` before titan"
+        else:
+            fix = (
+                f"an administrator must raise the hard limit of {hard}: in /etc/security/limits.conf, in the job scheduler, "
+            )
+            fix += f"or of a container with --ulimit nofile={_MOST_FILES}"
         why = f"{soft} per process (ulimit -n): jobs of many ranks or files fail with 'too many open files'"
         yield CheckResult("open files", Health.WARNING, why, fix)
     core_size, _ = resource.getrlimit(resource.RLIMIT_CORE)

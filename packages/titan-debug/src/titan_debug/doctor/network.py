@@ -10,7 +10,6 @@ from pathlib import Path
 from titan_core.api.health import CheckResult, Health, HealthContext
 
 _INFINIBAND = Path("/sys/class/infiniband")
-_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
@@ -41,11 +40,15 @@ def _host_name() -> CheckResult:
 
 def variables(environment: Mapping[str, str], interfaces: Sequence[str]) -> Iterator[CheckResult]:
     """Check environment variables that name interfaces, or that another launcher left behind."""
-    for variable in _INTERFACE_VARIABLES:
-        value = environment.get(variable)
-        if value and not _selects_one(value, interfaces):
-            why = f"{value!r} selects none of this machine's interfaces: jobs of several ranks fail to connect"
-            yield CheckResult(variable, Health.ERROR, why, f"set it to one of {', '.join(interfaces)}, or unset it")
+    of_nccl, of_gloo = environment.get("NCCL_SOCKET_IFNAME"), environment.get("GLOO_SOCKET_IFNAME")
+    fix = f"set it to one of {', '.join(interfaces)}, or unset it"
+    if of_nccl and not _selects_one(of_nccl, interfaces):
+        why = f"{of_nccl!r} selects none of this machine's interfaces: jobs of several ranks fail to connect"
+        yield CheckResult("NCCL_SOCKET_IFNAME", Health.ERROR, why, fix)
+    unknown = [name for name in (of_gloo or "").split(",") if name and name not in interfaces]
+    if unknown:  # unlike NCCL, gloo takes whole names and needs every one of them
+        why = f"{', '.join(map(repr, unknown))} is not an interface of this machine: jobs of several ranks fail to start"
+        yield CheckResult("GLOO_SOCKET_IFNAME", Health.ERROR, why, fix)
     left = [name for name in _MASTER if name in environment]
     if left and len(left) < len(_MASTER):
         why = f"{', '.join(left)} set, but not {', '.join(name for name in _MASTER if name not in left)}"

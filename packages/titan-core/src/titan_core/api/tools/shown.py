@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from titan_core.api.tools.secrets import REDACTED, is_secret, redact_text
 
 LONGEST_SHOWN = 200
 """Maximum characters of a value in an error."""
+_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def shorten(text: str) -> str:
@@ -23,10 +25,17 @@ def shorten(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with control characters other than newlines escaped and tabs expanded, so that a terminal shows what a
-    model wrote and obeys none of it."""
-    escaped = (one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """Return ``text`` with tabs expanded and what a terminal would obey escaped: control characters other than newlines,
+    changes of the writing direction, and surrogates, which no terminal can show."""
+    escaped = (one.encode("unicode_escape").decode() if _is_obeyed(one) else one for one in text)
     return "".join(escaped).expandtabs(4)
+
+
+def _is_obeyed(character: str) -> bool:
+    if character in "\n\t" or character.isprintable():
+        return False
+    # The other characters that are not printable are spaces and joiners, which scripts and emoji need.
+    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTIONS
 
 
 def show(value: Any, key: str = "") -> str:
