@@ -77,6 +77,19 @@ def test_the_corpus_is_a_recipes_dataset_or_files_of_any_format(in_tmp: Path, ca
     assert main(["tokenizer", "train", "tiny", "--output", "c", "--vocab-size", "264", *untrained, *text]) == 0
 
 
+def test_source_code_is_text_if_it_is_named_and_reported_if_a_folder_holds_it(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("code").mkdir()
+    Path("code/a.txt").write_text(TEXT * 20)
+    Path("code/b.py").write_text(TEXT * 20)
+    assert train("--corpus", "code", "--json", size=280, output="one") == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 1
+    assert "not reading 1 file(s) of the folder (.py)" in caplog.text
+    assert train("--corpus", "code/*", "--json", size=280, output="two") == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 2
+
+
 def test_each_dataset_of_a_mixture_gets_a_share_of_the_limit(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": name * 99 + " "}) + "\n" for _ in range(200)))
@@ -115,6 +128,11 @@ def test_each_dataset_of_a_mixture_gets_a_share_of_the_limit(in_tmp: Path, capsy
             "had: already contains a tokenizer; name another folder with --output, or add --force to replace",
         ),
         (("--corpus", "bad.txt"), "not UTF-8 text"),
+        (("--corpus", "missing/*.py"), "--corpus missing/*.py: no such file"),
+        (("--corpus", "i*"), "--corpus i*: its name does not tell the format"),
+        (("--corpus", "[ib]*"), "--corpus [ib]*: matches files of no known format: .png"),
+        (("--corpus", "mixed/*"), "--corpus mixed/*: contains files of several formats: json, text; use a glob for each"),
+        (("--corpus", "code"), "--corpus code: the folder contains no file that ends in .jsonl,"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -124,7 +142,7 @@ def test_a_mistake_is_one_line(
     Path("blank.jsonl").write_text('{"text": ""}\n')
     Path("image.png").touch()
     Path("bad.txt").write_bytes(b"\xff\xfe")
-    for folder, names in (("mixed", ("a.txt", "b.jsonl")), ("had", ("tokenizer.json",))):
+    for folder, names in (("mixed", ("a.txt", "b.jsonl")), ("had", ("tokenizer.json",)), ("code", ("a.py",))):
         Path(folder).mkdir()
         for name in names:
             (Path(folder) / name).touch()

@@ -110,7 +110,8 @@ def test_samples_do_not_depend_on_the_mesh(gloo: GlooPool, run: Path) -> None:
         (["outputs/llama3_debug", "--temperature", "-1"], "--temperature"),
         (["outputs/llama3_debug", "--prompts", "missing.txt"], "cannot be read"),
         (["outputs/llama3_debug", "--parallelism.pipeline_parallel_degree", "2"], "pipeline_parallel_degree"),
-        (["outputs/llama3_debug", "--model.args.dim", "32"], "does not match this job"),
+        (["outputs/llama3_debug", "--model.args.dim", "32"], "model.args.dim = 32: contradicts the weights"),
+        (["outputs/llama3_debug", "--stop", ""], "--stop: is empty"),
         (["hf", "--prompt", "a"], "model.tokenizer"),
     ],
 )

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tokenizer import RendersChats
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
+from titan_core.api.tools.phases import phase
 from titan_inference.prompts import encode_prompt, end_ids_of
 
 MOST_TOKENS = 2**20
@@ -107,6 +109,10 @@ def _prompts(settings: argparse.Namespace) -> list[str]:
         texts += [line for line in content.splitlines() if line.strip()]
     if settings.system is not None and not settings.chat:
         raise UserError.one("--system", "is for chats", "add --chat")
+    if "" in settings.stop:
+        raise UserError.one(
+            "--stop", "is empty, and every text contains the empty one", "name the text to end at, or drop it"
+        )
     if settings.chat and not texts:
         raise UserError.one("--chat", "needs a message", "add --prompt TEXT")
     return texts or [""]

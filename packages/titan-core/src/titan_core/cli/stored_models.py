@@ -15,7 +15,7 @@ from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.api.tools.phases import phase
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
-from titan_core.job.assemble import assemble
+from titan_core.job.assemble import assemble, check_pretrained
 from titan_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -52,7 +52,12 @@ class InstalledModels:
             for name, table in layer.items():
                 tables[name] = {**tables.get(name, {}), **table}
         raw = RawConfig(stored.path, "stored_model", tables)
-        return assemble(resolve(raw, self.overrides, self.registry), self.registry, world_size, trains=False)
+        config = resolve(raw, self.overrides, self.registry)
+        job = assemble(config, self.registry, world_size, trains=False)
+        # Before anything is allocated: a larger flavor may not fit into memory.
+        if problems := list(check_pretrained(config, stored, job.model_args)):
+            raise UserError(*problems)
+        return job
 
     def validate(self, loaded: LoadedModel) -> ValidationReport:
         """See :meth:`titan_core.api.stored_model.StoredModels.validate`."""
