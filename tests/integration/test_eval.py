@@ -239,6 +239,19 @@ def test_mistakes(run: Path, arguments: list[str], message: str, capsys: pytest.
     assert lines[-1].startswith("titan: error: ") and message in lines[-1]
 
 
+@pytest.mark.full
+def test_tasks_without_their_data_are_one_line(
+    run: Path, tasks: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'hellaswag' on the Hub (LocalEntryNotFoundError)\nand more")
+
+    monkeypatch.setattr("lm_eval.evaluator.simple_evaluate", offline)
+    with contextlib.chdir(run):
+        assert main(["eval", RUN, "--job.device", "cpu", *tasks]) == 2
+    assert "the data of the tasks cannot be read: Couldn't reach 'hellaswag'" in capsys.readouterr().err
+
+
 def test_lm_eval_is_optional(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("titan_inference.evaluate.find_spec", lambda name: None)
     with contextlib.chdir(run):

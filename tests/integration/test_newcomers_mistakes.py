@@ -42,7 +42,7 @@ def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "why", "fix"),
     [
-        pytest.param(["train", "recipes/my.toml"], "recipes/my.toml: cannot be read: No such file", "check the path",
+        pytest.param(["train", "recipes/my.toml"], "recipes/my.toml: does not exist", "check the path",
                      id="wrong path"),
         pytest.param(["train", "."], ".: cannot be read: Is a directory", "check the path", id="a folder"),
         pytest.param(["train", "lama3_debug"], "neither a recipe nor a file", "did you mean 'llama3_debug'?",
@@ -65,7 +65,8 @@ def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
                      "titan tokenizer download", id="no tokenizer path"),
         pytest.param(["train", "my.toml", "--training.seq_len", "1000000"], "the model accepts at most 2048 tokens",
                      "lower it", id="too long a sequence"),
-        pytest.param(["checkpoint", "list", "my.toml"], "Not a directory", "give another path", id="not a checkpoint"),
+        pytest.param(["checkpoint", "list", "my.toml"], "there are no checkpoints here", "pass a run's directory",
+                     id="not a checkpoint"),
         pytest.param(["report", "my.toml"], "no such directory", "pass a run's directory", id="not a run"),
     ],
 )  # fmt: skip

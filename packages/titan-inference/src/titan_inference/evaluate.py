@@ -19,6 +19,7 @@ from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.phases import phase
+from titan_core.api.tools.shown import shorten
 from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
@@ -149,14 +150,19 @@ def _tasks(loaded: LoadedModel, stored: StoredModel, settings: argparse.Namespac
             fix = f"did you mean {close}?" if close else "see lm-eval's list of tasks, or add --include-path DIR"
             raise UserError.one(f"--tasks {name}", "is not a task of lm-eval", fix)
     evaluate: Callable[..., Any] = simple_evaluate
-    results = evaluate(
-        model=TitanLM(loaded, stored.end_ids, settings.batch_size),
-        tasks=names,
-        num_fewshot=settings.num_fewshot,
-        limit=settings.limit,
-        task_manager=manager,
-        log_samples=False,
-    )
+    try:
+        results = evaluate(
+            model=TitanLM(loaded, stored.end_ids, settings.batch_size),
+            tasks=names,
+            num_fewshot=settings.num_fewshot,
+            limit=settings.limit,
+            task_manager=manager,
+            log_samples=False,
+        )
+    except OSError as error:  # also of libraries that download
+        why = f"the data of the tasks cannot be read: {shorten(str(error).strip().splitlines()[0] if str(error) else '')}"
+        fix = "check the network, or use tasks with local data (--include-path)"
+        raise UserError.one(f"--tasks {settings.tasks}", why, fix) from error
     if results is None:
         return {}
     return {

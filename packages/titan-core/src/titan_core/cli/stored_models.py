@@ -8,14 +8,15 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.config import Override
+from titan_core.api.config import Config, Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.mesh import MeshPlan
 from titan_core.api.stored_model import LoadedModel, StoredModel
 from titan_core.api.tools.phases import phase
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
-from titan_core.job.assemble import assemble, check_pretrained
+from titan_core.job.assemble import assemble, check_pretrained, mesh_of
 from titan_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class InstalledModels:
                 tables[name] = {**tables.get(name, {}), **table}
         raw = RawConfig(stored.path, "stored_model", tables)
         config = resolve(raw, self.overrides, self.registry)
+        _require_whole_layers(config, mesh_of(config, self.registry, world_size))
         job = assemble(config, self.registry, world_size, trains=False)
         # Before anything is allocated: a larger flavor may not fit into memory.
         if problems := list(check_pretrained(config, stored, job.model_args)):
@@ -76,3 +78,15 @@ class InstalledModels:
 
                 loaded = stack.enter_context(open_model(job, stored))
             yield loaded
+
+
+def _require_whole_layers(config: Config, mesh: MeshPlan) -> None:
+    """
+    Raises:
+        UserError: the mesh divides layers, or positions, of which generation computes one at a time.
+    """
+    for dim in mesh.dims:
+        degree = mesh.degrees[dim.name]
+        if degree > 1 and dim.divides in ("layers", "sequence"):
+            why = "a stored model cannot be divided over layers or positions"
+            raise UserError.one(config.where(dim.degree_key, degree), why, f"set {dim.degree_key} = 1")

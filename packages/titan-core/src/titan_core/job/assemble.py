@@ -91,7 +91,7 @@ def assemble(
     objective = attempt(_pick, config, registry, Objective)
     optimizer = attempt(_pick, config, registry, Optimizer)
     lr_schedule = attempt(_pick, config, registry, LRSchedule)
-    mesh = attempt(_plan_mesh, config, registry, world_size)
+    mesh = attempt(mesh_of, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     stored = None
     if (path := config.section(ModelSection).from_pretrained) is not None and args is not None:
@@ -175,7 +175,12 @@ def pick_model(config: Config, registry: Registry) -> tuple[Model, BaseModel]:
     return model, model_args(config, model)
 
 
-def _plan_mesh(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
+def mesh_of(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
+    """Return the mesh of the job that ``config`` describes.
+
+    Raises:
+        UserError: the degrees do not fit each other or ``world_size``.
+    """
     transforms = registry.all(Transform)
     dims = [dim for transform in transforms for dim in transform.mesh_dims]
     views = [view for transform in transforms for view in transform.mesh_views]

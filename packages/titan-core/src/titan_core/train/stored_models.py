@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 @contextmanager
 def open_model(job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
     """See :meth:`titan_core.api.stored_model.StoredModels.open`. Records an error within the context for the launcher."""
-    _require_whole_layers(job)
     job.require_hardware()
     with join_world(job) as world:
         try:
@@ -80,15 +79,3 @@ def validate(loaded: LoadedModel) -> ValidationReport:
     report = Validation(job, job.validation, sources, loaded.world, [loaded.part], run, stop).measure(0)
     assert report is not None  # nothing requests a stop
     return report
-
-
-def _require_whole_layers(job: Job) -> None:
-    """
-    Raises:
-        UserError: the mesh divides layers, or positions, of which generation computes one at a time.
-    """
-    for dim in job.facts.mesh.dims:
-        degree = job.facts.mesh.degrees[dim.name]
-        if degree > 1 and dim.divides in ("layers", "sequence"):
-            why = "a stored model cannot be divided over layers or positions"
-            raise UserError.one(job.config.where(dim.degree_key, degree), why, f"set {dim.degree_key} = 1")
