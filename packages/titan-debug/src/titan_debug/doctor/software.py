@@ -53,19 +53,16 @@ def check(context: HealthContext) -> Iterator[CheckResult]:
     if build.hip:
         yield CheckResult("ROCm", Health.NOTE, "Titan is developed on CUDA and CPU; nothing here is tested on ROCm")
     if build.cuda:
-        yield _nccl()
+        yield _nccl(build.cuda)
     yield from compilers(os.environ, triton=bool(build.cuda))
 
 
-def _nccl() -> CheckResult:
-    found = {
-        str(wheel.metadata["Name"]): wheel.version
-        for wheel in importlib_metadata.distributions()
-        if str(wheel.metadata["Name"]).startswith("nvidia-nccl-")
-    }
-    if found:
-        return CheckResult("NCCL", Health.OK, ", ".join(f"{version} ({name})" for name, version in found.items()))
-    return CheckResult("NCCL", Health.NOTE, "is not a package of its own here: torch contains it, or uses the system's")
+def _nccl(cuda: str) -> CheckResult:
+    wheel = f"nvidia-nccl-cu{cuda.partition('.')[0]}"
+    try:
+        return CheckResult("NCCL", Health.OK, f"{importlib_metadata.version(wheel)} ({wheel})")
+    except importlib_metadata.PackageNotFoundError:
+        return CheckResult("NCCL", Health.NOTE, "is not a package of its own here: torch contains it, or uses the system's")
 
 
 def compilers(environment: Mapping[str, str], triton: bool) -> Iterator[CheckResult]:
