@@ -4,6 +4,7 @@ the examples, which represent third parties."""
 from __future__ import annotations
 
 import ast
+import re
 import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -143,3 +144,15 @@ def test_the_core_stays_small() -> None:
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
     assert contract < 3750
     assert sum(lines.values()) - contract < 5200
+
+
+def test_the_core_names_no_plugin() -> None:
+    """The core knows no model, logger, precision or weight format by name."""
+    names = re.compile("llama|wandb|tensorboard|float8|hugging", re.IGNORECASE)
+    found = [
+        f"{file.relative_to(CORE)}:{number}: {line.strip()}"
+        for file in (CORE / "src").rglob("*.py")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if names.search(line)
+    ]
+    assert found == []

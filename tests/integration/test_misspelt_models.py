@@ -14,7 +14,7 @@ from titan_core.cli.main import main
     [
         (
             ["generate", "outputs/min"],
-            "outputs/min: does not exist, and is no model in the Hugging Face cache; did you mean 'outputs/mine'?",
+            "outputs/min: does not exist, and no installed plugin knows a model of this name; did you mean 'outputs/mine'?",
         ),
         (["generate", "./outputs/min"], "outputs/min: does not exist; did you mean 'outputs/mine'?"),
         (["generate", "owner/model"], "or run `titan model download owner/model`"),

@@ -78,7 +78,7 @@ def close_names(word: str, known: Iterable[str]) -> list[str]:
     wanted = _folded(word)
     if wanted in names:
         return [names[wanted]]
-    begun = [name for name in names if name.startswith(f"{wanted}_")]  # "llama3_10m" of "llama3_10m_laptop"
+    begun = [name for name in names if name.startswith(f"{wanted}_")]  # "tiny_1m" of "tiny_1m_laptop"
     if 0 < len(begun) <= MOST_SUGGESTED:
         return [names[name] for name in begun]
     certain = get_close_matches(wanted, names, n=1, cutoff=0.8)

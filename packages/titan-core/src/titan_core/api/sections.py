@@ -64,9 +64,9 @@ class ModelSection(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     """Model arguments that override the flavor's, e.g. --model.args.n_layers 4. "none" means no value."""
     from_pretrained: AnyPath | None = None
-    """Trained weights to start from: a folder of Hugging Face or Meta weights, a checkpoint, a run's directory, or the name
-    of a downloaded model ("organisation/model"). Also sets the model and its tokenizer, if the recipe does not. A run that
-    has a checkpoint resumes from that instead."""
+    """Trained weights to start from: a folder of weights in a format that a plugin reads, a checkpoint, a run's directory,
+    or the name of a downloaded model ("organisation/model"). Also sets the model and its tokenizer, if the recipe does not.
+    A run that has a checkpoint resumes from that instead."""
     tokenizer: str = "byte"
     """Tokenizer: "byte" (needs no file) or a plugin's (see `titan plugins`)."""
     tokenizer_path: AnyPath | None = None

@@ -34,8 +34,8 @@ class SplitArguments:
 def split_overrides(arguments: Sequence[str], registry: Registry) -> SplitArguments:
     """Separate overrides from a command's own arguments, because argparse would take their values as positionals.
 
-    The word after a boolean key is its value only if it reads like a boolean. ``--compile.enable llama3_8b`` therefore
-    means true, and ``llama3_8b`` is an argument of the command.
+    The word after a boolean key is its value only if it reads like a boolean. ``--compile.enable my.toml`` therefore
+    means true, and ``my.toml`` is an argument of the command.
     """
     found = SplitArguments()
     waiting = list(reversed(arguments))

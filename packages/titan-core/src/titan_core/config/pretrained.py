@@ -67,7 +67,7 @@ def _located(path: str, registry: ComponentRegistry) -> str:
         except UserError as error:
             problems += error.problems
     if local.parent.is_dir():  # more likely a path than the name of a model
-        why = "does not exist, and is no model in the Hugging Face cache"
+        why = "does not exist, and no installed plugin knows a model of this name"
         raise UserError.one(path, why, nearest_path(str(local)))
     raise UserError(*problems)
 
