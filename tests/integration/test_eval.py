@@ -229,6 +229,7 @@ def test_tasks_on_one_device_and_under_tensor_parallelism(gloo: GlooPool, run: P
         ([RUN, "--dataset", "stdlib", "--training.seq_len", "512"], "seq_len"),
         pytest.param([RUN, "--tasks", "titan_choise"], "is not a task of lm-eval", marks=pytest.mark.full),
         (["nowhere", "--dataset", "stdlib"], "nowhere"),
+        (["nowhere"], "nowhere: does not exist"),
         ([RUN, "--dataset", "stdlib", "--parallelism.context_parallel_degree", "2"], "context_parallel_degree"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from harness.agents import agent_of
 from titan_core.api.errors import UserError
-from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines
+from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
 from titan_launch import agent as agent_module
 from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
 
@@ -107,10 +107,10 @@ def test_the_first_interrupt_shows_the_cursor_because_a_second_one_kills_the_ran
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    announce_interrupt()
+    announce_interrupt(INTERRUPTED)
     assert capfd.readouterr().err == f"\r\x1b[2K\x1b[?25h{INTERRUPTED}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    announce_interrupt()
+    announce_interrupt(INTERRUPTED)
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
 
 
@@ -192,3 +192,16 @@ def test_outcomes_are_read_from_files(tmp_path: Path) -> None:
 )
 def test_an_interrupted_run_says_how_to_resume(ended: Outcome, line: str) -> None:
     assert interrupted_line(ended, "titan x").startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        ([Outcome(0, step=3), Outcome(1, step=3)], ""),
+        ([Outcome(0, step=3, begun=2)], "to resume from the newest checkpoint: titan x"),
+        ([Outcome(0, step=3), Outcome(1, step=3, checkpoint="run/step-2")], "to resume from the newest checkpoint: titan x"),
+    ],
+    ids=["no checkpoint", "resumed", "saved"],
+)
+def test_a_failed_run_with_a_checkpoint_says_how_to_resume(ended: list[Outcome], line: str) -> None:
+    assert resume_line(ended, "titan x") == line

@@ -16,7 +16,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="rendezvous",
             summary="whether this machine can reach --rdzv-endpoint",
-            run=Ref("titan_launch.health:check"),
+            check=Ref("titan_launch.health:check"),
         ),
     ]
 

@@ -14,7 +14,7 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
-from titan_core.api.stored_model import StoredModel
+from titan_core.api.weights import StoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor

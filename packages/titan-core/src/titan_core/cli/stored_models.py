@@ -12,8 +12,9 @@ from titan_core.api.config import Config, Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.stored_model import LoadedModel, StoredModel
+from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tools.phases import phase
+from titan_core.api.weights import StoredModel
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble, check_pretrained, mesh_of

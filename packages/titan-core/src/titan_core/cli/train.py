@@ -19,7 +19,7 @@ from titan_core.api.errors import (
     UserError,
 )
 from titan_core.api.job import Job
-from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher
+from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
@@ -63,8 +63,13 @@ def _train_alone(job: Job) -> int:
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
         end = train(job, [recorder], next_commands=True)
-    except RunStopped as error:
-        print(f"titan: stopped: {error}", file=sys.stderr)
+    except Exception as error:
+        line = resume_line([recorder.outcome], own_command())
+        if not isinstance(error, RunStopped):
+            if line:
+                error.add_note(line)  # printed after the error
+            raise
+        print("\n".join(filter(None, (f"titan: stopped: {error}", line and f"titan: {line}"))), file=sys.stderr)
         return EXIT_FAILURE
     if end.interrupted:
         print(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)

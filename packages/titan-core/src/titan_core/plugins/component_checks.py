@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.api.command import Command
 from titan_core.api.components import Component, Phase
+from titan_core.api.health import HealthCheck
 from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -79,7 +80,9 @@ def with_origin(component: Component, origin: Origin) -> Component:
         if field.name == "build" and isinstance(component, MetricLogger):
             continue  # a logger that fails is switched off, and the run continues
         if isinstance(value, Ref):
-            guarded[field.name] = replace(value, origin=origin, purpose=field.name)
+            # A health check yields results, which are printed as they come; other checks yield problems.
+            purpose = component.kind if isinstance(component, HealthCheck) else field.name
+            guarded[field.name] = replace(value, origin=origin, purpose=purpose)
         elif field.name == "active":
             guarded[field.name] = origin.guard(field.name, value, RESULT_CHECKS[field.name])
     return replace(component, **guarded)

@@ -58,6 +58,8 @@ class ConsoleLog:
             ending = f"nothing to train: all {end.step} steps were done before"
         elif end.completed:
             ending = f"done: {end.step} steps"
+        elif end.failed:  # the error is reported after this line
+            ending = f"stopped after step {end.step} of {self._run.steps}"
         else:
             ending = f"ended after step {end.step} of {self._run.steps}: {end.reason}"
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")

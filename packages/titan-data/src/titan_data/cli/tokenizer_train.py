@@ -16,7 +16,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json
 from titan_core.api.tools.phases import phase
-from titan_core.api.tools.shown import shorten
+from titan_core.api.tools.shown import shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _interruptible(work: Callable[[], R]) -> R:
 
 def _progress(corpus: Corpus) -> str:
     """Return how far the training is, for the status line."""
-    size = f"{corpus.bytes / 1e6:,.0f} MB"
+    size = show_bytes(corpus.bytes)
     if corpus.ended:
         return f"learning merges from {size} of text"
     return f"reading: {corpus.documents:,} documents, {size}"
