@@ -1,5 +1,5 @@
-"""Checkpoints of ``torch.distributed.checkpoint`` (DCP), as TorchTitan writes them, are imported bit for bit. DCP's own tools
-read exports."""
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP), as TorchTitan writes them, are imported bit for bit, and its tools read
+exports."""
 
 from __future__ import annotations
 

@@ -59,13 +59,19 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
 
 
 @dataclass(frozen=True)
-class Plugin:
-    """A usable plugin."""
+class InstalledPlugin:
+    """A plugin of an installed distribution."""
 
     name: str
     """Name of its entry point."""
     distribution: str
     version: str
+
+
+@dataclass(frozen=True)
+class Plugin(InstalledPlugin):
+    """A usable plugin."""
+
     module: ModuleType
     components: tuple[Component, ...]
 
@@ -76,22 +82,10 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class BrokenPlugin:
+class BrokenPlugin(InstalledPlugin):
     """A plugin that cannot be used, with the reason."""
 
-    name: str
-    distribution: str
-    version: str
     reason: str
-
-
-@dataclass(frozen=True)
-class DisabledPlugin:
-    """A plugin that is installed but switched off."""
-
-    name: str
-    distribution: str
-    version: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,8 @@ class Discovery:
 
     plugins: tuple[Plugin, ...]
     broken: tuple[BrokenPlugin, ...]
-    disabled: tuple[DisabledPlugin, ...] = ()
+    disabled: tuple[InstalledPlugin, ...] = ()
+    """Plugins that are switched off."""
 
 
 def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
@@ -110,7 +105,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
     switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
     plugins: list[Plugin] = []
     broken: list[BrokenPlugin] = []
-    disabled: list[DisabledPlugin] = []
+    disabled: list[InstalledPlugin] = []
     seen: set[tuple[str, str, str]] = set()
     # The core comes first, so that its commands head the help. The others are sorted by name: file systems have no order.
     for entry_point in sorted(entry_points, key=lambda point: (point.name != CORE, point.name, point.value)):
@@ -119,7 +114,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             continue  # a distribution found twice on sys.path, such as an editable install run from its own folder
         seen.add((entry_point.name, entry_point.value, distribution))
         if entry_point.name in switched_off and entry_point.name != CORE:
-            disabled.append(DisabledPlugin(entry_point.name, distribution, version))
+            disabled.append(InstalledPlugin(entry_point.name, distribution, version))
             continue
         try:
             module = _import(entry_point)
