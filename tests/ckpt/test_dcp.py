@@ -1,4 +1,4 @@
-"""Checkpoints of ``torch.distributed.checkpoint`` (DCP), as TorchTitan writes them, are imported bit for bit, and its tools read
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP), as TorchTitan writes them, are imported bit for bit. Its tools read
 exports."""
 
 from __future__ import annotations

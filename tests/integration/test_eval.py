@@ -17,9 +17,9 @@ from transformers import LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.tools import status_line
 from titan_core.api.tools.phases import phase
 from titan_core.cli.main import main
+from titan_launch import status_line
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
 ARGS = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, vocab_size = 258, max_seq_len = 256}"

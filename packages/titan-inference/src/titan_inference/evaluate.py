@@ -18,7 +18,7 @@ from titan_core.api.launcher import RankJob
 from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.phases import phase
+from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.shown import shorten
 from titan_core.api.weights import StoredModel
 from titan_inference.cli import model_argument
@@ -61,12 +61,10 @@ def run(context: CommandContext) -> int:
         status: int = settings.launcher.run.load()(context, RankJob(assemble, writes_run=False))
         return status
     job = assemble(int(os.environ.get("WORLD_SIZE", "1")))
-    from titan_core.api.tools.status_line import StatusLine
-
     with context.models.open(job, stored) as loaded:
         answer: dict[str, Any] = {}
         # The line is removed before the answer is printed. Progress bars of lm-eval appear in it.
-        with StatusLine() if loaded.world.rank == 0 else nullcontext():
+        with show_status(context.registry) if loaded.world.rank == 0 else nullcontext():
             if settings.dataset is not None:
                 answer |= _perplexity(context, loaded)
             if settings.tasks is not None:

@@ -34,9 +34,9 @@ from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
-from titan_core.api.tools.status_line import StatusLine
 from titan_launch.console import Console
 from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
+from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec

@@ -23,9 +23,8 @@ from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_com
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.phases import phase
+from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.secrets import redact_text
-from titan_core.api.tools.status_line import StatusLine
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def run(context: CommandContext) -> int:
         return launcher.run.load()(context, RankJob(context.job))
     rank, world_size = _place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
-    with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():
+    with show_status(context.registry) if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
             job = context.job(world_size)
         handler = logging.StreamHandler(sys.stderr)

@@ -30,6 +30,7 @@ from titan_core.api.components import (  # fmt: skip
 from titan_core.api.health import HealthCheck
 from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
+from titan_core.api.tools.phases import StatusDisplay
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
 
@@ -54,6 +55,7 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_recipes": Recipe,
     "titan_commands": Command,
     "titan_launchers": Launcher,
+    "titan_status_displays": StatusDisplay,
     "titan_health_checks": HealthCheck,
 }
 

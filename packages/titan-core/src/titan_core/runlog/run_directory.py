@@ -29,7 +29,7 @@ OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG)
 
 def run_lock(folder: str) -> AbstractContextManager[object]:
     """Lock a run directory against other jobs. A job holds one lock: that of Titan's launcher if it starts all ranks, else
-    that of rank 0, taken before rank 0 waits for other ranks. Entering it raises a UserError if another job uses the directory."""
+    that of rank 0, taken before rank 0 waits for other ranks. On entry, a directory that another job uses is a UserError."""
     return FolderLock(Path(folder), f"job.dump_folder = {folder!r}") if _takes_lock(folder) else nullcontext()
 
 
