@@ -66,8 +66,8 @@ def simulate(
 
 @contextmanager
 def fake_cuda(rank: int = 0, world_size: int = 1, strict: bool = False) -> Iterator[Observation]:
-    """Within the ``with`` block, tensors on CUDA devices are fake, and the default process group has ``world_size`` ranks, of
-    which only ``rank`` exists. Yields what is counted."""
+    """Within the ``with`` block, tensors on CUDA devices are fake, and the default process group has ``world_size`` ranks,
+    of which only ``rank`` exists. Yields what is counted."""
     observation, waits = Observation(), HostWaits()
     waits.forbidden = strict
     with fake_process_group(rank, world_size), _observed(observation, waits):

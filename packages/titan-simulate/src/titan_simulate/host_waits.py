@@ -51,7 +51,7 @@ class HostWaits:
             runtime().titan_on_wait(None)
 
     def begin_step(self, step: int) -> None:
-        """Note that ``step`` begins. Events of earlier steps may be waited for: the device has work of this one meanwhile."""
+        """Note that ``step`` begins. Events of earlier steps may be waited for: the device has work of this one."""
         self.step = step
         runtime().titan_begin_step(ctypes.c_long(step))
 

@@ -6,7 +6,7 @@
 * ``torch._C._set_only_lift_cpu_tensors``: makes ``torch.tensor(..., device="cuda")`` show its copy to the device to modes.
 * ``torch._C._get_dispatch_mode``: whether torch's own code runs in a fake mode, as DTensor does to find shapes.
 * ``torch._C._current_graph_task_id``: whether a backward pass is running.
-* ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense`` and ``._unique2``: operators with rules of their own.
+* ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
 """
 
@@ -81,7 +81,7 @@ def process_group_of(argument: Any) -> dist.ProcessGroup | None:
     """Return the process group that an argument of a collective operator stands for, if any."""
     if isinstance(argument, str):
         try:
-            return distributed_c10d._resolve_process_group(argument)
+            return distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined,arg-type]
         except (RuntimeError, ValueError):
             return None
     if isinstance(argument, dist.ProcessGroup):
