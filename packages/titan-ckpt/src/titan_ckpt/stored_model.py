@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from titan_ckpt.catalogue import pick
 from titan_ckpt.foreign_config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
 from titan_ckpt.hf_export import tokenizer_in
+from titan_ckpt.located import located
 from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import Manifest
 from titan_core.api.components import Model
@@ -23,11 +24,13 @@ from titan_core.api.weights import StoredModel, WeightFormat
 
 
 def find(path: str, registry: ComponentRegistry) -> StoredModel:
-    """Return the model at ``path``: a run's directory, a checkpoint, or a folder of Hugging Face or Meta weights.
+    """Return the model at ``path``: a run's directory, a checkpoint, a folder of Hugging Face or Meta weights, or the name
+    of a downloaded model.
 
     Raises:
         UserError: there is none, or no installed plugin knows the model.
     """
+    path = located(path, registry)
     folder = Path(path)
     kind = kind_of(folder) if folder.is_dir() else None
     if kind is not None:

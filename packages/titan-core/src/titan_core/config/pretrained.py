@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Model, ModelHub, Recipe
+from titan_core.api.components import Model
 from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.paths import nearest_path, require_nameable
+from titan_core.api.paths import require_nameable
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import ModelSection
 from titan_core.api.tools.shown import show
@@ -21,7 +19,6 @@ KEY = "model.from_pretrained"
 NONE = "none"
 """Stands for ``None`` in ``model.args``, because TOML has no such value."""
 
-_NAME_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FREE_OF_WEIGHTS = ("max_seq_len",)
 """Arguments that weights do not determine."""
 
@@ -33,45 +30,12 @@ def find_model(path: str, registry: ComponentRegistry) -> StoredModel:
     readers = [one.find_model for one in registry.all(Checkpoint) if one.find_model is not None]
     if not readers:
         raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
-    located = _located(path, registry)
     problems: list[Problem] = []
     for reader in readers:
         try:
-            return reader.load()(located, registry)
+            return reader.load()(path, registry)
         except UserError as error:
             problems += error.problems
-    raise UserError(*problems)
-
-
-def _located(path: str, registry: ComponentRegistry) -> str:
-    """Return the folder of a model that a hub knows by the name ``path``; otherwise ``path``, with ``~`` expanded.
-
-    Raises:
-        UserError: the name is that of a model which this machine does not have.
-    """
-    local = Path(path).expanduser()
-    if path in [recipe.name for recipe in registry.all(Recipe)] and not local.exists():
-        fix = f"train it first (`titan train {path}`), and give the run's directory, by default outputs/{path}"
-        raise UserError.one(path, "is a recipe, not a trained model", fix)
-    try:
-        exists = local.exists()
-    except OSError:  # such as a name that is too long
-        exists = False
-    if exists or not _NAME_ON_HUB.fullmatch(path):
-        return path if "://" in path else str(local)
-    hubs = registry.all(ModelHub)
-    if not hubs:
-        why = "does not exist, and no installed plugin finds models by name"
-        raise UserError.one(path, why, "check the path, or install titan-data")
-    problems: list[Problem] = []
-    for hub in hubs:
-        try:
-            return hub.locate.load()(path)
-        except UserError as error:
-            problems += error.problems
-    if local.parent.is_dir():  # more likely a path than the name of a model
-        why = "does not exist, and no installed plugin knows a model of this name"
-        raise UserError.one(path, why, nearest_path(str(local)))
     raise UserError(*problems)
 
 

@@ -99,18 +99,9 @@ def _flaw_of_name(component: Component) -> str:
     return ""
 
 
-def _text(value: object) -> str:
-    return "" if isinstance(value, str) else f"is {shown(value)}, not a str"
-
-
-def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else f"is {shown(value)}, not a bool"
-
-
-def _reference(value: object) -> str:
-    if isinstance(value, Ref):
-        return ""
-    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which is imported only when a job needs it'
+def _a(kind: type, hint: str = "") -> Callable[[object], str]:
+    """Return the rule of values that must be instances of ``kind``; ``hint`` follows the reason."""
+    return lambda value: "" if isinstance(value, kind) else f"is {shown(value)}, not a {kind.__name__}{hint}"
 
 
 def _function(value: object) -> str:
@@ -127,10 +118,6 @@ def _all_of(kind: type) -> Callable[[object], str]:
         return f"contains {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
 
     return rule
-
-
-def _phase(value: object) -> str:
-    return "" if isinstance(value, Phase) else f"is {shown(value)}, not a Phase such as Phase.DATA"
 
 
 def _flavors(value: object) -> str:
@@ -176,12 +163,12 @@ def _called(component: Component) -> str:
 
 
 RULES: Final[dict[str, Callable[[object], str]]] = {
-    "str": _text,
-    "bool": _flag,
+    "str": _a(str),
+    "bool": _a(bool),
     "type[Section]": _section,
-    "Ref[": _reference,
+    "Ref[": _a(Ref, ': write Ref("package.module:function"), which is imported only when a job needs it'),
     "Callable[": _function,
-    "Phase": _phase,
+    "Phase": _a(Phase, " such as Phase.DATA"),
     "tuple[str": _all_of(str),
     "tuple[MeshDim": _all_of(MeshDim),
     "tuple[MeshView": _all_of(MeshView),
