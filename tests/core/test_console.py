@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness.jobs import TINY, make_job
+from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.phases import current_progress
 from titan_core.runlog.console import ConsoleLog, format_line
@@ -27,6 +28,27 @@ def test_the_console(in_tmp: Path) -> None:
     assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
     assert recorder.progress == [("tiny debug (37.0K)", 4, step) for step in (1, 2, 3, 4)]
     assert current_progress() is None  # nothing is left behind
+
+
+def test_the_end_of_a_failed_run_names_no_class(in_tmp: Path) -> None:
+    """The error is reported after it, in a line of its own."""
+    console = Console(width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
+    with pytest.raises(UserError):
+        train(make_job("tiny", TINY), [ConsoleRun(console), FailsAt(2)])
+    ends = [line for line in console.export_text().splitlines() if "stopped after" in line or "ended after" in line]
+    assert ends == ["stopped after step 1 of 4; config, plugins and metrics are in outputs/tiny"]
+
+
+class FailsAt:
+    """An observer whose user made a mistake."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self.step:
+            raise UserError.one("a shard", "cannot be read", "restore it")
 
 
 STEP = {

@@ -103,6 +103,17 @@ def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Pat
     assert agent.interrupts == 2
 
 
+@pytest.mark.parametrize(("trains", "line"), [(True, INTERRUPTED), (False, "titan: interrupted: ending the ranks; ")])
+def test_an_interrupt_says_what_the_ranks_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], trains: bool, line: str
+) -> None:
+    """Ranks that train complete their step; those that generate or evaluate end at once."""
+    agent = agent_of(tmp_path, "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", ranks=1, trains=trains)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+    assert line in capfd.readouterr().err
+
+
 def test_the_first_interrupt_shows_the_cursor_because_a_second_one_kills_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
