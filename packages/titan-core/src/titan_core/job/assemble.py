@@ -108,20 +108,18 @@ def assemble(
     problems += check_reduced(facts, active)
     loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(facts))]
     debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(facts))]
+    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
     objectives = [] if objective is None else [objective]
-    checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
+    checked: list[Transform | MetricLogger | Debugger | Objective | Checkpoint]
+    checked = [*active, *loggers, *debuggers, *objectives, *checkpoints]
     for component in checked:
         if component.check is not None:
             problems += component.check.load()(component.context(facts))
-    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
     if len(checkpoints) > 1:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints)
         problems.append(
             Problem(f"checkpoints {names}", "a job can use only one checkpoint format", "switch off all but one")
         )
-    for checkpoint in checkpoints:
-        if checkpoint.check is not None:
-            problems += checkpoint.check.load()(checkpoint.context(facts))
     if problems:
         raise UserError(*problems)
     if text_tokenizer is None:
