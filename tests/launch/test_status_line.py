@@ -90,6 +90,7 @@ with StatusLine():
 
 
 def test_a_bar_of_a_library_appears_in_the_line() -> None:
+    pytest.importorskip("tqdm", reason="shows a bar of tqdm, which titan-launch itself does not need")
     script = f"""{START}
 from tqdm import tqdm
 with StatusLine(), phase("reading the data"):

@@ -175,5 +175,5 @@ class Checkpoint(Component):
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     find_model: Ref[Callable[[str, ComponentRegistry], StoredModel]] | None = None
-    """(path, registry) -> the model at ``path``, or of this name on a hub; raises :class:`~titan_core.api.errors.UserError` if there is none. Must not
-    import torch."""
+    """(path, registry) -> the model at ``path``, or the one that a hub knows by this name; raises
+    :class:`~titan_core.api.errors.UserError` if there is none. Must not import torch."""
