@@ -11,9 +11,9 @@ The gradient has its parameter's placement. That of a replicated parameter may b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -45,23 +45,21 @@ def divide_parameters(
 @cache
 def _with_local_parameters(cls: type[nn.Module], names: tuple[str, ...], hidden: tuple[str, ...]) -> type[nn.Module]:
     """Return one class for all modules with these parameters. Compiled blocks guard on the classes of their modules."""
-    shards = {name: property(_reader(name)) for name in names}
-    return type(cls.__name__, (cls,), shards | {name: property(lambda module: None) for name in hidden})
+    readers = {name: property(_reader(name)) for name in names}
+    return type(cls.__name__, (cls,), readers | {name: property(_reader(name, hidden=True)) for name in hidden})
 
 
-def _reader(name: str) -> Any:
+def _reader(name: str, hidden: bool = False) -> Callable[[nn.Module], Tensor | None]:
     def read(module: nn.Module) -> Tensor | None:
-        return local_shard(registered_parameter(module, name))
+        parameter = registered_parameter(module, name)
+        return None if hidden and _is_in_use(parameter) else local_shard(parameter)
 
     return read
 
 
 def local_shard(parameter: Tensor | None) -> Tensor | None:
-    """Return this rank's shard of a parameter that tensor parallelism has divided, as autograd sees it.
-
-    Between forward passes FSDP shards the parameter once more, over a second mesh dimension, and expects the DTensor itself.
-    """
-    if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
+    """Return this rank's shard of a parameter that tensor parallelism has divided, as autograd sees it."""
+    if not _is_in_use(parameter):
         return parameter
     if torch.compiler.is_compiling():
         return parameter.to_local()  # which the compiler knows
@@ -69,14 +67,26 @@ def local_shard(parameter: Tensor | None) -> Tensor | None:
     return shard
 
 
+def _is_in_use(parameter: Tensor | None) -> TypeGuard[DTensor]:
+    """Whether a forward pass reads the parameter. Between forward passes FSDP shards it once more, over a second mesh
+    dimension, and expects the DTensor itself."""
+    return isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
+
+
 class _LocalShard(torch.autograd.Function):
     """``DTensor.to_local`` for a gradient with the parameter's own placement, in half of the host's time (torch 2.15)."""
 
     @staticmethod
     def forward(ctx: Any, parameter: DTensor) -> Tensor:
-        ctx.sharding = sharding_of(parameter)
-        return local_tensor(parameter).detach()
+        shard = local_tensor(parameter)
+        ctx.sharding, ctx.strides = sharding_of(parameter), shard.stride()
+        return shard.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> DTensor:
+        # Autograd does this for plain parameters, and fused optimizers rely on it.
+        if gradient.stride() != ctx.strides:
+            gradient = torch.empty_strided(
+                gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device
+            ).copy_(gradient)
         return sharded_like(ctx.sharding, gradient)
