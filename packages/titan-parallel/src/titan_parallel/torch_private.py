@@ -3,7 +3,8 @@
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops`` and
   ``._pre_metadata_inference_backup``; ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a
   CSV file.
-* ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them.
+* ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them; and
+  ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
   public ``to_local`` takes twice the host time.
 * ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
@@ -113,20 +114,28 @@ def all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
     Args:
         ranks: number of ranks of ``group``.
     """
-    gathered: Tensor = _WAIT(_ALL_GATHER(shard, ranks, group))
-    return gathered
+    return _waited(_ALL_GATHER, shard, ranks, group)
 
 
 def reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
     """Return this rank's shard, in dimension 0, of the sum of the ranks' ``addend``, contiguous. Has no gradient."""
-    shard: Tensor = _WAIT(REDUCE_SCATTER(addend, "sum", ranks, group))
-    return shard
+    return _waited(REDUCE_SCATTER, addend, "sum", ranks, group)
 
 
 def all_reduce(addend: Tensor, group: str) -> Tensor:
     """Return the sum of the ranks' ``addend``, contiguous, as a new tensor. Has no gradient."""
-    total: Tensor = _WAIT(_ALL_REDUCE(addend, "sum", group))
-    return total
+    return _waited(_ALL_REDUCE, addend, "sum", group)
+
+
+def _waited(collective: Any, *arguments: Any) -> Tensor:
+    result: Tensor
+    if torch.compiler.is_compiling():
+        result = _WAIT(collective(*arguments))
+        return result
+    # torch's own gradients of these operators are Python code, which takes longer than the operators (torch 2.15).
+    with torch._C._AutoDispatchBelowAutograd():
+        result = _WAIT(collective(*arguments))
+    return result
 
 
 def local_tensor(tensor: DTensor) -> Tensor:
