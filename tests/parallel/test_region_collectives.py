@@ -74,7 +74,7 @@ def test_no_operator_runs_on_dtensors(overrides: dict[str, object]) -> None:
 
 
 def test_the_gradients_of_all_replicated_parameters_are_summed_by_one_collective() -> None:
-    part, mesh, job = build_on_fake_ranks({**SMALL, "model.args": SIZES.format(2)})
+    part, mesh, _ = build_on_fake_ranks({**SMALL, "model.args": SIZES.format(2)})
     loss_of(part).backward()
     replicated = {
         name: parameter for name, parameter in part.module.named_parameters() if parameter.placements[0].is_replicate()
@@ -95,15 +95,16 @@ def test_without_sequence_parallelism_norms_between_regions_need_no_sum() -> Non
 
 
 def test_positions_that_do_not_divide_are_an_error() -> None:
+    part, tokens = part_of({}), torch.zeros(2, 15, dtype=torch.int64)
     with pytest.raises(ValueError, match="15 positions cannot be divided over 2 ranks"):
-        loss = part_of({}).forward_loss(first_step(Batch(*[torch.zeros(2, 15, dtype=torch.int64)] * 2)))
-        loss.backward()
+        part.forward_loss(first_step(Batch(tokens, tokens)))
 
 
 @pytest.mark.full
 def test_the_compiler_overlaps_the_collectives_with_matmuls() -> None:
-    """Asynchronous tensor parallelism: inductor fuses every all-gather with the matmuls that read it, and every reduce-scatter
-    of forward with the matmul before it. In backward, a reduce-scatter follows a sum of matmuls, which it does not fuse."""
+    """Asynchronous tensor parallelism: inductor fuses every all-gather with the matmuls that read it, and, in forward, every
+    reduce-scatter with the matmul before it. In backward, a reduce-scatter follows a sum of matmuls, which it does not fuse.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass

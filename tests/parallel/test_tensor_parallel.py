@@ -1,4 +1,4 @@
-"""Tensor parallelism computes the gradient of every parameter as one device does, and divides what does not divide evenly."""
+"""Tensor parallelism computes the gradient of every parameter as one device does, with shards of different sizes too."""
 
 from __future__ import annotations
 

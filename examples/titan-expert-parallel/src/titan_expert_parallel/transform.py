@@ -92,9 +92,7 @@ class DividedExperts:
         """Call the original forward with this rank's experts, or its share of them under tensor parallelism, as parameters:
         plain tensors."""
         parameters: Mapping[str, Any] = registered_parameters(self._module)
-        local = {
-            name: parameters[name].to_local(grad_placements=parameters[name].placements) for name in self._names
-        }
+        local = {name: parameters[name].to_local(grad_placements=parameters[name].placements) for name in self._names}
         with substituted_parameters(self._module, local):
             output: Tensor = self._inner(rows, counts)
         return output

@@ -18,9 +18,7 @@ from titan_core.api.tools.patterns import matches
 from titan_float8.slots import REGION_CASTS
 
 
-def cast_gathered_inputs(
-    part: ModelPart, converted: Collection[str], config: Float8LinearConfig, ranks: DeviceMesh
-) -> None:
+def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig, ranks: DeviceMesh) -> None:
     """Cast the input of each region whose column-sharded layers are all ``converted``.
 
     Args:

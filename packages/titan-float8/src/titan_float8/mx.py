@@ -50,7 +50,7 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
 class MXLinear(nn.Linear):
     """A linear layer that computes its three matmuls, forward and backward, in MXFP8.
 
-    Under tensor parallelism, its weight is this rank's shard. No block of features crosses ranks, so that scales are the same.
+    Under tensor parallelism, its weight is this rank's shard. No block of features crosses ranks, so scales are the same.
     """
 
     emulate: bool

@@ -1,5 +1,5 @@
-"""Under tensor parallelism, gives a tensor whose features are sharded the scale of the whole tensor, so that a layer computes
-the same float8 numbers on any mesh.
+"""Under tensor parallelism, gives a tensor whose features are sharded the scale of the whole tensor, so that a layer
+computes the same float8 numbers on any mesh.
 
 Only one scale per tensor needs this. Scales of rows are powers of two, with which numbers are rounded alike.
 """
@@ -35,7 +35,7 @@ def scale_over_ranks(part: ModelPart, converted: Collection[str], ranks: DeviceM
             layer.ranks, layer.by_output = ranks, by_output
 
 
-class ScaledOverRanks(Float8Linear):
+class ScaledOverRanks(Float8Linear):  # type: ignore[misc]  # torchao has no types
     """A float8 layer that computes with this rank's features of its weight."""
 
     ranks: DeviceMesh
@@ -48,14 +48,14 @@ class ScaledOverRanks(Float8Linear):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
-@torch._dynamo.allow_in_graph
+@torch.compiler.allow_in_graph
 class _Matmul(torch.autograd.Function):
-    """``input @ weight.t()``. Backward casts both again, from the same scales, so that FSDP can free the weight meanwhile."""
+    """``hidden @ weight.t()``. Backward casts both again, with the same scales; FSDP can free the weight meanwhile."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        input: Tensor,
+        hidden: Tensor,
         weight: Tensor,
         config: Float8LinearConfig,
         matmuls: LinearMMConfig,
@@ -63,25 +63,25 @@ class _Matmul(torch.autograd.Function):
         by_output: bool,
     ) -> Tensor:
         ctx.config, ctx.matmuls, ctx.ranks = config, matmuls, ranks if by_output else None
-        input_scale = _scale(input, config.cast_config_input, None if by_output else ranks)
+        input_scale = _scale(hidden, config.cast_config_input, None if by_output else ranks)
         weight_scale = _scale(weight, config.cast_config_weight, ranks)
-        ctx.save_for_backward(input, weight, input_scale, weight_scale)
-        low_input = _cast(input, input_scale, config.cast_config_input, matmuls, GemmInputRole.INPUT)
+        ctx.save_for_backward(hidden, weight, input_scale, weight_scale)
+        low_input = _cast(hidden, input_scale, config.cast_config_input, matmuls, GemmInputRole.INPUT)
         low_weight = _cast(weight, weight_scale, config.cast_config_weight, matmuls, GemmInputRole.WEIGHT)
-        output = torch.mm(low_input.reshape(-1, input.shape[-1]), low_weight.t())
-        return output.reshape(*input.shape[:-1], -1)
+        output = torch.mm(low_input.reshape(-1, hidden.shape[-1]), low_weight.t())
+        return output.reshape(*hidden.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, input_scale, weight_scale = ctx.saved_tensors
+        hidden, weight, input_scale, weight_scale = ctx.saved_tensors
         config, matmuls = ctx.config, ctx.matmuls
         gradient = gradient.reshape(-1, gradient.shape[-1])
         scale = _scale(gradient, config.cast_config_grad_output, ctx.ranks)
         low = _cast(gradient, scale, config.cast_config_grad_output, matmuls, GemmInputRole.GRAD_OUTPUT)
         low_weight = _cast(weight, weight_scale, config.cast_config_weight, matmuls, GemmInputRole.WEIGHT)
-        low_input = _cast(input, input_scale, config.cast_config_input, matmuls, GemmInputRole.INPUT)
-        to_input = torch.mm(low, low_weight).reshape(input.shape)
-        to_weight = torch.mm(low.t(), low_input.reshape(-1, input.shape[-1]))
+        low_input = _cast(hidden, input_scale, config.cast_config_input, matmuls, GemmInputRole.INPUT)
+        to_input = torch.mm(low, low_weight).reshape(hidden.shape)
+        to_weight = torch.mm(low.t(), low_input.reshape(-1, hidden.shape[-1]))
         return to_input, to_weight, None, None, None, None
 
 

@@ -86,7 +86,7 @@ class _LocalShard(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> DTensor:
         # Autograd does this for plain parameters, and fused optimizers rely on it.
         if gradient.stride() != ctx.strides:
-            gradient = torch.empty_strided(
-                gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device
-            ).copy_(gradient)
+            gradient = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device).copy_(
+                gradient
+            )
         return sharded_like(ctx.sharding, gradient)

@@ -22,8 +22,8 @@ from titan_parallel.config import TensorParallelKeys
 from titan_parallel.torch_private import copy_each, local_tensor, registered_parameter
 
 PARTIAL_GRADIENTS: Slot[tuple[str, ...]] = Slot("titan_parallel.partial_gradients")
-"""Module name -> its own parameters that are replicated over ``tp`` but whose gradients are addends until the step's gradients
-are complete."""
+"""Module name -> its own parameters that are replicated over ``tp``, but whose gradients are addends until the gradients of
+the step are complete."""
 
 
 def observe(parts: Sequence[ModelPart], context: TrainingContext[TensorParallelKeys]) -> object:

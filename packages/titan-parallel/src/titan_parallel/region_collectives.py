@@ -1,8 +1,8 @@
 """The collectives between the regions of tensor parallelism, on plain tensors.
 
-Between regions, each rank has its share of the positions (sequence parallelism: Korthikanti et al., arXiv 2205.05198), or all
-of them (Shoeybi et al., arXiv 1909.08053). Inside a region it has all positions and its share of the features; what it
-computes from these is an addend, in forward and in backward. The collective in backward is the conjugate of that in forward:
+Between regions, each rank has its share of the positions (sequence parallelism: Korthikanti et al., arXiv 2205.05198), or
+all of them (Shoeybi et al., arXiv 1909.08053). Inside a region it has all positions and its share of the features; what it
+computes from these is an addend, in forward and in backward. Backward calls the conjugate of forward's collective:
 
 =================== ============================= =============================
 where               :class:`ShardedPositions`     :class:`ReplicatedPositions`
@@ -12,9 +12,9 @@ a region ends       reduce-scatter, then gather   all-reduce, then copy
 ranks split a whole take own share, then gather   copy, then copy
 =================== ============================= =============================
 
-All tensors are ``[batch, seq, ...]`` with the positions of a sequence in dimension 1, in the order of the ranks. The
-functional collectives are waited for at once, which on CUDA waits on the stream and not on the host: the next operation needs
-their result, and a compiled block loses the gradient of an input that is still in flight (torch 2.15).
+All tensors are ``[batch, seq, ...]``; ranks hold consecutive positions, in their order. Each collective is waited for at
+once, on CUDA by the stream and not by the host: the next operation needs its result, and a compiled block loses the gradient
+of an input that is still in flight (torch 2.15).
 """
 
 from __future__ import annotations

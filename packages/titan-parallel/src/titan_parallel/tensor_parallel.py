@@ -64,7 +64,7 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
 
 
 def _divide_embedding(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> None:
-    """Divide the first module, which every rank computes in full. Later modules of the embedding are ruled, as blocks are."""
+    """Divide the first module, which every rank computes in full. The embedding's later modules have rules, as blocks do."""
     for name, whole in part.present(part.layout.embedding[:1]).items():
         for path, module in whole.named_modules(prefix=name):
             if isinstance(module, nn.Embedding) and module.num_embeddings == part.layout.vocab_size:
@@ -144,11 +144,17 @@ def _divide_head(part: ModelPart, mesh: DeviceMesh, positions: Positions, gather
         divide_parameters(module, mesh, dict.fromkeys(_own(module), Shard(0)))
         _gather_input(module, positions)
         if gathers:
-            compute = module.forward
-            # Not a hook: the core computes the loss around this forward, chunk by chunk.
-            module.forward = lambda *arguments, **keywords: gather_columns(
-                compute(*arguments, **keywords), positions.ranks, size
-            )
+            _gather_output(module, positions.ranks, size)
+
+
+def _gather_output(module: nn.Module, ranks: Ranks, size: int) -> None:
+    """Gather the ``size`` columns of the output. Not by a hook: the core computes the loss around the forward, by chunk."""
+    compute = module.forward
+
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        return gather_columns(compute(*arguments, **keywords), ranks, size)
+
+    module.forward = forward
 
 
 def _ruled_modules(part: ModelPart) -> Iterator[tuple[str, nn.Module]]:

@@ -30,7 +30,7 @@ def divide_embedding(module: nn.Embedding, name: str, mesh: DeviceMesh, position
     if module.padding_idx is not None:
         module.padding_idx = module.padding_idx - first if first <= module.padding_idx < end else None
     divide_parameters(module, mesh, {"weight": Shard(0)})
-    compute = module.forward
+    compute: Any = module.forward
 
     def forward(tokens: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         mine = (tokens >= first) & (tokens < end)
@@ -40,4 +40,5 @@ def divide_embedding(module: nn.Embedding, name: str, mesh: DeviceMesh, position
             found = module.weight.new_zeros(*tokens.shape, module.weight.shape[1]) + module.weight.sum()
         return positions.leave(found.masked_fill(~mine[..., None], 0.0))
 
-    module.forward = forward
+    replaced: Any = module
+    replaced.forward = forward
