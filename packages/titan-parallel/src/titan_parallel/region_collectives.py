@@ -74,7 +74,8 @@ class ShardedPositions(Positions):
 
     def enter(self, hidden: Tensor) -> Tensor:
         """See :meth:`Positions.enter`."""
-        result: Tensor = _Gather.apply(hidden, self.ranks.group, self.ranks.size)
+        gather = _Gather if type(hidden) is Tensor else _GatherOpaquely
+        result: Tensor = gather.apply(hidden, self.ranks.group, self.ranks.size)
         return result
 
     def leave(self, addend: Tensor) -> Tensor:
@@ -95,7 +96,8 @@ class ReplicatedPositions(Positions):
 
     def enter(self, hidden: Tensor) -> Tensor:
         """See :meth:`Positions.enter`."""
-        result: Tensor = _Copy.apply(hidden, self.ranks.group)
+        copy = _Copy if type(hidden) is Tensor else _CopyOpaquely
+        result: Tensor = copy.apply(hidden, self.ranks.group)
         return result
 
     def leave(self, addend: Tensor) -> Tensor:
@@ -141,6 +143,13 @@ class _Gather(torch.autograd.Function):
         return _scattered(gradient, _POSITIONS, ctx.group, ctx.size), None, None
 
 
+# The compiler expects gradients of the type of the output, but those of a float8 tensor are plain tensors. It does not trace
+# into these two.
+@torch.compiler.allow_in_graph
+class _GatherOpaquely(_Gather):
+    pass
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, addend: Tensor, group: str, size: int) -> Tensor:
@@ -175,6 +184,11 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return all_reduce(gradient.contiguous(), ctx.group), None
+
+
+@torch.compiler.allow_in_graph
+class _CopyOpaquely(_Copy):
+    pass
 
 
 class _Sum(torch.autograd.Function):
