@@ -36,7 +36,7 @@ def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Mode
             for name, rule in rules.items():
                 module.register_parameter(name, _divided(before[name], rule.dim, context.mesh))
             inner: Any = module.forward
-            module.forward = DividedExperts(module, inner, context.mesh["ep"], before)
+            module.forward = DividedExperts(module, inner, context.mesh["ep"], tuple(rules))
     return part
 
 
@@ -61,17 +61,14 @@ def _divided(whole: nn.Parameter, dim: int, mesh: JobMesh) -> nn.Parameter:
 class DividedExperts:
     """Replaces the forward of a module that holds experts."""
 
-    def __init__(self, module: nn.Module, inner: Any, mesh: DeviceMesh, before: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module, inner: Any, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
         """
         Args:
             inner: the original forward, which computes with whichever experts the module holds.
             mesh: the ranks that the experts are divided over.
-            before: the module's parameters before the division.
+            names: the module's parameters.
         """
-        self._module, self._inner, self._mesh = module, inner, mesh
-        self._tensor_meshes = {
-            name: parameter.device_mesh if isinstance(parameter, DTensor) else None for name, parameter in before.items()
-        }
+        self._module, self._inner, self._mesh, self._names = module, inner, mesh, names
 
     def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
         """
@@ -92,22 +89,10 @@ class DividedExperts:
         return exchange_rows(outputs[order.argsort()], sent, received, self._mesh)
 
     def _local_forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Call the original forward with this rank's experts as parameters: plain tensors, or DTensors if tensor parallelism
-        has divided them."""
-        parameters = registered_parameters(self._module)
-        local = {name: _local_experts(parameters[name], mesh) for name, mesh in self._tensor_meshes.items()}
+        """Call the original forward with this rank's experts, or its share of them under tensor parallelism, as parameters:
+        plain tensors."""
+        parameters: Mapping[str, Any] = registered_parameters(self._module)
+        local = {name: parameters[name].to_local(grad_placements=parameters[name].placements) for name in self._names}
         with substituted_parameters(self._module, local):
             output: Tensor = self._inner(rows, counts)
         return output
-
-
-def _local_experts(parameter: Any, mesh: DeviceMesh | None) -> Tensor:
-    """Return this rank's experts of ``parameter``.
-
-    Args:
-        mesh: the mesh that tensor parallelism has divided the parameter over, if any.
-    """
-    local: Tensor = parameter.to_local(grad_placements=parameter.placements)
-    if mesh is None:
-        return local
-    return DTensor.from_local(local, mesh, parameter.placements[1:], run_check=False)

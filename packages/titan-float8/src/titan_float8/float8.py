@@ -20,6 +20,7 @@ from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs
 from titan_float8.layers import linear_layers, require_matches, require_some
+from titan_float8.scales_over_ranks import scale_over_ranks
 from titan_float8.slots import record_flops
 from titan_float8.torch_private import all_gather_as_bytes, gains_from_float8
 
@@ -49,7 +50,9 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
         convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
     part.saved_operators += _LARGEST
     if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
-        cast_gathered_inputs(part, layers, config)
+        tensor_parallel = context.mesh["tp"]
+        cast_gathered_inputs(part, layers, config, tensor_parallel)
+        scale_over_ranks(part, layers, tensor_parallel)
         if context.device.type != "cuda":
             all_gather_as_bytes()
     if not section.emulate:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
@@ -17,8 +18,12 @@ from titan_core.api.tools.patterns import matches
 from titan_float8.slots import REGION_CASTS
 
 
-def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig) -> None:
-    """Cast the input of each region whose column-sharded layers are all ``converted``."""
+def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig, ranks: DeviceMesh) -> None:
+    """Cast the input of each region whose column-sharded layers are all ``converted``.
+
+    Args:
+        ranks: the ranks of tensor parallelism, whose positions have one scale.
+    """
     layout = part.layout
     for region, module in part.named_modules():
         if not matches(region, layout.regions):
@@ -28,13 +33,18 @@ def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Fl
         if columns and all(name in converted for name in columns):
             layer = part.module.get_submodule(columns[0])
             assert isinstance(layer, Float8Linear)
-            part.entries(REGION_CASTS)[region] = _cast(layer, config)
+            part.entries(REGION_CASTS)[region] = _cast(layer, config, ranks)
 
 
-def _cast(layer: Float8Linear, config: Float8LinearConfig) -> Callable[[Tensor], Tensor]:
+def _cast(layer: Float8Linear, config: Float8LinearConfig, ranks: DeviceMesh) -> Callable[[Tensor], Tensor]:
     def cast(hidden: Tensor) -> Tensor:
         result: Tensor = hp_tensor_to_float8_dynamic(
-            hidden, config.cast_config_input.target_dtype, layer.linear_mm_config, gemm_input_role=GemmInputRole.INPUT
+            hidden,
+            config.cast_config_input.target_dtype,
+            layer.linear_mm_config,
+            reduce_amax=True,
+            gemm_input_role=GemmInputRole.INPUT,
+            device_mesh=ranks,
         )
         return result
 

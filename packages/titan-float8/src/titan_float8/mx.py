@@ -7,7 +7,6 @@ import logging
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torchao.prototype.moe_training.mxfp8_linear import mx_mm
 from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice as Rows
 from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Columns
@@ -49,7 +48,10 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
 
 
 class MXLinear(nn.Linear):
-    """A linear layer that computes its three matmuls, forward and backward, in MXFP8."""
+    """A linear layer that computes its three matmuls, forward and backward, in MXFP8.
+
+    Under tensor parallelism, its weight is this rank's shard. No block of features crosses ranks, so scales are the same.
+    """
 
     emulate: bool
     scaling: ScaleCalculationMode
@@ -70,20 +72,8 @@ class MXLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute what :class:`torch.nn.Linear` does."""
-        output = self._sharded_matmul(input) if isinstance(self.weight, DTensor) else self._matmul(input, self.weight)
+        output = self._matmul(input, self.weight)
         return output if self.bias is None else output + self.bias.to(output.dtype)
-
-    def _sharded_matmul(self, input: Tensor) -> Tensor:
-        """Compute this rank's part under tensor parallelism. No block of features crosses ranks."""
-        assert isinstance(self.weight, DTensor) and isinstance(input, DTensor)
-        mesh, (placement,) = self.weight.device_mesh, self.weight.placements
-        by_output = placement == Shard(0)
-        wanted: Placement = Replicate() if by_output else Shard(input.dim() - 1)
-        # If the input is replicated, each rank computes an addend of its gradient.
-        local = input.redistribute(placements=[wanted]).to_local(grad_placements=[Partial() if by_output else wanted])
-        output = self._matmul(local, self.weight.to_local())
-        result: Placement = Shard(output.dim() - 1) if by_output else Partial()
-        return DTensor.from_local(output, mesh, [result], run_check=False)
 
     def _matmul(self, input: Tensor, weight: Tensor) -> Tensor:
         fp8 = torch.float8_e4m3fn

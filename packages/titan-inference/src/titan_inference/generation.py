@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from titan_core.api.decoding import Decoding
 from titan_core.api.model_part import ModelPart
@@ -69,8 +68,6 @@ class Generator:
                 run = _Whole(self._part, self._device, self._padded)
                 logits = run.next_logits(sequences)
             logits = self._part.vocabulary.gather(logits, self._part.layout.vocab_size)
-            if isinstance(logits, DTensor):
-                logits = logits.full_tensor()
             chosen = self._share(sampler(logits[:, : self._vocab_size], [len(sequence) for sequence in sequences])).tolist()
             for index, token in enumerate(chosen):
                 sequences[index].append(token)
@@ -145,4 +142,4 @@ class _Incremental:
 def logits_of(part: ModelPart, tokens: Tensor, positions: Tensor) -> Tensor:
     """Return the columns of the logits that this rank computes, ``[batch, seq, columns]``."""
     logits: Tensor = part.module(tokens, positions=positions)
-    return logits.to_local() if isinstance(logits, DTensor) and part.vocabulary.group is not None else logits
+    return logits

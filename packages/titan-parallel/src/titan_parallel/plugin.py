@@ -68,6 +68,7 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_parallel.tensor_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_tensor"),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
+            observe=Ref("titan_parallel.partial_gradients:observe"),
         ),
         Transform(
             name="context_parallel",

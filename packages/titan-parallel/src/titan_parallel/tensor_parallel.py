@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 from titan_core.api.batch import with_positions
 from titan_core.api.build_context import TrainingContext
@@ -28,9 +28,11 @@ from titan_core.api.random_streams import divide_streams
 from titan_core.api.tools.patterns import matches
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import TensorParallelKeys
-from titan_parallel.local_parameters import LocalParameters, SumOutput
-from titan_parallel.styles import DivideColumns, DivideVocabulary, GatherInput, SplitOutput, WaitForOutput
-from titan_parallel.torch_private import overlap_tensor_parallel
+from titan_parallel.local_parameters import divide_parameters, local_shard
+from titan_parallel.partial_gradients import PARTIAL_GRADIENTS
+from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
+from titan_parallel.torch_private import overlap_tensor_parallel, registered_parameter
+from titan_parallel.vocabulary_shards import divide_embedding
 
 REGION_CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("titan_parallel.region_casts")
 """Region name -> cast of the input that its layers share, applied to each rank's positions before the all-gather."""
@@ -40,12 +42,13 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     """Shard ``part`` over the mesh dimension ``tp``."""
     mesh = context.mesh["tp"]
     keys = context.section
-    hidden: Placement = Replicate() if keys.disable_sequence_parallel or not context.facts.trains else Shard(1)
+    ranks = Ranks(mesh)
+    replicated = keys.disable_sequence_parallel or not context.facts.trains
+    positions = ReplicatedPositions(ranks) if replicated else ShardedPositions(ranks)
     _require_rules(part)
-    plan = _embedding_plan(part, hidden) | _block_plan(part, hidden) | _head_plan(part, hidden, keys)
-    for name, styles in plan.items():
-        for style in styles:
-            parallelize_module(part.module.get_submodule(name), mesh, style)
+    _divide_embedding(part, mesh, positions)
+    _divide_ruled(part, mesh, positions)
+    _divide_head(part, mesh, positions, gathers=keys.disable_loss_parallel)
     part.retie()
     divide_streams(part.module, mesh.get_local_rank(), mesh.size())
     if not keys.disable_loss_parallel:
@@ -60,50 +63,98 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     return part
 
 
-Plan = dict[str, list[ParallelStyle]]
-"""Module name -> styles, applied in order."""
-
-
-def _embedding_plan(part: ModelPart, hidden: Placement) -> Plan:
-    """Plan the first module, which every rank computes in full. Later modules of the embedding are ruled, as blocks are."""
-    plan: Plan = {}
+def _divide_embedding(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> None:
+    """Divide the first module, which every rank computes in full. The embedding's later modules have rules, as blocks do."""
     for name, whole in part.present(part.layout.embedding[:1]).items():
         for path, module in whole.named_modules(prefix=name):
             if isinstance(module, nn.Embedding) and module.num_embeddings == part.layout.vocab_size:
-                output = hidden if path == name else Replicate()
-                # A compiled block whose input is still in flight loses that input's gradient (torch 2.15).
-                plan[path] = [RowwiseParallel(input_layouts=Replicate(), output_layouts=output), WaitForOutput()]
-            elif any(True for _ in module.parameters(recurse=False)):
-                names = [leaf for leaf, _ in module.named_parameters(recurse=False)]
-                plan[path] = [LocalParameters(dict.fromkeys(names, Replicate()), gradient=Replicate())]
-        if name not in plan or not isinstance(whole, nn.Embedding):
-            plan.setdefault(name, []).append(SplitOutput(hidden))
-    return plan
+                between = positions if path == name else ReplicatedPositions(positions.ranks)
+                divide_embedding(module, path, mesh, between)
+            elif _own(module):
+                divide_parameters(module, mesh, dict.fromkeys(_own(module), Replicate()))
+        if not isinstance(whole, nn.Embedding) or whole.num_embeddings != part.layout.vocab_size:
+            whole.register_forward_hook(lambda module, arguments, output: positions.split(output))
 
 
-def _block_plan(part: ModelPart, hidden: Placement) -> Plan:
-    """Plan the modules between the first and the last, by the layout's rules."""
+def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> None:
+    """Divide the modules between the first and the last, by the layout's rules."""
     layout = part.layout
-    plan: Plan = {}
     for name, module in _ruled_modules(part):
-        styles: list[ParallelStyle] = []
         if matches(name, layout.regions):
-            styles.append(GatherInput(hidden, part.entries(REGION_CASTS).get(name)))
-        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf, _ in module.named_parameters(recurse=False)}
-        if isinstance(rules.get("weight"), Column):
-            styles.append(DivideColumns())
-        elif isinstance(rules.get("weight"), Row):
-            styles.append(RowwiseParallel(output_layouts=hidden))
-        elif rules:
-            # Gradients are partial if ranks have different positions or, inside a region, different features.
-            same = hidden.is_replicate() and not _is_in_region(name, layout)
-            placements = {leaf: _placement(rule) for leaf, rule in rules.items()}
-            styles.append(LocalParameters(placements, Replicate() if same else Partial()))
-        if matches(name, layout.sums):
-            styles.append(SumOutput(hidden))
-        if styles:
-            plan[name] = styles
-    return plan
+            _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
+        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf in _own(module)}
+        ends_region = isinstance(rules.get("weight"), Row)
+        late = ["bias"] if ends_region and "bias" in rules else []  # added once, after the sum
+        if rules:
+            placements = {leaf: _placement(rule, leaf) for leaf, rule in rules.items()}
+            divide_parameters(module, mesh, placements, hidden=late)
+            # Gradients are addends if ranks have different positions or, inside a region, different features.
+            addends = [leaf for leaf in rules if positions.differ or (leaf not in late and _is_in_region(name, layout))]
+            replicated = tuple(leaf for leaf in addends if placements[leaf].is_replicate())
+            if replicated:
+                part.entries(PARTIAL_GRADIENTS)[name] = replicated
+        if ends_region or matches(name, layout.sums):
+            _sum_output(module, positions, *late)
+
+
+def _own(module: nn.Module) -> list[str]:
+    return [leaf for leaf, _ in module.named_parameters(recurse=False)]
+
+
+def _gather_input(module: nn.Module, positions: Positions, cast: Callable[[Tensor], Tensor] | None = None) -> None:
+    """Gather the first input: one all-gather for all layers that read it, and one reduce-scatter in backward.
+
+    Args:
+        cast: applied to each rank's positions before they are gathered.
+    """
+
+    def gather(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        first = arguments[0] if cast is None else cast(arguments[0])
+        return (positions.enter(first), *arguments[1:])
+
+    module.register_forward_pre_hook(gather)
+
+
+def _sum_output(module: nn.Module, positions: Positions, bias: str | None = None) -> None:
+    """Sum the outputs over ranks.
+
+    Args:
+        bias: the module's parameter to add to the sum, which the module's own code does not add.
+    """
+
+    def add(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        return positions.leave(output)
+
+    def add_with_bias(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        total = positions.leave(output)
+        own = local_shard(registered_parameter(module, str(bias)))
+        return total if own is None else total + own.to(total.dtype)
+
+    module.register_forward_hook(add if bias is None else add_with_bias)
+
+
+def _divide_head(part: ModelPart, mesh: DeviceMesh, positions: Positions, gathers: bool) -> None:
+    """Shard the layer that computes the logits over its output features, the vocabulary.
+
+    Args:
+        gathers: whether it returns all columns, on every rank.
+    """
+    size = part.layout.vocab_size
+    for module in part.present(part.layout.head[-1:]).values():
+        divide_parameters(module, mesh, dict.fromkeys(_own(module), Shard(0)))
+        _gather_input(module, positions)
+        if gathers:
+            _gather_output(module, positions.ranks, size)
+
+
+def _gather_output(module: nn.Module, ranks: Ranks, size: int) -> None:
+    """Gather the ``size`` columns of the output. Not by a hook: the core computes the loss around the forward, by chunk."""
+    compute = module.forward
+
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        return gather_columns(compute(*arguments, **keywords), ranks, size)
+
+    module.forward = forward
 
 
 def _ruled_modules(part: ModelPart) -> Iterator[tuple[str, nn.Module]]:
@@ -114,21 +165,19 @@ def _ruled_modules(part: ModelPart) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _placement(rule: Rule | None) -> Placement:
+def _placement(rule: Rule | None, leaf: str) -> Placement:
     if isinstance(rule, Experts):
         rule = rule.within
+    if isinstance(rule, Column):
+        return Shard(0)
+    if isinstance(rule, Row):
+        return Replicate() if leaf == "bias" else Shard(1)
     return Shard(rule.dim) if isinstance(rule, ShardRule) else Replicate()
 
 
 def _is_in_region(name: str, layout: ModelLayout) -> bool:
     paths = itertools.accumulate(name.split("."), lambda path, leaf: f"{path}.{leaf}")
     return any(matches(path, layout.regions) for path in paths)
-
-
-def _head_plan(part: ModelPart, hidden: Placement, keys: TensorParallelKeys) -> Plan:
-    output = Replicate() if keys.disable_loss_parallel else Shard(-1)
-    logits = part.present(part.layout.head[-1:])
-    return {name: [DivideVocabulary(hidden, output)] for name in logits}
 
 
 def _require_rules(part: ModelPart) -> None:

@@ -3,29 +3,30 @@
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops`` and
   ``._pre_metadata_inference_backup``; ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a
   CSV file.
-* ``ParallelStyle._apply``: torch has no public method to implement a parallel style.
-* ``torch.distributed._functional_collectives.wait_tensor``, ``torch.distributed._symmetric_memory``, and
-  ``torch._inductor.config._micro_pipeline_tp``.
+* ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them; and
+  ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
+* ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
+  public ``to_local`` takes twice the host time.
+* ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
 * ``torch.distributed.tensor.experimental._attention``: ring attention.
-* ``torch.ops.aten._scaled_dot_product_*`` and ``torch.ops._c10d_functional``: operators that recomputation recognises.
+* ``torch.ops.aten._scaled_dot_product_*``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
 * ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
+* ``torch._foreach_copy_``.
 * ``nn.Module._parameters``: ``get_parameter`` reads through attributes, which properties may hide.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch._functorch.config
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import wait_tensor as wait_tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -47,7 +48,10 @@ ATTENTION_OPERATORS: Final = (
 )
 """The fused attention kernels behind ``scaled_dot_product_attention``."""
 REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
-"""The reduce-scatter that DTensor calls."""
+"""The reduce-scatter of tensor parallelism."""
+_ALL_GATHER: Final = torch.ops._c10d_functional.all_gather_into_tensor.default
+_ALL_REDUCE: Final = torch.ops._c10d_functional.all_reduce.default
+_WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
 
 class StageFixes(PipelineStage):
@@ -104,15 +108,54 @@ def schedule_from_csv(path: str, stages: list[Any], microbatches: int, **options
     return runtime
 
 
-class Style(ParallelStyle):
-    """Base class of this package's parallel styles."""
+def all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
+    """Return the ranks' ``shard``, contiguous, one after another in dimension 0. Has no gradient.
 
-    @abstractmethod
-    def _divide(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        """Divide ``module`` over the one-dimensional ``mesh`` in place, and return it."""
+    Args:
+        ranks: number of ranks of ``group``.
+    """
+    return _waited(_ALL_GATHER, shard, ranks, group)
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return self._divide(module, device_mesh)
+
+def reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
+    """Return this rank's shard, in dimension 0, of the sum of the ranks' ``addend``, contiguous. Has no gradient."""
+    return _waited(REDUCE_SCATTER, addend, "sum", ranks, group)
+
+
+def all_reduce(addend: Tensor, group: str) -> Tensor:
+    """Return the sum of the ranks' ``addend``, contiguous, as a new tensor. Has no gradient."""
+    return _waited(_ALL_REDUCE, addend, "sum", group)
+
+
+def _waited(collective: Any, *arguments: Any) -> Tensor:
+    result: Tensor
+    if torch.compiler.is_compiling():
+        result = _WAIT(collective(*arguments))
+        return result
+    # torch's own gradients of these operators are Python code, which takes longer than the operators (torch 2.15).
+    with torch._C._AutoDispatchBelowAutograd():
+        result = _WAIT(collective(*arguments))
+    return result
+
+
+def local_tensor(tensor: DTensor) -> Tensor:
+    """Return the shard that ``tensor`` holds, without a gradient."""
+    return tensor._local_tensor
+
+
+def sharding_of(tensor: DTensor) -> object:
+    """Return the mesh, placements and global shape of ``tensor``, for :func:`sharded_like`."""
+    return tensor._spec
+
+
+def sharded_like(sharding: Any, local: Tensor) -> DTensor:
+    """Return ``local`` as this rank's shard of a DTensor with ``sharding``. Has no gradient."""
+    return DTensor(local, sharding, requires_grad=False)
+
+
+def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of ``sources`` into the tensor of ``targets`` at its place, all in a few kernels."""
+    torch._foreach_copy_(targets, sources)
 
 
 def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:

@@ -1,0 +1,214 @@
+"""The collectives between the regions of tensor parallelism, on plain tensors.
+
+Between regions, each rank has its share of the positions (sequence parallelism: Korthikanti et al., arXiv 2205.05198), or
+all of them (Shoeybi et al., arXiv 1909.08053). Inside a region it has all positions and its share of the features; what it
+computes from these is an addend, in forward and in backward. Backward calls the conjugate of forward's collective:
+
+=================== ============================= =============================
+where               :class:`ShardedPositions`     :class:`ReplicatedPositions`
+=================== ============================= =============================
+a region begins     gather, then reduce-scatter   copy, then all-reduce
+a region ends       reduce-scatter, then gather   all-reduce, then copy
+ranks split a whole take own share, then gather   copy, then copy
+=================== ============================= =============================
+
+All tensors are ``[batch, seq, ...]``; ranks hold consecutive positions, in their order. Each collective is waited for at
+once, on CUDA by the stream and not by the host: the next operation needs its result, and a compiled block loses the gradient
+of an input that is still in flight (torch 2.15).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_parallel.torch_private import all_gather, all_reduce, reduce_scatter
+
+_POSITIONS: Final = 1
+
+
+class Ranks:
+    """The ranks that share the features, and this rank's place among them."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """
+        Args:
+            mesh: of one dimension.
+        """
+        self.group: str = mesh.get_group().group_name
+        self.size = mesh.size()
+        self.rank = mesh.get_local_rank()
+
+
+class Positions(ABC):
+    """How the ranks hold positions between regions."""
+
+    differ: ClassVar[bool]
+    """Whether ranks hold different positions, so that what they compute from theirs is an addend of a gradient."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    @abstractmethod
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Return all positions of ``hidden``, for a region's layers. Ranks' gradients of the result are addends."""
+
+    @abstractmethod
+    def leave(self, addend: Tensor) -> Tensor:
+        """Return the sum of the ranks' ``addend``, which has all positions, as it is held between regions."""
+
+    @abstractmethod
+    def split(self, whole: Tensor) -> Tensor:
+        """Return ``whole``, which every rank has computed for all positions, as it is held between regions."""
+
+
+class ShardedPositions(Positions):
+    """Sequence parallelism: each rank has an equal share of consecutive positions."""
+
+    differ = True
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """See :meth:`Positions.enter`."""
+        gather = _Gather if type(hidden) is Tensor else _GatherOpaquely
+        result: Tensor = gather.apply(hidden, self.ranks.group, self.ranks.size)
+        return result
+
+    def leave(self, addend: Tensor) -> Tensor:
+        """See :meth:`Positions.leave`."""
+        result: Tensor = _Scatter.apply(addend, self.ranks.group, self.ranks.size)
+        return result
+
+    def split(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.split`."""
+        result: Tensor = _Split.apply(whole, self.ranks.group, self.ranks.size, self.ranks.rank)
+        return result
+
+
+class ReplicatedPositions(Positions):
+    """Without sequence parallelism: each rank has all positions and computes the same between regions."""
+
+    differ = False
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """See :meth:`Positions.enter`."""
+        copy = _Copy if type(hidden) is Tensor else _CopyOpaquely
+        result: Tensor = copy.apply(hidden, self.ranks.group)
+        return result
+
+    def leave(self, addend: Tensor) -> Tensor:
+        """See :meth:`Positions.leave`."""
+        result: Tensor = _Sum.apply(addend, self.ranks.group)
+        return result
+
+    def split(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.split`."""
+        return whole
+
+
+def gather_columns(columns: Tensor, ranks: Ranks, size: int) -> Tensor:
+    """Return all ``size`` columns of a tensor whose last dimension is sharded: ``[..., columns]`` to ``[..., size]``.
+
+    Every rank must compute the same from the result. The last ranks may hold fewer columns than the others, or none.
+    """
+    result: Tensor = _GatherColumns.apply(columns, ranks.group, ranks.size, ranks.rank, size)
+    return result
+
+
+def _gathered(share: Tensor, dim: int, group: str, size: int) -> Tensor:
+    # The all-gather next to its matmul, in this form, is what inductor overlaps (asynchronous tensor parallelism).
+    stacked = all_gather(share.contiguous(), size, group)
+    return stacked if dim == 0 else torch.cat(stacked.chunk(size), dim)
+
+
+def _scattered(addend: Tensor, dim: int, group: str, size: int) -> Tensor:
+    if addend.shape[dim] % size:
+        raise ValueError(f"{addend.shape[dim]} positions cannot be divided over {size} ranks")
+    stacked = addend.contiguous() if dim == 0 else torch.cat(addend.chunk(size, dim))
+    return reduce_scatter(stacked, size, group)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, group: str, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        return _gathered(share, _POSITIONS, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _scattered(gradient, _POSITIONS, ctx.group, ctx.size), None, None
+
+
+# The compiler expects gradients of the type of the output, but those of a float8 tensor are plain tensors. It does not trace
+# into these two.
+@torch.compiler.allow_in_graph
+class _GatherOpaquely(_Gather):
+    pass
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, addend: Tensor, group: str, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        return _scattered(addend, _POSITIONS, group, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _gathered(gradient, _POSITIONS, ctx.group, ctx.size), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: str, size: int, rank: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        share = whole.shape[_POSITIONS] // size
+        if share * size != whole.shape[_POSITIONS]:
+            raise ValueError(f"{whole.shape[_POSITIONS]} positions cannot be divided over {size} ranks")
+        return whole.narrow(_POSITIONS, rank * share, share).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _gathered(gradient, _POSITIONS, ctx.group, ctx.size), None, None, None
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient.contiguous(), ctx.group), None
+
+
+@torch.compiler.allow_in_graph
+class _CopyOpaquely(_Copy):
+    pass
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, addend: Tensor, group: str) -> Tensor:
+        return all_reduce(addend.contiguous(), group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _GatherColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, group: str, ranks: int, rank: int, size: int) -> Tensor:
+        width = -(-size // ranks)
+        ctx.first, ctx.columns = min(rank * width, size), columns.shape[-1]
+        padded = F.pad(columns, (0, width - columns.shape[-1])) if columns.shape[-1] < width else columns
+        return _gathered(padded, -1, group, ranks)[..., :size]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return gradient.narrow(-1, ctx.first, ctx.columns), None, None, None, None

@@ -1,0 +1,119 @@
+"""Tensor parallelism computes the gradient of every parameter as one device does, with shards of different sizes too."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job, whole
+from harness.objectives import first_step
+from titan_core.api.batch import Batch
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.world import World
+from titan_core.model.build import build_parts
+from titan_core.train.world import join_world
+from titan_parallel.local_parameters import divide_parameters
+from titan_parallel.region_collectives import Ranks, ReplicatedPositions, ShardedPositions, gather_columns
+from titan_parallel.vocabulary_shards import divide_embedding
+
+SEQ = 16
+# Grouped-query attention, and features and a vocabulary that two ranks divide unevenly.
+MODEL: dict[str, object] = {
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 33, vocab_size = 259}",
+    "training.seq_len": SEQ,
+    "training.local_batch_size": 2,
+    "job.device": "cpu",
+}
+NO_SP = {"parallelism.disable_sequence_parallel": "true"}
+NO_LOSS = {"parallelism.disable_loss_parallel": "true"}
+TIED = {"model.args.tie_embeddings": "true"}
+VARIANTS: list[dict[str, object]] = [{}, NO_SP, NO_LOSS, {**NO_SP, **NO_LOSS}]
+
+
+def gradients(folder: str, variants: list[dict[str, object]]) -> list[dict[str, Tensor]]:
+    """Return the full gradients of the model in each variant, after two microbatches of the same batch."""
+    os.chdir(folder)
+    size = int(os.environ["WORLD_SIZE"])
+    mesh = {"parallelism.tensor_parallel_degree": min(size, 2), "training.global_batch_size": 2 * max(1, size // 2)}
+    jobs = [make_job("tiny", {**MODEL, **mesh, **overrides}, size) for overrides in variants]
+    with join_world(jobs[0]) as world:
+        return [gradients_of(job, world) for job in jobs]
+
+
+def gradients_of(job: Job, world: World) -> dict[str, Tensor]:
+    (part,) = build_parts(job, world.mesh, world.device)
+    tokens = torch.arange(2 * SEQ).view(2, SEQ) * 7 % 259
+    for _ in range(2):
+        part.forward_loss(first_step(Batch(tokens, tokens.roll(1)))).backward()
+    for transform in job.transforms:
+        if transform.observe is not None:
+            context = transform.training_context(job.facts, world.mesh, world.device)
+            observer: Any = transform.observe.load()([part], context)
+            observer.titan_gradients_complete(1)
+    named = part.module.named_parameters()
+    return {name: whole(parameter.grad) for name, parameter in named if parameter.grad is not None}
+
+
+@pytest.mark.parametrize(("ranks", "factor"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.full)])
+def test_gradients_of_every_parameter(gloo: GlooPool, tmp_path: Any, ranks: int, factor: int) -> None:
+    """Four ranks: FSDP adds the gradients of two replicas of the batch."""
+    variants = [{**variant, **tied} for tied in ({}, TIED) for variant in VARIANTS]
+    one, tied = gloo.run(1, gradients, str(tmp_path), [{}, TIED])[0]
+    for variant, many in zip(variants, gloo.run(ranks, gradients, str(tmp_path), variants)[0], strict=True):
+        expected = tied if "model.args.tie_embeddings" in variant else one
+        assert many.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert (many[name] / factor - gradient).norm() <= 1e-6 * gradient.norm(), (variant, name)
+
+
+def uneven(sharded: bool) -> list[float]:
+    """Return the largest differences of an embedding and a head with 9 tokens on 4 ranks, of which the last has none."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (4,))
+    ranks = Ranks(mesh)
+    positions = ShardedPositions(ranks) if sharded else ReplicatedPositions(ranks)
+    embedding, head = nn.Embedding(9, 4, padding_idx=5), nn.Linear(4, 9)
+    tokens = torch.tensor([[0, 2, 3, 5, 6, 8, 8, 1]])
+    expected = F.log_softmax(head(embedding(tokens)), -1)
+    expected[..., 3].sum().backward()
+    wholes = [embedding.weight.grad, head.weight.grad, head.bias.grad]
+    for module in (embedding, head):
+        module.zero_grad()
+    divide_embedding(embedding, "embedding", mesh, positions)
+    divide_parameters(head, mesh, {"weight": Shard(0), "bias": Shard(0)})
+    found = F.log_softmax(gather_columns(head(positions.enter(embedding(tokens))), ranks, 9), -1)
+    found[..., 3].sum().backward()
+    differences = [(found - expected).abs().max().item()]
+    parameters = [*embedding.parameters(), *head.parameters()]
+    for parameter, gradient in zip(parameters, wholes, strict=True):
+        assert isinstance(parameter.grad, DTensor) and gradient is not None
+        differences.append((parameter.grad.full_tensor() - gradient).abs().max().item())
+    return differences
+
+
+def uneven_in_world(folder: str, sharded: bool) -> list[float]:
+    os.chdir(folder)
+    with join_world(make_job("tiny", {"job.device": "cpu"}, 4)):
+        return uneven(sharded)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_vocabulary_of_which_the_last_rank_has_nothing(gloo: GlooPool, tmp_path: Any, sharded: bool) -> None:
+    for differences in gloo.run(4, uneven_in_world, str(tmp_path), sharded):
+        assert max(differences) < 1e-6
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}], ids=str)
+def test_an_embedding_that_depends_on_all_tokens_is_refused(option: dict[str, Any]) -> None:
+    embedding = nn.Embedding(8, 4, **option)
+    with pytest.raises(UserError, match=f"module 'embed' of the model: has {next(iter(option))}, which tensor parallelism"):
+        divide_embedding(embedding, "embed", None, None)  # type: ignore[arg-type]
