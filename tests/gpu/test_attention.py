@@ -87,9 +87,7 @@ class OneRanksShare:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
-def test_divided_sequences_attend_as_whole_ones(
-    device: torch.device, dtype: torch.dtype, ranks: int, masked: bool
-) -> None:
+def test_divided_sequences_attend_as_whole_ones(device: torch.device, dtype: torch.dtype, ranks: int, masked: bool) -> None:
     """The attention of each context-parallel rank, one after another in this process."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:

@@ -42,7 +42,9 @@ CASES = {
     ),
     "FSDP, selective recomputation": Case({"training.local_batch_size": 2, "activation_checkpoint.mode": "selective"}),
     "CP": Case({CP: 2}),
-    "CP, alltoall": Case({CP: 2, "parallelism.context_parallel_rotate_method": "alltoall"}, (*FSDP_OPS, "all_to_all_single")),
+    "CP, alltoall": Case(
+        {CP: 2, "parallelism.context_parallel_rotate_method": "alltoall"}, (*FSDP_OPS, "all_to_all_single")
+    ),
     "CP, document masks": Case({CP: 2, "data.document_mask": "true"}),
 }
 
