@@ -12,6 +12,7 @@ import argparse
 import json
 import shlex
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -19,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cases import BASELINE, CASES, Case, Plan, chosen, plan
+from benchmarks.gpu.cases import CASES, Case, Plan, chosen, plan
 from benchmarks.gpu.gpu_tests import GpuTests, run_tests
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.machine import NoGPU, describe
 from benchmarks.gpu.processes import run_case
 from benchmarks.gpu.report import markdown, table
 
@@ -68,15 +69,20 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    try:
+        machine = describe(options.device)
+    except NoGPU as error:
+        print(f"error: {error}; --toy --device cpu checks the benchmark without one", file=sys.stderr)
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
-        "machine": describe(options.device),
+        "machine": machine,
         "toy": options.toy,
         "tests": None,
         "rows": [],
-        "left_out": [],
+        "left_out": {},
     }
     of_all = plan(options.device, options.toy, options.layers, options.seq_len, options.batch)
     report["plan"] = vars(of_all)
@@ -95,20 +101,27 @@ def _measure(
     cases: list[Case], of_all: Plan, report: dict[str, Any], options: argparse.Namespace, started: float, end: float
 ) -> None:
     """Run the cases that fit into the time, and write the report after each, so that nothing measured is lost."""
-    for case in cases:
-        if case.kind == "torchtitan" and find_spec("torchtitan") is None:
-            report["rows"].append({"name": case.name, "result": None, "failure": "", "skipped": "torchtitan is not installed"})
-            continue
-        left = end - time.time()
-        if left < LEAST_SECONDS[options.toy]:
-            report["left_out"].append(case.name)
-            continue
-        outcome = run_case(case, of_all, options.out, min(options.case_seconds, left))
-        row = {"name": case.name, "kind": case.kind, "settings": of_all.overrides(case), "seconds": outcome.seconds}
-        report["rows"].append({**row, "failure": outcome.failure, "result": outcome.result})
-        print(f"{case.name}: {_shown(outcome.result, outcome.failure)} ({outcome.seconds:.0f} s)", flush=True)
-        _write(report, options.out, started)
+    with tempfile.TemporaryDirectory(prefix="titan-gpu-caches-") as caches:
+        for case in cases:
+            if case.kind == "torchtitan" and find_spec("torchtitan") is None:
+                report["left_out"][case.name] = "TorchTitan is not installed"
+                continue
+            left = end - time.time()
+            if left < LEAST_SECONDS[options.toy]:
+                report["left_out"][case.name] = "no time left"
+                continue
+            _measure_one(case, of_all, report, options, min(options.case_seconds, left), Path(caches))
+            _write(report, options.out, started)
     _write(report, options.out, started)
+
+
+def _measure_one(
+    case: Case, of_all: Plan, report: dict[str, Any], options: argparse.Namespace, limit: float, caches: Path
+) -> None:
+    outcome = run_case(case, of_all, options.out, limit, caches)
+    row = {"name": case.name, "kind": case.kind, "settings": of_all.overrides(case), "seconds": outcome.seconds}
+    report["rows"].append({**row, "failure": outcome.failure, "result": outcome.result})
+    print(f"{case.name}: {_shown(outcome.result, outcome.failure)} ({outcome.seconds:.0f} s)", flush=True)
 
 
 def _write(report: dict[str, Any], folder: Path, started: float) -> None:

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.gpu.machine import COMMIT_FILE, ROOT, commit
 from ci.workspace import packages
 
-PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)) + ("manylinux2014_x86_64",)
+PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)))
 """Platforms of wheels that a Linux of the last years accepts; pip compares them literally."""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,10 @@ def measure(case: Case, plan: Plan, started: float) -> Measurement:
         job = job_of(case, plan, folder)
         device = choose_device(plan.device)
         meter = Meter(device, started, plan.warmup, plan.steps, plan.probes)
-        if case.kind == "titan":
-            losses = measure_titan(job, meter)
-        else:
-            losses = measure_bare(job, meter, case, plan, device)
+        losses = measure_titan(job, meter) if case.kind == "titan" else measure_bare(job, meter, case, plan, device)
         batch = job.facts.batch
         flops = job.facts.model.flops_per_token(batch.seq_len)
-        result = meter.result(batch.tokens_per_step, flops, peak_flops(device, torch.bfloat16))
-        result.losses = losses
-        return result
+        return replace(meter.result(batch.tokens_per_step, flops, peak_flops(device, torch.bfloat16)), losses=losses)
 
 
 def main() -> None:

@@ -43,7 +43,9 @@ def run_tests(folder: Path, device: str, limit: float, workers: int, only: str |
         command += ["-k", only]
     started = time.time()
     variables = {"TITAN_GPU_TESTS_DEVICE": "cpu"} if device == "cpu" else {}
-    status, output = run_limited(command, limit, {**variables, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}, ROOT)
+    status, output = run_limited(
+        command, limit, {**variables, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}, ROOT
+    )
     (folder / "tests.log").write_text(output, encoding="utf-8")
     found = GpuTests(time.time() - started)
     if status is None:

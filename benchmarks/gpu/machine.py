@@ -14,8 +14,16 @@ COMMIT_FILE = ROOT / "wheels/commit"
 _PACKAGES = ("torch", "triton", "torchao", "torchtitan", "titan-core", "numpy", "nvidia-nccl-cu13", "nvidia-cudnn-cu13")
 
 
+class NoGPU(Exception):
+    """This machine has no NVIDIA GPU, or its driver does not answer."""
+
+
 def describe(device: str) -> dict[str, Any]:
-    """Return the facts about this machine, without creating a CUDA context in this process."""
+    """Return the facts about this machine, without creating a CUDA context in this process.
+
+    Raises:
+        NoGPU: ``device`` is ``"cuda"``, and there is none.
+    """
     found: dict[str, Any] = {"python": platform.python_version(), "commit": commit(), "device": device}
     found["packages"] = {name: installed for name in _PACKAGES if (installed := _version(name)) is not None}
     found["cpu"] = _cpu()
@@ -51,7 +59,10 @@ def _cpu() -> str:
 def _gpu() -> dict[str, Any]:
     import pynvml
 
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGPU(f"no NVIDIA GPU answers ({error})") from None
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()

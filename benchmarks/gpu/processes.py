@@ -29,8 +29,7 @@ class Outcome:
     failure: str = ""
     """One line; empty if it succeeded."""
     result: Any = None
-    output: str = ""
-    """The end of what it printed."""
+    """What it measured (:class:`~benchmarks.gpu.meter.Measurement` as JSON); ``None`` if it failed."""
 
 
 def run_limited(
@@ -60,17 +59,30 @@ def run_limited(
     return process.returncode, output
 
 
-def run_case(case: Case, plan: Plan, folder: Path, limit: float) -> Outcome:
-    """Measure ``case`` in a process of its own. A failure is part of the outcome."""
+def run_case(case: Case, plan: Plan, folder: Path, limit: float, caches: Path) -> Outcome:
+    """Measure ``case`` in a process of its own. A failure is part of the outcome.
+
+    Args:
+        folder: where to write what the process printed.
+        limit: seconds until it is ended.
+        caches: folder of the compiler's caches. Each kind has its own, so the first compiled case of each kind finds nothing
+            compiled, and the others of its kind some of it.
+    """
     name = re.sub(r"[^a-z0-9]+", "-", case.name.lower()).strip("-")
     file = folder / f"{name}.json"
     file.unlink(missing_ok=True)
     started = time.time()
     command = [sys.executable, "-m", _MODULES[case.kind], json.dumps(as_json(case, plan)), str(file), repr(started)]
-    status, output = run_limited(command, limit)
+    environment = {
+        # Less memory is lost to fragments; the same for all kinds.
+        "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / case.kind / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / case.kind / "triton"),
+    }
+    status, output = run_limited(command, limit, environment)
     seconds = time.time() - started
     (folder / f"{name}.log").write_text(output, encoding="utf-8")
-    outcome = Outcome(seconds, output=output[-4000:])
+    outcome = Outcome(seconds)
     if status is None:
         outcome.failure = f"stopped at its limit of {limit:.0f} s"
     elif status != 0 or not file.exists():

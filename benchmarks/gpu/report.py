@@ -6,7 +6,17 @@ from typing import Any
 
 from benchmarks.gpu.cases import BASELINE
 
-_COLUMNS = ("configuration", "tokens/s", f"vs {BASELINE}", "MFU", "peak GiB", "reserved GiB", "step ms", "host ms", "first step s")
+_COLUMNS = (
+    "configuration",
+    "tokens/s",
+    f"vs {BASELINE}",
+    "MFU",
+    "peak GiB",
+    "reserved GiB",
+    "step ms",
+    "host ms",
+    "first step s",
+)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -47,7 +57,9 @@ def _head(report: dict[str, Any]) -> list[str]:
     machine = report["machine"]
     gpu = "a CPU"
     if "gpu" in machine:
-        gpu = f"{machine['gpu']} ({machine['gpu_memory_gib']} GiB), driver {machine['driver']} (CUDA {machine['driver_cuda']})"
+        gpu = (
+            f"{machine['gpu']} ({machine['gpu_memory_gib']} GiB), driver {machine['driver']} (CUDA {machine['driver_cuda']})"
+        )
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     lines = [
         "# Titan on one GPU",
@@ -80,10 +92,11 @@ def _notes(report: dict[str, Any]) -> list[str]:
     if "model.args.n_layers" in settings:
         about += f", {settings['model.args.n_layers']} layers"
     lines = [
-        f"Model and batch: {about}; {plan['warmup']} steps of warmup, {plan['steps']} measured, {plan['probes']} probes. MFU is "
-        "relative to the bf16 peak of the data sheet, also in float8. `host ms` is the time until a step returns with an "
-        "idle device before it. `first step s` counts from the start of the process.",
+        f"Model and batch: {about}; {plan['warmup']} steps of warmup, {plan['steps']} measured, {plan['probes']} probes.",
+        "MFU is relative to the bf16 peak of the data sheet, also in float8. `host ms` is the time until a step returns, with an "
+        "idle device before it.",
+        "`first step s` counts from the start of the process; the first compiled configuration of each kind (bare loop, titan, "
+        "torchtitan) finds nothing compiled.",
     ]
-    if report["left_out"]:
-        lines.append(f"Not run, for lack of time: {'; '.join(report['left_out'])}.")
+    lines += [f"* not run: {name}: {why}" for name, why in report["left_out"].items()]
     return lines
