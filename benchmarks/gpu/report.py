@@ -93,9 +93,9 @@ def _notes(report: dict[str, Any]) -> list[str]:
         about += f", {settings['model.args.n_layers']} layers"
     lines = [
         f"Model and batch: {about}; {plan['warmup']} steps of warmup, {plan['steps']} measured, {plan['probes']} probes.",
-        "MFU is relative to the bf16 peak of the data sheet, also in float8. `host ms` is the time until a step returns, with an "
-        "idle device before it.",
-        "`first step s` counts from the start of the process; the first compiled configuration of each kind (bare loop, titan, "
+        "MFU is relative to the bf16 peak of the data sheet, also in float8.",
+        "`host ms` is the time until a step returns, with an idle device before it.",
+        "`first step s` counts from the start of the process. The first compiled configuration of each kind (bare loop, titan,",
         "torchtitan) finds nothing compiled.",
     ]
     lines += [f"* not run: {name}: {why}" for name, why in report["left_out"].items()]
