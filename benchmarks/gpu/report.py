@@ -95,8 +95,8 @@ def _notes(report: dict[str, Any]) -> list[str]:
         f"Model and batch: {about}; {plan['warmup']} steps of warmup, {plan['steps']} measured, {plan['probes']} probes.",
         "MFU is relative to the bf16 peak of the data sheet, also in float8.",
         "`host ms` is the time until a step returns, with an idle device before it.",
-        "`first step s` counts from the start of the process. The first compiled configuration of each kind (bare loop, titan,",
-        "torchtitan) finds nothing compiled.",
+        "`first step s` counts from the start of the process. The first compiled configuration of each kind (bare loop,",
+        "titan, torchtitan) finds nothing compiled.",
     ]
     lines += [f"* not run: {name}: {why}" for name, why in report["left_out"].items()]
     return lines
