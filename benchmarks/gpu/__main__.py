@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--case-seconds", type=float, default=120.0, help="limit of one configuration (default: 120)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--toy", action="store_true", help="a toy model, to check the benchmark")
-    parser.add_argument("--layers", type=int, default=4, help="layers of the 8B model (default: 4, which fit in 80 GB)")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the 8B model (default: 8, which fit in 80 GB)")
     parser.add_argument("--seq-len", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=1, help="sequences (default: 1)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="configurations whose names are or contain these")

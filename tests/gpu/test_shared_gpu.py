@@ -1,4 +1,4 @@
-"""Two ranks on one GPU train as one rank does: every parallelism on CUDA tensors, with gloo in NCCL's place."""
+"""Ranks that share one GPU train as one rank does: every parallelism on CUDA tensors, with gloo in NCCL's place."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ FSDP_OPS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter
 
 @dataclass(frozen=True)
 class Case:
-    """A mesh of two ranks, with the collectives that it needs."""
+    """A mesh, with the collectives that it needs."""
 
     overrides: dict[str, object]
     needs: tuple[str, ...] = FSDP_OPS
+    ranks: int = 2
 
 
 FOUR_MICROBATCHES: dict[str, object] = {"training.local_batch_size": 4, "training.global_batch_size": 4}
 CASES = {
     "FSDP": Case({"training.local_batch_size": 2}),
     "DDP": Case({DR: 2, "training.local_batch_size": 2}, ("all_reduce", "broadcast")),
+    "HSDP 2x2": Case({DR: 2, "training.local_batch_size": 1}, ranks=4),
     "TP": Case({TP: 2}),
     "TP without SP": Case({TP: 2, "parallelism.disable_sequence_parallel": "true"}),
     "TP without loss parallelism": Case({TP: 2, "parallelism.disable_loss_parallel": "true"}),
@@ -41,6 +43,7 @@ CASES = {
         {**FOUR_MICROBATCHES, PP: 2, SCHEDULE: "ZBVZeroBubble", "model.args.n_layers": 4}, ("all_reduce", "broadcast")
     ),
     "FSDP, selective recomputation": Case({"training.local_batch_size": 2, "activation_checkpoint.mode": "selective"}),
+    "FSDP x TP": Case({TP: 2, "training.local_batch_size": 2}, ranks=4),
     "CP": Case({CP: 2}),
     "CP, alltoall": Case(
         {CP: 2, "parallelism.context_parallel_rotate_method": "alltoall"}, (*FSDP_OPS, "all_to_all_single")
@@ -56,7 +59,7 @@ def missing(gloo: GlooPool) -> Callable[[torch.device], dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_two_ranks_on_one_gpu_train_as_one(
+def test_ranks_on_one_gpu_train_as_one(
     device: torch.device,
     gloo: GlooPool,
     in_tmp: Path,
@@ -68,7 +71,7 @@ def test_two_ranks_on_one_gpu_train_as_one(
             pytest.skip(f"gloo of torch {torch.__version__} lacks {name} for {device.type} tensors: {why}")
     own = ("parallelism.", "training.local_batch_size", "activation_checkpoint.")
     one: RunRecord = train_on(device, {key: value for key, value in case.overrides.items() if not key.startswith(own)})
-    records = gloo.run(2, train_sharing, str(in_tmp), device.type, {**case.overrides, "job.dump_folder": "shared"})
+    records = gloo.run(case.ranks, train_sharing, str(in_tmp), device.type, {**case.overrides, "job.dump_folder": "shared"})
     require_equal(records, one)
 
 

@@ -88,6 +88,7 @@ def test_a_memory_budget_trains_as_eager_code(cuda: torch.device, in_tmp: Path) 
         {"parallelism.fsdp_reshard_after_forward": "always"},
         {"optimizer.implementation": "foreach"},
         {"optimizer.implementation": "for-loop"},
+        {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 2, "validation.steps": 1},
     ],
     ids=lambda overrides: " ".join(f"{key}={value}" for key, value in overrides.items()),
 )

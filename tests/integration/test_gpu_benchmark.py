@@ -64,13 +64,13 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_every_configuration_of_titan_is_a_valid_job_for_a_gpu(tmp_path: Path) -> None:
-    of_all = plan("cuda", toy=False, layers=4, seq_len=8192, batch=1)
+    of_all = plan("cuda", toy=False, layers=8, seq_len=8192, batch=1)
     sizes = set()
     for case in CASES:
         facts = job_of(case, of_all, str(tmp_path)).facts
         sizes.add((facts.model.num_params, facts.model.layout.vocab_size, facts.batch.tokens_per_step))
     block = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
-    assert sizes == {(4 * block + 2 * 128_256 * 4096 + 4096, 128_256, 8192)}
+    assert sizes == {(8 * block + 2 * 128_256 * 4096 + 4096, 128_256, 8192)}
 
 
 def test_the_rows_are_named_apart_and_in_order_of_importance() -> None:
@@ -160,4 +160,4 @@ def test_the_requirements_are_those_of_all_packages_and_of_the_tests() -> None:
 def test_an_impossible_configuration_is_refused_before_it_needs_a_device(tmp_path: Path) -> None:
     impossible = Case("x", "titan", {"activation_checkpoint.mode": "everything"})
     with pytest.raises(UserError, match=r"activation_checkpoint\.mode"):
-        job_of(impossible, plan("cuda", toy=False, layers=4, seq_len=8192, batch=1), str(tmp_path))
+        job_of(impossible, plan("cuda", toy=False, layers=8, seq_len=8192, batch=1), str(tmp_path))
