@@ -91,6 +91,7 @@ def main() -> int:
         tests = run_tests(options.out, options.device, limit, options.workers, options.tests)
         report["tests"] = asdict(tests)
         _print_tests(tests)
+        _write(report, options.out, started)
     _measure(cases, of_all, report, options, started, end)
     print("\n".join(["", *table(report["rows"])]))
     failed = report["tests"] is not None and (report["tests"]["failed"] or report["tests"]["problem"])

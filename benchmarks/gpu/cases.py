@@ -73,8 +73,8 @@ class Plan:
 
     @property
     def all_steps(self) -> int:
-        """Number of steps of a run."""
-        return self.warmup + self.steps + self.probes
+        """Number of steps of a run. Titan logs the last, which waits for the device, so nothing is measured there."""
+        return self.warmup + self.steps + self.probes + 1
 
     def overrides(self, case: Case) -> dict[str, str]:
         """Return the config keys of a Titan job for ``case``; other kinds use those that describe model and batch."""

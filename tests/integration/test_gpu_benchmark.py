@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu.carry import missing, read_installed, requirements
 from benchmarks.gpu.cases import BASELINE, CASES, Case, chosen, plan
@@ -116,19 +117,18 @@ def test_the_table_compares_with_the_bare_loop() -> None:
     assert len({line.count("|") for line in lines}) == 1
 
 
-def test_steps_and_probes_are_timed_apart() -> None:
-    import torch
-
-    meter = Meter(torch.device("cpu"), started=time.time() - 5, warmup=1, steps=2, probes=1)
-    for step in range(1, 5):
+def test_steps_and_probes_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    meter = Meter(torch.device("cpu"), started=time.time() - 5, warmup=1, steps=2, probes=3)
+    for step, seconds in enumerate((9.0, 1.0, 3.0, 0.5, 0.25, 7.0, 9.0), start=1):
         meter.begin(step)
-        time.sleep(0.05 if step == 4 else 0.01)
+        now += seconds
         meter.end(step)
-    found = meter.result(tokens_per_step=100, flops_per_token=1e6, peak_flops=1e10)
-    assert 0.01 <= found.step_seconds < found.host_seconds and found.host_seconds >= 0.05
-    assert found.tokens_per_second == pytest.approx(100 / found.step_seconds)
-    assert found.mfu == pytest.approx(found.tokens_per_second * 1e6 / 1e10)
-    assert found.first_step_seconds >= 5
+    found = meter.result(tokens_per_step=100, flops_per_token=1e6, peak_flops=1e9)
+    assert (found.step_seconds, found.host_seconds, found.tokens_per_second) == (2.0, 0.5, 50.0)
+    assert found.mfu == pytest.approx(0.05)
+    assert 5 <= found.first_step_seconds < 60
 
 
 def test_all_tests_marked_gpu_are_in_the_files_that_it_runs() -> None:
