@@ -71,7 +71,7 @@ def test_a_background_save_holds_the_weights_of_its_step(device: torch.device, i
     if mode == "async_with_pinned_mem" and device.type == "cpu":
         pytest.skip("pinned memory is memory that a GPU reads directly")
     size = {"model.args": LARGE} if device.type == "cuda" else {}
-    fast = {**size, "optimizer.lr": 0.05, "lr_scheduler.warmup_steps": 0, "checkpoint.interval": 2}
+    fast = {**size, "optimizer.lr": 0.01, "lr_scheduler.warmup_steps": 0, "checkpoint.interval": 2}
     settings = {**SAVING, **fast, "checkpoint.async_mode": mode}
     observer = WeightsOf(4)
     train_on(device, settings, observers=(observer,))
