@@ -14,11 +14,12 @@ import torch
 
 from benchmarks.gpu.carry import missing, read_installed, requirements
 from benchmarks.gpu.cases import BASELINE, CASES, Case, chosen, plan
-from benchmarks.gpu.child import job_of
+from benchmarks.gpu.child import job_of, measure
 from benchmarks.gpu.gpu_tests import PATHS
-from benchmarks.gpu.meter import Meter
+from benchmarks.gpu.meter import Measurement, Meter
 from benchmarks.gpu.processes import reason, run_limited
 from benchmarks.gpu.report import table
+from harness.fake_cuda import FakeCuda
 from titan_core.api.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,18 @@ def test_every_configuration_of_titan_is_a_valid_job_for_a_gpu(tmp_path: Path) -
         sizes.add((facts.model.num_params, facts.model.layout.vocab_size, facts.batch.tokens_per_step))
     block = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert sizes == {(8 * block + 2 * 128_256 * 4096 + 4096, 128_256, 8192)}
+
+
+def measured(name: str) -> Measurement:
+    case = next(case for case in CASES if case.name == name)
+    return measure(case, plan("cuda", toy=True, layers=0, seq_len=0, batch=1), time.time())
+
+
+def test_the_bare_loop_runs_on_fake_cuda_tensors(fake_cuda: FakeCuda) -> None:
+    """Their values and times mean nothing; the data sheet of the simulated device applies."""
+    found = fake_cuda.run(measured, "bare loop, eager")
+    assert found.tokens_per_second > 0 and found.mfu is not None and found.mfu > 0
+    assert found.reserved_gib is not None
 
 
 def test_the_rows_are_named_apart_and_in_order_of_importance() -> None:
