@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.gpu.cases import CASES, Case, Plan, chosen, plan
 from benchmarks.gpu.gpu_tests import GpuTests, run_tests
 from benchmarks.gpu.machine import NoGPU, describe
-from benchmarks.gpu.processes import run_case
+from benchmarks.gpu.processes import LOG, run_case
 from benchmarks.gpu.report import markdown, table
 
 SHARE_OF_TESTS = 0.5
@@ -75,6 +75,7 @@ def main() -> int:
         print(f"error: {error}; --toy --device cpu checks the benchmark without one", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / LOG).unlink(missing_ok=True)
     report: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),

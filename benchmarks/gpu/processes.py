@@ -17,6 +17,9 @@ from typing import Any
 from benchmarks.gpu.cases import Case, Plan, as_json
 
 ROOT = Path(__file__).parents[2]
+LOG = "cases.log"
+"""What the processes of all configurations print, in the folder of the report."""
+
 _MODULES = {"titan": "benchmarks.gpu.child", "bare": "benchmarks.gpu.child", "torchtitan": "benchmarks.gpu.torchtitan_child"}
 _ERROR = re.compile(r"^(titan: error: |\S*(Error|Exception|Exit)\b)")
 
@@ -63,13 +66,12 @@ def run_case(case: Case, plan: Plan, folder: Path, limit: float, caches: Path) -
     """Measure ``case`` in a process of its own. A failure is part of the outcome.
 
     Args:
-        folder: where to write what the process printed.
+        folder: where to append to :data:`LOG` what the process prints.
         limit: seconds until it is ended.
         caches: folder of the compiler's caches. Each kind has its own, so the first compiled case of each kind finds nothing
             compiled, and the others of its kind some of it.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", case.name.lower()).strip("-")
-    file = folder / f"{name}.json"
+    file = folder / "case.json"
     file.unlink(missing_ok=True)
     started = time.time()
     command = [sys.executable, "-m", _MODULES[case.kind], json.dumps(as_json(case, plan)), str(file), repr(started)]
@@ -81,12 +83,13 @@ def run_case(case: Case, plan: Plan, folder: Path, limit: float, caches: Path) -
     }
     status, output = run_limited(command, limit, environment)
     seconds = time.time() - started
-    (folder / f"{name}.log").write_text(output, encoding="utf-8")
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"===== {case.name}\n{output}\n")
     outcome = Outcome(seconds)
     if status is None:
         outcome.failure = f"stopped at its limit of {limit:.0f} s"
     elif status != 0 or not file.exists():
-        outcome.failure = f"{reason(output)} (exit status {status}; {name}.log)"
+        outcome.failure = f"{reason(output)} (exit status {status}; see {LOG})"
     else:
         outcome.result = json.loads(file.read_text(encoding="utf-8"))
         file.unlink()

@@ -57,6 +57,7 @@ def test_a_configuration_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> 
     found = benchmark(*out, "--only", "titan, eager", "bare loop, eager")
     assert found.returncode == 1, found.stderr
     assert found.stdout.count("| stopped at its limit of 0 s |") == 2
+    assert (tmp_path / "cases.log").read_text().count("=====") == 2
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
