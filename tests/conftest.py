@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from harness.fake_cuda import FakeCuda, why_not
@@ -15,6 +16,8 @@ from harness.gloo_pool import GlooPool
 from harness.suites import disabled_in
 
 TESTS = Path(__file__).parent
+GPU_TESTS_DEVICE = "TITAN_GPU_TESTS_DEVICE"
+"""Environment variable: "cpu" runs the tests marked `gpu` on the CPU, except those of what exists on GPUs only."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -64,6 +67,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "fake_cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("fake_cuda")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The device of a test marked ``gpu`` that would compute the same on a CPU."""
+    if os.environ.get(GPU_TESTS_DEVICE) == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip(f"needs a CUDA device ({GPU_TESTS_DEVICE}=cpu runs it on the CPU, to check the test itself)")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """The device of a test marked ``gpu`` of something that exists on GPUs only."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: what it tests exists only there")
+    return torch.device("cuda", 0)
 
 
 @pytest.fixture
