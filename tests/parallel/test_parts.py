@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api.attention import causal_mask
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelLayout
@@ -63,19 +62,6 @@ def test_positions_may_restart_with_each_document() -> None:
     share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions=positions))
     assert share.positions is not None
     assert share.positions.tolist() == [[2, 0, 1, 0]]
-
-
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_a_chunk_attends_as_in_the_whole_sequence(documents: Tensor | None, kv_heads: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 12, 4, generator=generator) for heads in (2, kv_heads, kv_heads))
-    if documents is None:
-        whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    else:
-        whole = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_mask(documents, documents), enable_gqa=True)
-    chunks = [gathered_attention._attend(chunk, k, v, index, documents) for index, chunk in enumerate(q.chunk(4, dim=2))]
-    torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
 
 
 # -- pipelines

@@ -9,7 +9,8 @@
 * ``torch.distributed.distributed_c10d._resolve_process_group``: operators take the names of process groups.
 * ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused kernels
   by their logsumexp, which ``scaled_dot_product_attention`` does not return.
-* ``torch.ops.aten._scaled_dot_product_*`` and ``torch.ops._c10d_functional``: operators that recomputation recognises.
+* ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, ``torch._higher_order_ops`` and
+  ``torch.ops._c10d_functional``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
 * ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
@@ -26,6 +27,7 @@ import torch._functorch.config
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import flex_attention, inductor_compiled_code
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import wait_tensor as wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -44,15 +46,38 @@ if TYPE_CHECKING:
 else:
     PipelineStage = object  # importing torch.distributed.pipelining takes 2 s, and only pipelines need it
 
-ATTENTION_OPERATORS: Final = (
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+_ATEN = torch.ops.aten
+MATMULS: Final = frozenset(
+    operator.default
+    for operator in (
+        _ATEN.mm,
+        _ATEN.addmm,
+        _ATEN.bmm,
+        _ATEN.baddbmm,
+        _ATEN._scaled_mm,
+        _ATEN._scaled_mm_v2,
+        _ATEN._grouped_mm,
+        _ATEN._scaled_grouped_mm,
+        _ATEN._scaled_grouped_mm_v2,
+    )
 )
-"""The fused attention kernels behind ``scaled_dot_product_attention``."""
-REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
-"""The reduce-scatter that DTensor calls."""
+"""Matrix multiplications in all precisions, and those of experts."""
+SAVED_OPERATORS: Final = frozenset(
+    (
+        _ATEN._scaled_dot_product_efficient_attention.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+        _ATEN._scaled_dot_product_cudnn_attention.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        flex_attention,
+        inductor_compiled_code,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.all_to_all_single.default,
+        _ATEN.topk.default,
+    )
+)
+"""Operators whose results selective recomputation saves in every model: attention (FlexAttention called outside compiled
+blocks is a compiled region), the collectives of tensor and expert parallelism, and the choice of experts, which must not
+change."""
 
 
 class StageFixes(PipelineStage):
