@@ -96,7 +96,9 @@ SAVE_POLICIES: Slot[Callable[[object, int], bool | None]] = Slot("titan_parallel
 def policies(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Blocks 1 and 3 save what SiLU returns, and decide nothing else."""
     for name in list(part.blocks())[1::2]:
-        part.entries(SAVE_POLICIES)[name] = lambda operator, number: True if operator is torch.ops.aten.silu.default else None
+        part.entries(SAVE_POLICIES)[name] = lambda operator, number: (
+            True if operator is torch.ops.aten.silu.default else None
+        )
     return part
 
 

@@ -140,7 +140,7 @@ def test_blocks_with_other_policies_are_compiled_separately(in_tmp: Path) -> Non
 
 
 def both_passes(function: Callable[[], object], part: ModelPart) -> None:
-    """Call ``function`` once in the forward context of a schedule that splits backward, and twice in that of recomputation."""
+    """Call ``function`` in the forward context of a schedule that splits backward, and twice in that of recomputation."""
     forward, again = contexts(Selection(saved_operators(part)).new_decision)
     with forward:
         first = function()

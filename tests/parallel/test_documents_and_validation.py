@@ -101,9 +101,7 @@ FLEX_CASES: dict[str, tuple[int, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2", "PP 2, ZBVZeroBubble, selective")))
-def test_flex_attention_equals_the_dense_mask(
-    gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str
-) -> None:
+def test_flex_attention_equals_the_dense_mask(gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str) -> None:
     ranks, overrides = FLEX_CASES[case]
     short = {**data, "training.steps": 1, "training.global_batch_size": 4, "validation.enable": "false"}
     dense = gloo.run(1, run_in, str(tmp_path), short)[0]

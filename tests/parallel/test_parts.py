@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
-from titan_parallel import gathered_attention
+from titan_parallel.activation_checkpoint import Selection
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.numbers import divisors
 from titan_parallel.pipeline import _stage
@@ -105,11 +104,10 @@ def test_the_head_counts_by_its_operations_and_the_embedding_as_half() -> None:
 
 # -- recomputation for schedules that split backward
 
-_MATMULS = {torch.ops.aten.mm.default}
 
-
-def _group_of(operator: Any) -> str | None:
-    return "matmuls" if operator in _MATMULS else None
+def _every_second() -> Any:
+    """Save the results of every second matmul."""
+    return contexts(Selection(frozenset()).new_decision)
 
 
 def test_saved_results_serve_two_backward_passes() -> None:
@@ -124,10 +122,7 @@ def test_saved_results_serve_two_backward_passes() -> None:
     compute(x).sum().backward()
     expected = [x.grad, *(weight.grad for weight in weights)]
 
-    def every_second() -> Any:
-        return contexts(_group_of, lambda operator, number: number % 2 == 0)
-
-    result = checkpoint(compute, x, use_reentrant=False, context_fn=every_second).sum()
+    result = checkpoint(compute, x, use_reentrant=False, context_fn=_every_second).sum()
     found = torch.autograd.grad(result, [x], retain_graph=True)
     found += torch.autograd.grad(result, weights, retain_graph=True)
     for gradient, exact in zip(found, expected, strict=True):
@@ -136,7 +131,7 @@ def test_saved_results_serve_two_backward_passes() -> None:
 
 
 def test_saved_matmuls_are_not_recomputed() -> None:
-    forward, again = contexts(_group_of, lambda operator, number: number % 2 == 0)
+    forward, again = _every_second()
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(3, 3, generator=generator) for _ in range(3)]
     with forward:
@@ -149,7 +144,7 @@ def test_saved_matmuls_are_not_recomputed() -> None:
 
 
 def test_a_saved_result_changed_in_place_is_an_error() -> None:
-    forward, again = contexts(_group_of, lambda operator, number: True)
+    forward, again = _every_second()
     factor = torch.ones(2, 2)
     with forward:
         product = factor @ factor

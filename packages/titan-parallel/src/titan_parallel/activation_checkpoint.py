@@ -129,7 +129,7 @@ def _contexts(selection: Selection) -> tuple[Any, Any]:
 
 
 def saved_operators(part: ModelPart) -> frozenset[Any]:
-    """Return the operators whose results are always saved: those of every model, and those that transforms and the model add."""
+    """Return the operators whose results are always saved, in every model or because transforms or this model add them."""
     named = (operator_named(name) for name in part.layout.saved_operators)
     return frozenset((*SAVED_OPERATORS, *part.saved_operators, *named))
 

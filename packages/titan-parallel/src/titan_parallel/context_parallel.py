@@ -55,7 +55,7 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
 
 
 class DividedAttention:
-    """Causal attention of a rank's chunks of each sequence to all of it: ring attention, or, within documents, attention over
+    """Causal attention of a rank's chunks of each sequence to all of it: ring attention or, within documents, attention over
     gathered keys and values."""
 
     def __init__(self, share: SequenceShare, passed: bool) -> None:

@@ -1,5 +1,5 @@
-"""Ring attention: each rank attends from its own positions to those of one rank after another, and merges the results (Liu et
-al., arXiv 2310.01889; merging by logsumexp: arXiv 2307.08691, section 2.3; backward: arXiv 2407.21783, section 3.3.2).
+"""Ring attention: each rank attends from its own positions to those of one rank after another, and merges the results (Liu
+et al., arXiv 2310.01889; merging by logsumexp: Dao, arXiv 2307.08691, section 2.3).
 
 A rank holds one chunk from the front of each sequence and its mirror from the back. It therefore attends to
 
@@ -141,7 +141,7 @@ class _Gathered:
     def __init__(self, own: Tensor, ranks: dist.ProcessGroup) -> None:
         self._own, self._ranks = own, ranks
         self._all = own.new_empty(ranks.size() * len(own), *own.shape[1:])
-        self._work = dist.all_gather_into_tensor(self._all, own, group=ranks, async_op=True)
+        self._work = _started(dist.all_gather_into_tensor(self._all, own, group=ranks, async_op=True))
 
     def at(self, step: int) -> Tensor:
         if step == 0:
@@ -156,13 +156,13 @@ class _Passed:
 
     def __init__(self, own: Tensor, ranks: dist.ProcessGroup) -> None:
         self._held, self._ranks = own, ranks
+        self._next: tuple[Tensor, dist.Work] | None = None
 
     def at(self, step: int) -> Tensor:
-        if step > 0:
-            self._work.wait()
-            self._held = self._next
-        if step < self._ranks.size() - 1:
-            self._next, self._work = _pass_on(self._held, self._ranks)
+        if self._next is not None:
+            self._held, work = self._next
+            work.wait()
+        self._next = _pass_on(self._held, self._ranks) if step < self._ranks.size() - 1 else None
         return self._held
 
 
@@ -205,10 +205,14 @@ class _PassedSums:
 
 
 def _pass_on(tensor: Tensor, ranks: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    """Start sending ``tensor`` to the next rank. Return the buffer for that of the previous rank, and the work to wait for."""
+    """Start sending ``tensor`` to the next rank. Return the buffer for what the previous one sends, and the work to await."""
     rank, size, rows = ranks.rank(), ranks.size(), len(tensor)
     received = torch.empty_like(tensor)
     outgoing = [rows if other == (rank + 1) % size else 0 for other in range(size)]
     incoming = [rows if other == (rank - 1) % size else 0 for other in range(size)]
-    work: dist.Work = dist.all_to_all_single(received, tensor, incoming, outgoing, group=ranks, async_op=True)
-    return received, work
+    return received, _started(dist.all_to_all_single(received, tensor, incoming, outgoing, group=ranks, async_op=True))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "ranks outside the group do not call this"
+    return work

@@ -64,7 +64,7 @@ class _Kept:
         self._tensor = detach_with_version(tensor)
         self._version = version_of(self._tensor)
 
-    def tensor_of(self, operator: Operator) -> Tensor:
+    def tensor_of(self, operator: Any) -> Tensor:
         """Return the tensor, newly detached so that autograd can record each use separately."""
         if version_of(self._tensor) != self._version:
             raise RuntimeError(f"the result of {operator} was saved for backward, then changed in place")

@@ -6,9 +6,9 @@
 * ``ParallelStyle._apply``: torch has no public method to implement a parallel style.
 * ``torch.distributed._functional_collectives.wait_tensor``, ``torch.distributed._symmetric_memory``, and
   ``torch._inductor.config._micro_pipeline_tp``.
-* ``torch.distributed.distributed_c10d._resolve_process_group``: operators take the names of process groups.
-* ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused kernels
-  by their logsumexp, which ``scaled_dot_product_attention`` does not return.
+* ``torch._C._distributed_c10d._resolve_process_group``: operators take the names of process groups.
+* ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
+  kernels by their logsumexp, which ``scaled_dot_product_attention`` does not return.
 * ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, ``torch._higher_order_ops`` and
   ``torch.ops._c10d_functional``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
@@ -28,7 +28,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
-from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import wait_tensor as wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -225,8 +224,7 @@ def attention_kernel(q: Tensor, k: Tensor) -> AttentionKernel:
         return AttentionKernel(_CPU)
     choice = torch._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=q.shape[1] != k.shape[1])
     half = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256
-    chosen = {int(backend): name for backend, name in _BACKENDS.items()}.get(choice, _FLASH if half else _EFFICIENT)
-    return AttentionKernel(chosen)
+    return AttentionKernel(_BACKENDS.get(SDPBackend(choice), _FLASH if half else _EFFICIENT))
 
 
 _BACKENDS = {
@@ -238,7 +236,7 @@ _BACKENDS = {
 
 def process_group(name: str) -> dist.ProcessGroup:
     """Return the process group called ``name``."""
-    return distributed_c10d._resolve_process_group(name)
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def set_activation_memory_budget(share: float) -> None:

@@ -76,7 +76,7 @@ def _flex_attention() -> Any:
 def _compiled() -> Any:
     """Return the compiled function: without compilation, FlexAttention would materialise all scores."""
     # As one operator, so that selective recomputation can keep its results.
-    compiled = torch.compile(_flex_attention(), options={"wrap_inductor_compiled_regions": True})
+    compiled: Any = torch.compile(_flex_attention(), options={"wrap_inductor_compiled_regions": True})
 
     def attend(*arguments: Any, **keywords: Any) -> Any:
         # Also where a forward pass is repeated without the compiler.
