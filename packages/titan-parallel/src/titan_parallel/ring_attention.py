@@ -205,7 +205,7 @@ class _PassedSums:
 
 
 def _pass_on(tensor: Tensor, ranks: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    """Start sending ``tensor`` to the next rank. Return the buffer for what the previous one sends, and the work to await."""
+    """Start sending ``tensor`` to the next rank. Return the buffer for the previous one's, and the work to await."""
     rank, size, rows = ranks.rank(), ranks.size(), len(tensor)
     received = torch.empty_like(tensor)
     outgoing = [rows if other == (rank + 1) % size else 0 for other in range(size)]
