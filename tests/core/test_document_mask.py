@@ -125,22 +125,3 @@ def test_a_mask_is_made_once_for_a_microbatch(made: list[Any], compiled: bool) -
             assert loss != unmasked
     # One graph with a mask and one without serve all blocks and all microbatches.
     assert len(graphs) == (2 if compiled else 0)
-
-
-def test_flex_attention_stays_compiled_where_blocks_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Observers repeat forward passes without the compiler. FlexAttention would materialise all scores."""
-    uncompiled = 0
-
-    def flex(q: Tensor) -> Tensor:
-        nonlocal uncompiled
-        if not torch.compiler.is_compiling():
-            uncompiled += 1
-        return q @ q
-
-    monkeypatch.setattr(attention, "_flex_attention", lambda: flex)
-    attention._compiled.cache_clear()
-    q = torch.randn(4, 4)
-    with torch.compiler.set_stance("force_eager"):
-        torch.testing.assert_close(attention._compiled()(q), q @ q)
-    attention._compiled.cache_clear()
-    assert uncompiled == 0

@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from titan_core.api.simulation import COMPOSED
 from titan_parallel.torch_private import attention_kernel, process_group
 
 _WHOLE = slice(None)
 
 
-@torch.library.custom_op("titan_parallel::ring_attention", mutates_args=())
-def ring_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
     """Compute causal attention over the positions of all ranks.
 
     Args:
@@ -59,8 +59,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, pa
     return torch.empty_like(q).copy_(merged), logsumexp
 
 
-@torch.library.custom_op("titan_parallel::ring_attention_backward", mutates_args=())
-def ring_attention_backward(
+def _attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scale: float, group: str, passed: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``q``, ``k`` and ``v``, given that of the result. They are summed in fp32."""
@@ -87,6 +86,16 @@ def ring_attention_backward(
     return torch.empty_like(q).copy_(grad_q), torch.empty_like(k).copy_(grad_k), torch.empty_like(v).copy_(grad_v)
 
 
+ring_attention = torch.library.custom_op("titan_parallel::ring_attention", _attend, mutates_args=())
+
+ring_attention_backward = torch.library.custom_op(
+    "titan_parallel::ring_attention_backward", _attend_backward, mutates_args=()
+)
+RING_ATTENTION: Final = torch.ops.titan_parallel.ring_attention.default
+COMPOSED[RING_ATTENTION] = _attend
+COMPOSED[torch.ops.titan_parallel.ring_attention_backward.default] = _attend_backward
+
+
 @ring_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
@@ -107,9 +116,6 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
 
 
 ring_attention.register_autograd(_backward, setup_context=_save)
-
-RING_ATTENTION: Final = torch.ops.titan_parallel.ring_attention.default
-"""The operator of the forward pass."""
 
 
 def _parts(step: int, rank: int, length: int) -> tuple[slice, slice]:

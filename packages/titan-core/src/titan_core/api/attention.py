@@ -76,11 +76,4 @@ def _flex_attention() -> Any:
 def _compiled() -> Any:
     """Return the compiled function: without compilation, FlexAttention would materialise all scores."""
     # As one operator, so that selective recomputation can keep its results.
-    compiled: Any = torch.compile(_flex_attention(), options={"wrap_inductor_compiled_regions": True})
-
-    def attend(*arguments: Any, **keywords: Any) -> Any:
-        # Also where a forward pass is repeated without the compiler.
-        with torch.compiler.set_stance("default"):
-            return compiled(*arguments, **keywords)
-
-    return attend
+    return torch.compile(_flex_attention(), options={"wrap_inductor_compiled_regions": True})
