@@ -36,7 +36,9 @@ def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim=dim)
 
 
-def divided_attention(kv_heads: int, documents: Tensor | None, passed: bool, width: int = 8) -> float:
+def divided_attention(
+    kv_heads: int, documents: Tensor | None, passed: bool, width: int = 8, compiled: bool = False
+) -> float:
     """Return the largest error of this rank's outputs and gradients."""
     with mesh_of_all() as mesh:
         rank, size = mesh.get_local_rank(), mesh.size()
@@ -53,6 +55,8 @@ def divided_attention(kv_heads: int, documents: Tensor | None, passed: bool, wid
         attention = DividedAttention(SequenceShare(mesh, chunks), passed)
         output = attention.forward(*mine, documents=documents)
         assert torch.equal(output, attention.forward(*mine, documents))
+        if compiled:
+            output = torch.compile(attention.forward, backend="aot_eager", fullgraph=True)(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
         for local, full in zip(mine, whole, strict=True):
@@ -65,8 +69,20 @@ def divided_attention(kv_heads: int, documents: Tensor | None, passed: bool, wid
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "documents"])
 def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, method: str) -> None:
     documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if method == "documents" else None
-    for ranks in (2, 4, 8):
+    for ranks in (2, 4):
         assert max(gloo.run(ranks, divided_attention, kv_heads, documents, method == "alltoall")) < 2e-6
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["allgather", "alltoall"])
+def test_eight_ranks_attend_as_one(gloo: GlooPool, method: str) -> None:
+    assert max(gloo.run(8, divided_attention, 2, None, method == "alltoall")) < 2e-6
+
+
+@pytest.mark.parametrize("method", ["allgather", pytest.param("documents", marks=pytest.mark.full)])
+def test_the_compiler_does_not_look_into_the_ring(gloo: GlooPool, method: str) -> None:
+    documents = torch.arange(16).expand(2, -1) // 5 if method == "documents" else None
+    assert max(gloo.run(2, divided_attention, 2, documents, False, 8, True)) < 2e-6
 
 
 def test_heads_of_any_width_are_divided(gloo: GlooPool) -> None:

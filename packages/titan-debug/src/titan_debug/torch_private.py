@@ -43,7 +43,7 @@ def flight_recorder_entries() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def uncompiled(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run modules that ``nn.Module.compile`` has compiled without the compiler, so that hooks see the modules inside them."""
+    """Run modules without what ``nn.Module.compile`` has compiled, so that hooks see the modules inside them."""
     compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
     for module, _ in compiled:
         module._compiled_call_impl = None

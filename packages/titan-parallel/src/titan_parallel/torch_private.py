@@ -162,14 +162,15 @@ class AttentionKernel:
 
     def __init__(self, name: str) -> None:
         aten = torch.ops.aten
-        self._name = name
+        self.name = name
+        """As in the operator's name."""
         self._forward = getattr(aten, f"_scaled_dot_product_{name}").default
         self._backward = getattr(aten, f"_scaled_dot_product_{name}_backward").default
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """Return the result and its logsumexp, fp32, ``[batch, heads, seq]``."""
         k, v = self._keys(q, k), self._keys(q, v)
-        needed = (None, True) if self._name in (_EFFICIENT, _CUDNN) else ()  # no bias; compute the logsumexp
+        needed = (None, True) if self.name in (_EFFICIENT, _CUDNN) else ()  # no bias; compute the logsumexp
         out, logsumexp, *_ = self._forward(q, k, v, *needed, 0.0, causal, scale=scale)
         return out, logsumexp.view(*logsumexp.shape[:2], -1)[:, :, : q.shape[2]]
 
@@ -189,12 +190,12 @@ class AttentionKernel:
         lengths = (None, None, q.shape[2], k.shape[2])
         # The state of the dropout, which these kernels do not read without dropout.
         state = [q.new_empty((), dtype=torch.int64) for _ in range(2)]
-        if self._name == _CPU:
+        if self.name == _CPU:
             rest: tuple[Any, ...] = (out, logsumexp, 0.0, causal)
-        elif self._name == _FLASH:
+        elif self.name == _FLASH:
             state = [q.new_empty(size, dtype=torch.uint64) for size in ((2,), ())]
             rest = (out, logsumexp, *lengths, 0.0, causal, *state)
-        elif self._name == _CUDNN:
+        elif self.name == _CUDNN:
             rest = (out, logsumexp.unsqueeze(-1), *state, None, *lengths, 0.0, causal)
         else:
             padded = F.pad(logsumexp, (0, -q.shape[2] % 32), value=float("inf"))
@@ -204,7 +205,7 @@ class AttentionKernel:
 
     def _keys(self, q: Tensor, k: Tensor) -> Tensor:
         """Return ``k`` with a head for each head of ``q`` if the kernel has no grouped heads."""
-        return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if self._name == _EFFICIENT else k
+        return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if self.name == _EFFICIENT else k
 
 
 def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ class Simulation(Protocol):
 
 
 COMPOSED: dict[Any, Callable[..., Any]] = {}
-"""Custom operator (``torch.library.custom_op``) -> its implementation, made of other operators. A simulation runs it, so that
-what it allocates and communicates counts; of other custom operators it only determines the shapes of the results."""
+"""Custom operator (``torch.library.custom_op``) -> its implementation, made of other operators. A simulation runs it, so
+that what it allocates and communicates counts; of other custom operators it only determines the shapes of the results."""
 
 _current: Simulation | None = None
 
