@@ -30,15 +30,15 @@ def document_mask(documents: Tensor, columns: Tensor | None = None) -> Tensor | 
     Returns:
         A block mask, or a boolean tensor ``[batch, 1, queries, seq]``.
     """
-    order = torch.arange(documents.shape[1], device=documents.device)
-    columns = order.expand_as(documents) if columns is None else columns
     if documents.device.type == "cuda":
         return block_mask(documents, columns)
+    order = torch.arange(documents.shape[1], device=documents.device)
+    columns = order.expand_as(documents) if columns is None else columns
     same = documents.gather(1, columns)[:, :, None] == documents[:, None, :]
     return (same & (columns[:, :, None] >= order))[:, None]
 
 
-def block_mask(documents: Tensor, columns: Tensor) -> BlockMask:
+def block_mask(documents: Tensor, columns: Tensor | None = None) -> BlockMask:
     """Return the block mask of a batch; for the arguments see :func:`document_mask`.
 
     It is derived from the range of documents and positions in each block: torch's ``create_block_mask`` evaluates every pair
@@ -47,27 +47,28 @@ def block_mask(documents: Tensor, columns: Tensor) -> BlockMask:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    of_queries = documents.gather(1, columns)
+    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    own = order if columns is None else columns
+    of_queries = documents.gather(1, own)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (of_queries[batch, query] == documents[batch, key]) & (columns[batch, query] >= key)
+        return (of_queries[batch, query] == documents[batch, key]) & (own[batch, query] >= key)
 
-    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     query_low, query_high = _ranges(of_queries)
     key_low, key_high = _ranges(documents)
-    (first, last), (key_first, key_last) = _ranges(columns), _ranges(order)
+    (first, last), (key_first, key_last) = _ranges(own), _ranges(order)
     query_low, query_high, first, last = (bound[:, :, None] for bound in (query_low, query_high, first, last))
     key_low, key_high, key_first, key_last = (bound[:, None, :] for bound in (key_low, key_high, key_first, key_last))
     some = (query_low <= key_high) & (key_low <= query_high) & (last >= key_first)
     one_document = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
-    whole = _whole(columns)[:, None] & _whole(order)
+    whole = _whole(own)[:, None] & _whole(order)
     every = one_document & (first >= key_last) & whole
     return BlockMask.from_kv_blocks(
         *_listed(some & ~every),
         *_listed(every),
         BLOCK_SIZE=_BLOCK,
         mask_mod=sees,
-        seq_lengths=(columns.shape[1], documents.shape[1]),
+        seq_lengths=(own.shape[1], documents.shape[1]),
     )
 
 

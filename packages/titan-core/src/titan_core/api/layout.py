@@ -75,7 +75,7 @@ class ModelLayout:
     position independently. A parallelism that shards sequences replaces mixers of the kinds that it knows, and refuses
     others."""
     masks_documents: bool = False
-    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them, unchanged, to each
+    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them unchanged to each
     mixer as its last argument, so that no position depends on another document."""
 
     inputs: tuple[str, ...] = ()
