@@ -102,6 +102,11 @@ def policies(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     return part
 
 
+def misplaced_policy(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.entries(SAVE_POLICIES)["tok_embeddings"] = lambda operator, number: None
+    return part
+
+
 def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
     """Return a new part with only the module, the layout and the objective."""
     return [ModelPart(part.module, part.layout, part.objective)]

@@ -134,6 +134,13 @@ def test_plugins_choose_a_policy_for_each_block(in_tmp: Path) -> None:
     assert silu_calls(SELECTIVE, ("policies",)) == 4 + 2
 
 
+def test_a_policy_of_anything_but_a_block_is_refused(in_tmp: Path) -> None:
+    with pytest.raises(
+        UserError, match="left a policy for 'tok_embeddings' in titan_parallel.save_policies, which is not a"
+    ):
+        silu_calls(SELECTIVE, ("misplaced_policy",))
+
+
 def test_blocks_with_other_policies_are_compiled_separately(in_tmp: Path) -> None:
     compiled = {**SELECTIVE, "compile.enable": "true", "compile.backend": "aot_eager"}
     assert silu_calls(compiled, ("policies",)) == 4 + 2

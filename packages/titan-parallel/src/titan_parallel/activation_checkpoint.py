@@ -37,6 +37,9 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
     saved, policies = saved_operators(part), part.entries(SAVE_POLICIES)
+    for name in policies.keys() - part.blocks().keys():
+        why = f"a plugin left a policy for {name!r} in {SAVE_POLICIES.name}, which is not a block of this part of the model"
+        raise UserError.one(f"module {name!r} of the model", why, "name a block, as in part.blocks()")
     for number, (name, block) in enumerate(part.blocks().items()):
         if section.mode == "full":
             _recompute(block)
