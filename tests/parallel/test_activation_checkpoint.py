@@ -136,7 +136,7 @@ def test_plugins_choose_a_policy_for_each_block(in_tmp: Path) -> None:
 
 def test_a_policy_of_anything_but_a_block_is_refused(in_tmp: Path) -> None:
     with pytest.raises(
-        UserError, match="left a policy for 'tok_embeddings' in titan_parallel.save_policies, which is not a"
+        UserError, match=r"left a policy for 'tok_embeddings' in titan_parallel\.save_policies, which is not a"
     ):
         silu_calls(SELECTIVE, ("misplaced_policy",))
 
