@@ -32,6 +32,7 @@ STEP, NORM, TRAIN = "core/api/step.py", "core/train/grad_norm.py", "core/train/t
 LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/world.py", "core/train/finite_guard.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/optimizer.py"
 ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
+MASK, BLOCKS = "core/api/document_mask.py", "tests/core/test_document_mask.py"
 
 MUTANTS = (
     # -- clipping and the norm
@@ -141,10 +142,13 @@ MUTANTS = (
     Mutant("warmup-longer-than-training", SCHEDULE, "warmup = min(section.warmup_steps, steps)", "warmup = section.warmup_steps", (OPTIM,)),
     Mutant("decay-runs-into-the-warmup", SCHEDULE, "min(room, round(steps * section.decay_ratio))", "round(steps * section.decay_ratio)", (OPTIM,)),
     # -- models
-    Mutant("mask-lets-documents-meet", ATTENTION, "same = of_queries[:, :, None] == of_keys[:, None, :]", "same = of_queries[:, :, None] >= of_keys[:, None, :]", (ORACLE,)),
-    Mutant("mask-is-not-causal", ATTENTION, "return same.tril(first)[:, None]", "return same[:, None]", (ORACLE,)),
-    Mutant("mask-sees-one-ahead", ATTENTION, "same.tril(first)", "same.tril(first + 1)", (ORACLE,)),
-    Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa=grouped", "is_causal=False, enable_gqa=grouped", (ORACLE,)),
+    Mutant("mask-lets-documents-meet", MASK, "columns)[:, :, None] == documents[:, None, :]", "columns)[:, :, None] >= documents[:, None, :]", (ORACLE,)),
+    Mutant("mask-is-not-causal", MASK, "return (same & (columns[:, :, None] >= order))[:, None]", "return same[:, None]", (ORACLE,)),
+    Mutant("mask-sees-one-ahead", MASK, "same & (columns[:, :, None] >= order)", "same & (columns[:, :, None] + 1 >= order)", (ORACLE,)),
+    Mutant("block-of-one-query-is-full", MASK, "first >= key_last", "last >= key_last", (BLOCKS,)),
+    Mutant("cut-off-block-is-full", MASK, "& whole\n", "\n", (BLOCKS,)),
+    Mutant("mask-made-again", "core/api/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
+    Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa", "is_causal=False, enable_gqa", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
     Mutant("weights-of-one-name", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{seed}"', (VALUES,)),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness.jobs import make_job
 from harness.objectives import OfTargets
-from titan_core.api.attention import CausalAttention, causal_mask
+from titan_core.api.attention import CausalAttention
 from titan_core.api.batch import IGNORE, Batch, with_positions
 from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.errors import UserError
@@ -131,14 +131,6 @@ def test_the_first_matching_pattern_sets_the_initial_value() -> None:
     assert layout.initial_value("embed.weight") == Constant(1.0)
     assert layout.initial_value("blocks.0.weight") == Normal(0.5)
     assert layout.initial_value("blocks.0.bias") == Constant(0.0)
-
-
-def test_queries_see_earlier_keys_of_their_document() -> None:
-    documents = torch.tensor([[0, 0, 1, 1]])
-    expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]], dtype=torch.bool)
-    assert torch.equal(causal_mask(documents, documents), expected[None, None])
-    assert torch.equal(causal_mask(documents[:, 2:], documents, first=2), expected[None, None, 2:])
-    assert torch.equal(causal_mask(documents[:, 1:3], documents[:, :3], first=1), expected[None, None, 1:3, :3])
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1]])], ids=["whole", "documents"])

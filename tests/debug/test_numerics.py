@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_debug.numerics.loss_spike import LossSpikeError, SpikeDetector
+from titan_debug.torch_private import uncompiled
 
 
 def test_a_gradient_that_overflows_is_named(in_tmp: Path) -> None:
@@ -162,3 +164,29 @@ def test_the_command_line_reports_a_nan_without_a_traceback(
     assert main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))]) == 1
     error = capsys.readouterr().err
     assert "titan: stopped: step 3: the loss is nan" in error and "Traceback" not in error
+
+
+def test_a_repeated_forward_pass_keeps_functions_compiled() -> None:
+    """FlexAttention would materialise all scores without the compiler."""
+    calls: list[str] = []
+
+    def backend(name: str) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]:
+        def run(graph: torch.fx.GraphModule, *inputs: Tensor) -> Any:
+            calls.append(name)
+            return graph(*inputs)
+
+        return lambda graph, examples: partial(run, graph)
+
+    attend = torch.compile(lambda value: value * 2, backend=backend("attention"))
+
+    class Block(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return attend(value) if not torch.compiler.is_compiling() else value * 2
+
+    block, value = Block(), torch.ones(2)
+    block.compile(backend=backend("block"))
+    block(value)
+    with uncompiled(block.modules()):
+        assert torch.equal(block(value), value * 2)
+    block(value)
+    assert calls == ["block", "attention", "block"]

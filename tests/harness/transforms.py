@@ -90,6 +90,23 @@ def saves_silu(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     return part
 
 
+SAVE_POLICIES: Slot[Callable[[object, int], bool | None]] = Slot("titan_parallel.save_policies")
+
+
+def policies(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    """Blocks 1 and 3 save what SiLU returns, and decide nothing else."""
+    for name in list(part.blocks())[1::2]:
+        part.entries(SAVE_POLICIES)[name] = lambda operator, number: (
+            True if operator is torch.ops.aten.silu.default else None
+        )
+    return part
+
+
+def misplaced_policy(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.entries(SAVE_POLICIES)["tok_embeddings"] = lambda operator, number: None
+    return part
+
+
 def bare(part: ModelPart, context: TrainingContext[None]) -> list[ModelPart]:
     """Return a new part with only the module, the layout and the objective."""
     return [ModelPart(part.module, part.layout, part.objective)]

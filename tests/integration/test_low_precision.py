@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import low_precision
+from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.low_precision import FAST, RECIPES, WHOLE
@@ -197,3 +198,16 @@ def test_selective_recomputation_keeps_what_scales_are_computed_from(in_tmp: Pat
             return count.calls
 
     assert searches("selective") == searches("none") < searches("full")
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", pytest.param("tensorwise", marks=pytest.mark.full)])
+def test_selective_recomputation_keeps_every_second_float8_matmul(fake_cuda: FakeCuda, recipe: str) -> None:
+    small = "{dim = 64, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 128}"
+    settings = {"model.args": small, "training.seq_len": 64, "training.local_batch_size": 1, "training.global_batch_size": 1}
+    float8 = {"float8.enable": "true", "float8.recipe_name": recipe, "training.mixed_precision_param": "bfloat16"}
+
+    def flops(mode: str) -> int:
+        found = fake_cuda.train("llama3_debug", {**settings, **float8, "activation_checkpoint.mode": mode}, strict=False)
+        return found.steps[-1].phase("backward").flops
+
+    assert flops("none") < flops("selective") < flops("full")

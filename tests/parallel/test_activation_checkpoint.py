@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_to_all_single
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.jobs import make_job
 from harness.objectives import first_step
 from harness.transforms import transform
+from titan_core.api.attention import flex_attend
 from titan_core.api.batch import Batch
+from titan_core.api.document_mask import block_mask
 from titan_core.api.errors import UserError
 from titan_core.api.model_part import ModelPart
 from titan_core.model.build import build_parts
 from titan_core.model.next_token import NextToken
 from titan_core.train.world import join_world
-from titan_parallel.activation_checkpoint import _selection
+from titan_parallel.activation_checkpoint import Selection, _contexts, saved_operators
 from titan_parallel.split_backward_contexts import contexts
 
 TINY: dict[str, object] = {
@@ -82,60 +87,91 @@ def test_selective_keeps_attention_and_half_of_the_matmuls(in_tmp: Path) -> None
     assert matmuls_none < matmuls < matmuls_full
 
 
-class CountSilu(TorchDispatchMode):
-    def __init__(self) -> None:
+class CountCalls(TorchDispatchMode):
+    """Counts the calls of an operator, whether it is a higher-order operator or not."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, operator: object) -> None:
         super().__init__()
-        self.calls = 0
+        self.operator, self.calls = operator, 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
-        self.calls += function is torch.ops.aten.silu.default
+        self.calls += function is self.operator
         return function(*arguments, **(keywords or {}))
 
 
-def silu_calls(mode: str, by_transform: bool = False, by_layout: str = "") -> int:
+def silu_calls(overrides: dict[str, object], transforms: tuple[str, ...] = (), by_layout: str = "") -> int:
     """Return how often forward and backward of four blocks compute SiLU."""
-    job = make_job("tiny", {**TINY, "activation_checkpoint.mode": mode})
-    if by_transform:
-        job = replace(job, transforms=(transform("saves_silu"), *job.transforms))
+    job = make_job("tiny", {**TINY, **overrides})
+    job = replace(job, transforms=(*map(transform, transforms), *job.transforms))
     if by_layout:
         layout = replace(job.facts.model.layout, saved_operators=(by_layout,))
         job = replace(job, facts=replace(job.facts, model=replace(job.facts.model, layout=layout)))
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
         tokens = torch.zeros(2, 64, dtype=torch.int64)
-        with CountSilu() as count:
+        with CountCalls(torch.ops.aten.silu.default) as count:
             part.forward_loss(first_step(Batch(tokens, tokens))).backward()
         return count.calls
 
 
+SELECTIVE = {"activation_checkpoint.mode": "selective"}
+
+
 def test_plugins_add_operators_to_keep(in_tmp: Path) -> None:
-    assert silu_calls("none") == 4
-    assert silu_calls("selective") == 8
-    assert silu_calls("selective", by_transform=True) == 4
-    assert silu_calls("selective", by_layout="aten::silu") == 4
+    assert silu_calls({}) == 4
+    assert silu_calls(SELECTIVE) == 8
+    assert silu_calls(SELECTIVE, ("saves_silu",)) == 4
+    assert silu_calls(SELECTIVE, by_layout="aten::silu") == 4
+
+
+def test_plugins_choose_a_policy_for_each_block(in_tmp: Path) -> None:
+    assert silu_calls(SELECTIVE, ("policies",)) == 4 + 2
+
+
+def test_a_policy_of_anything_but_a_block_is_refused(in_tmp: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"left a policy for 'tok_embeddings' in titan_parallel\.save_policies, which is not a"
+    ):
+        silu_calls(SELECTIVE, ("misplaced_policy",))
+
+
+def test_blocks_with_other_policies_are_compiled_separately(in_tmp: Path) -> None:
+    compiled = {**SELECTIVE, "compile.enable": "true", "compile.backend": "aot_eager"}
+    assert silu_calls(compiled, ("policies",)) == 4 + 2
+
+
+def both_passes(function: Callable[[], object], part: ModelPart) -> None:
+    """Call ``function`` in the forward context of a schedule that splits backward, and twice in that of recomputation."""
+    forward, again = contexts(Selection(saved_operators(part)).new_decision)
+    with forward:
+        first = function()
+    for _ in range(2):
+        with again:
+            torch.testing.assert_close(function(), first, rtol=0, atol=0)
+
+
+def tiny_part(*saved: Callable[..., object]) -> ModelPart:
+    layout = make_job("tiny", TINY).facts.model.layout
+    return ModelPart(torch.nn.Linear(1, 1), layout, NextToken(), saved_operators=saved)
 
 
 def test_added_operators_are_kept_for_schedules_that_split_backward(in_tmp: Path) -> None:
-    job = make_job("tiny", TINY)
-    part = ModelPart(
-        torch.nn.Linear(1, 1), job.facts.model.layout, NextToken(), saved_operators=(torch.ops.aten.silu.default,)
-    )
-    selection = _selection(part)
-    forward, again = contexts(selection.group_of, selection.keeps)
     value = torch.randn(3)
-    with CountSilu() as count:
-        with forward:
-            first = torch.nn.functional.silu(value)
-        for _ in range(2):
-            with again:
-                assert torch.equal(torch.nn.functional.silu(value), first)
+    with CountCalls(torch.ops.aten.silu.default) as count:
+        both_passes(lambda: torch.nn.functional.silu(value), tiny_part(torch.ops.aten.silu.default))
     assert count.calls == 1
 
 
 @pytest.mark.parametrize("name", ["aten::no_such_operator", "nowhere::scan", "silu"])
 def test_an_unknown_operator_is_refused(in_tmp: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"saved_operators names '{name}', which is not an operator registered with torch"):
-        silu_calls("selective", by_layout=name)
+        silu_calls(SELECTIVE, by_layout=name)
 
 
 def test_a_bad_selective_option_is_refused() -> None:
@@ -156,3 +192,49 @@ def test_gradients_of_several_microbatches_are_exact(in_tmp: Path, mode: str) ->
 
     for mine, exact in zip(gradients({"activation_checkpoint.mode": mode}), gradients({}), strict=True):
         torch.testing.assert_close(mine, exact)
+
+
+def kept(operator: object, function: Callable[[], object], part: ModelPart) -> bool:
+    """Whether recomputation uses the result of ``operator`` from the forward pass, in both kinds of contexts."""
+    with CountCalls(operator) as count:
+        both_passes(function, part)
+    forward, again = _contexts(Selection(saved_operators(part)))
+    with CountCalls(operator) as torch_count:
+        with forward:
+            function()
+        with again:
+            function()
+    assert (count.calls, torch_count.calls) in ((1, 1), (3, 2))
+    return count.calls == 1
+
+
+def test_routing_is_not_recomputed(in_tmp: Path) -> None:
+    scores = torch.randn(4, 8)
+    assert kept(torch.ops.aten.topk.default, lambda: scores.topk(2), tiny_part())
+
+
+def test_flex_attention_is_kept(in_tmp: Path) -> None:
+    """In eager CUDA code it is compiled, which makes it one operator; here it runs uncompiled."""
+    q, documents = torch.randn(1, 2, 128, 16), torch.arange(128)[None] // 50
+    mask = block_mask(documents, torch.arange(128)[None])
+    assert kept(torch.ops.higher_order.flex_attention, lambda: flex_attend(q, q, q, mask), tiny_part())
+
+
+@pytest.mark.full
+def test_compiled_regions_are_kept(in_tmp: Path) -> None:
+    compiled = torch.compile(lambda value: value.sin().cos(), options={"wrap_inductor_compiled_regions": True})
+    value = torch.randn(64)
+    assert kept(torch.ops.higher_order.inductor_compiled_code, lambda: compiled(value), tiny_part())
+
+
+def test_tokens_are_not_sent_to_experts_again(in_tmp: Path) -> None:
+    rows, operator = torch.arange(4.0), torch.ops._c10d_functional.all_to_all_single.default
+    with join_world(make_job("tiny", TINY)):
+        assert kept(operator, lambda: all_to_all_single(rows, None, None, dist.group.WORLD) * 1, tiny_part())
+
+
+def test_matmuls_of_all_precisions_are_counted_together() -> None:
+    aten = torch.ops.aten
+    decide = Selection(frozenset()).new_decision()
+    operators = [aten.mm, aten._scaled_mm, aten.silu, aten._scaled_mm, aten._grouped_mm, aten._scaled_mm]
+    assert [decide(operator.default)[1] for operator in operators] == [True, False, False, True, False, True]

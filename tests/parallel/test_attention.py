@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from harness.gloo_pool import GlooPool
 from titan_core.api.batch import Batch
 from titan_core.api.sequence_share import SequenceShare
-from titan_parallel.context_parallel import HeadAndTail
-from titan_parallel.gathered_attention import GatheredAttention
+from titan_parallel.context_parallel import DividedAttention, HeadAndTail
 
 
 @contextmanager
@@ -37,12 +36,14 @@ def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim=dim)
 
 
-def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
+def divided_attention(
+    kv_heads: int, documents: Tensor | None, passed: bool, width: int = 8, compiled: bool = False
+) -> float:
     """Return the largest error of this rank's outputs and gradients."""
     with mesh_of_all() as mesh:
         rank, size = mesh.get_local_rank(), mesh.size()
         generator = torch.Generator().manual_seed(0)
-        q, k, v, g = (torch.randn(2, heads, 16, 8, generator=generator) for heads in (4, kv_heads, kv_heads, 4))
+        q, k, v, g = (torch.randn(2, heads, 16, width, generator=generator) for heads in (4, kv_heads, kv_heads, 4))
         whole = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
         if documents is not None:
@@ -51,7 +52,11 @@ def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
         (expected * g).sum().backward()
         mine = [share(tensor, rank, size, 2).clone().requires_grad_() for tensor in (q, k, v)]
         chunks = tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size))
-        output = GatheredAttention(SequenceShare(mesh, chunks)).forward(*mine, documents)
+        attention = DividedAttention(SequenceShare(mesh, chunks), passed)
+        output = attention.forward(*mine, documents=documents)
+        assert torch.equal(output, attention.forward(*mine, documents))
+        if compiled:
+            output = torch.compile(attention.forward, backend="aot_eager", fullgraph=True)(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
         for local, full in zip(mine, whole, strict=True):
@@ -61,11 +66,27 @@ def divided_attention(kv_heads: int, documents: Tensor | None) -> float:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("packed", [False, True])
-def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, packed: bool) -> None:
-    documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if packed else None
+@pytest.mark.parametrize("method", ["allgather", "alltoall", "documents"])
+def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, method: str) -> None:
+    documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if method == "documents" else None
     for ranks in (2, 4):
-        assert max(gloo.run(ranks, divided_attention, kv_heads, documents)) < 2e-6
+        assert max(gloo.run(ranks, divided_attention, kv_heads, documents, method == "alltoall")) < 2e-6
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["allgather", "alltoall"])
+def test_eight_ranks_attend_as_one(gloo: GlooPool, method: str) -> None:
+    assert max(gloo.run(8, divided_attention, 2, None, method == "alltoall")) < 2e-6
+
+
+@pytest.mark.parametrize("method", ["allgather", pytest.param("documents", marks=pytest.mark.full)])
+def test_the_compiler_does_not_look_into_the_ring(gloo: GlooPool, method: str) -> None:
+    documents = torch.arange(16).expand(2, -1) // 5 if method == "documents" else None
+    assert max(gloo.run(2, divided_attention, 2, documents, False, 8, True)) < 2e-6
+
+
+def test_heads_of_any_width_are_divided(gloo: GlooPool) -> None:
+    assert max(gloo.run(2, divided_attention, 2, None, False, 6)) < 2e-6
 
 
 def test_every_rank_has_a_chunk_from_the_front_and_one_from_the_back() -> None:

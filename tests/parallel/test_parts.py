@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api.attention import causal_mask
 from titan_core.api.batch import Batch
 from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelLayout
@@ -23,7 +21,7 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
-from titan_parallel import gathered_attention
+from titan_parallel.activation_checkpoint import Selection
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.numbers import divisors
 from titan_parallel.pipeline import _stage
@@ -63,19 +61,6 @@ def test_positions_may_restart_with_each_document() -> None:
     share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions=positions))
     assert share.positions is not None
     assert share.positions.tolist() == [[2, 0, 1, 0]]
-
-
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]])])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_a_chunk_attends_as_in_the_whole_sequence(documents: Tensor | None, kv_heads: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 12, 4, generator=generator) for heads in (2, kv_heads, kv_heads))
-    if documents is None:
-        whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    else:
-        whole = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_mask(documents, documents), enable_gqa=True)
-    chunks = [gathered_attention._attend(chunk, k, v, index, documents) for index, chunk in enumerate(q.chunk(4, dim=2))]
-    torch.testing.assert_close(torch.cat(chunks, dim=2), whole)
 
 
 # -- pipelines
@@ -119,11 +104,10 @@ def test_the_head_counts_by_its_operations_and_the_embedding_as_half() -> None:
 
 # -- recomputation for schedules that split backward
 
-_MATMULS = {torch.ops.aten.mm.default}
 
-
-def _group_of(operator: Any) -> str | None:
-    return "matmuls" if operator in _MATMULS else None
+def _every_second() -> Any:
+    """Save the results of every second matmul."""
+    return contexts(Selection(frozenset()).new_decision)
 
 
 def test_saved_results_serve_two_backward_passes() -> None:
@@ -138,10 +122,7 @@ def test_saved_results_serve_two_backward_passes() -> None:
     compute(x).sum().backward()
     expected = [x.grad, *(weight.grad for weight in weights)]
 
-    def every_second() -> Any:
-        return contexts(_group_of, lambda operator, number: number % 2 == 0)
-
-    result = checkpoint(compute, x, use_reentrant=False, context_fn=every_second).sum()
+    result = checkpoint(compute, x, use_reentrant=False, context_fn=_every_second).sum()
     found = torch.autograd.grad(result, [x], retain_graph=True)
     found += torch.autograd.grad(result, weights, retain_graph=True)
     for gradient, exact in zip(found, expected, strict=True):
@@ -150,7 +131,7 @@ def test_saved_results_serve_two_backward_passes() -> None:
 
 
 def test_saved_matmuls_are_not_recomputed() -> None:
-    forward, again = contexts(_group_of, lambda operator, number: number % 2 == 0)
+    forward, again = _every_second()
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(3, 3, generator=generator) for _ in range(3)]
     with forward:
@@ -163,7 +144,7 @@ def test_saved_matmuls_are_not_recomputed() -> None:
 
 
 def test_a_saved_result_changed_in_place_is_an_error() -> None:
-    forward, again = contexts(_group_of, lambda operator, number: True)
+    forward, again = _every_second()
     factor = torch.ones(2, 2)
     with forward:
         product = factor @ factor

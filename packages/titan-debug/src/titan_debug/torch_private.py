@@ -6,16 +6,20 @@
   Builds without NCCL lack the second.
 * ``torch.cuda.memory._record_memory_history`` and ``._dump_snapshot``: private by name, but the interface that PyTorch's
   documentation describes for memory snapshots.
+* ``nn.Module._compiled_call_impl``: what ``nn.Module.compile`` sets. ``torch.compiler.set_stance`` would also stop the
+  functions that modules have compiled.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup, distributed_c10d
 
@@ -35,6 +39,19 @@ def flight_recorder_entries() -> Iterator[dict[str, Any]]:
         dump = getattr(_distributed_c10d, name, None)
         if dump is not None:
             yield from pickle.loads(dump()).get("entries", ())
+
+
+@contextmanager
+def uncompiled(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run modules without what ``nn.Module.compile`` has compiled, so that hooks see the modules inside them."""
+    compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
+    for module, _ in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call
 
 
 class CudaMemoryHistory:

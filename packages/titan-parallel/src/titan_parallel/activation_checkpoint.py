@@ -3,7 +3,7 @@ arXiv 1604.06174; selective: Korthikanti et al., arXiv 2205.05198; TorchTitan pa
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,16 +16,19 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
 from titan_core.api.microbatch import current_microbatch, microbatch_scope
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
-from titan_parallel.torch_private import ATTENTION_OPERATORS, REDUCE_SCATTER
+from titan_parallel.torch_private import MATMULS, SAVED_OPERATORS
 
-# The selective mode keeps these results in every model, and those of every second matmul.
-_SAVED = {*ATTENTION_OPERATORS, REDUCE_SCATTER}
-_MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+SavePolicy = Callable[[Any, int], bool | None]
+"""(operator, number of calls of it before this one in the forward pass of the block) -> whether to save its result for the
+backward pass; ``None``: decide as without a policy."""
+
+SAVE_POLICIES: Slot[SavePolicy] = Slot("titan_parallel.save_policies")
+"""Block name -> policy of ``selective_ac_option = "op"`` for the block."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]) -> ModelPart:
@@ -33,21 +36,24 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
     section = context.section
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
-    twice, selection = splits_backward(context.facts), _selection(part)
-    for number, block in enumerate(part.blocks().values()):
+    saved, policies = saved_operators(part), part.entries(SAVE_POLICIES)
+    for name in policies.keys() - part.blocks().keys():
+        why = f"a plugin left a policy for {name!r} in {SAVE_POLICIES.name}, which is not a block of this part of the model"
+        raise UserError.one(f"module {name!r} of the model", why, "name a block, as in part.blocks()")
+    for number, (name, block) in enumerate(part.blocks().items()):
         if section.mode == "full":
             _recompute(block)
-        elif section.selective_ac_option == "op" and twice:
-            _recompute(block, context_fn=lambda: contexts(selection.group_of, selection.keeps))
         elif section.selective_ac_option == "op":
-            # The policy counts operators, so each call needs a new one.
-            _recompute(block, context_fn=lambda: create_selective_checkpoint_contexts(selection.new_policy()))
+            selection = Selection(saved, policies.get(name))
+            variant = "" if selection.policy is None else str(list(policies.values()).index(selection.policy))
+            _recompute(block, variant, context_fn=_context_function(selection, splits_backward(context.facts)))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)
     return part
 
 
-def _recompute(block: nn.Module, **options: Any) -> None:
+def _recompute(block: nn.Module, variant: str = "", **options: Any) -> None:
+    """Make ``block`` recompute. Compiled blocks of one ``variant`` may share a graph."""
     original = block.forward
 
     # A function, not a functools.partial of ``checkpoint``: the compiler starts at Python frames outside torch.
@@ -55,9 +61,17 @@ def _recompute(block: nn.Module, **options: Any) -> None:
     def forward(*arguments: Any, **keywords: Any) -> Any:
         # Compiled code saves the microbatch's tensors with its other inputs.
         compute = original if torch.compiler.is_compiling() else _within_microbatch(original)
+        assert variant >= ""  # so that the compiler compares it: it does not look into context_fn
         return checkpoint(compute, *arguments, use_reentrant=False, **options, **keywords)
 
     block.forward = forward
+
+
+def _context_function(selection: Selection, backward_twice: bool) -> Callable[[], tuple[Any, Any]]:
+    """Return the ``context_fn`` of a block."""
+    if backward_twice:
+        return lambda: contexts(selection.new_decision)
+    return lambda: _contexts(selection)
 
 
 def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,43 +86,57 @@ def _within_microbatch(forward: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
+Decision = Callable[[Any], tuple[Any, bool]]
+"""Operator -> a key of this call of it, the same in forward and in recomputation, and whether to save its result."""
+
+
 @dataclass(frozen=True)
-class _Selection:
-    """Decides which results to keep."""
+class Selection:
+    """Decides which results of a block to save: those of some operators always, and those of every second matmul."""
 
     saved: frozenset[Any]
-    """Operators whose results are always kept."""
+    """Operators whose results are always saved."""
+    policy: SavePolicy | None = None
+    """Decides first."""
 
-    def group_of(self, operator: Any) -> Any:
-        """Return the group to count ``operator`` in: all matmuls share one. ``None`` if its result is never kept."""
-        if operator in self.saved:
-            return operator
-        return "matmuls" if operator in _MATMULS else None
+    def new_decision(self) -> Decision:
+        """Return the decisions for one pass through a block, which count the operators."""
+        calls: Counter[Any] = Counter()
+        matmuls = 0
 
-    def keeps(self, operator: Any, number: int) -> bool:
-        """Whether to keep the result of operator ``number`` of its group: always for ``saved``, every second matmul."""
-        return operator in self.saved or number % 2 == 0
+        def decide(operator: Any) -> tuple[Any, bool]:
+            nonlocal matmuls
+            number = calls[operator]
+            calls[operator] += 1
+            keep = operator in self.saved
+            if operator in MATMULS:
+                # The second, the fourth and so on: backward needs no result of a block's last matmul, the seventh of a
+                # Llama block, because a residual addition saves nothing.
+                keep = keep or matmuls % 2 == 1
+                matmuls += 1
+            chosen = None if self.policy is None else self.policy(operator, number)
+            return (operator, number), keep if chosen is None else chosen
 
-    def new_policy(self) -> Callable[..., CheckpointPolicy]:
-        """Return a policy for one call, which counts operators separately in forward and in recomputation."""
-        seen: dict[Any, int] = defaultdict(int)
-
-        def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-            group = self.group_of(operator)
-            if group is None:
-                return CheckpointPolicy.PREFER_RECOMPUTE
-            key = context.is_recompute, group
-            seen[key] += 1
-            keep = self.keeps(operator, seen[key] - 1)
-            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-        return policy
+        return decide
 
 
-def _selection(part: ModelPart) -> _Selection:
-    """Return the operators that are always kept and those that transforms and the model add."""
+def _contexts(selection: Selection) -> tuple[Any, Any]:
+    """Return torch's contexts of forward and recomputation."""
+    # torch 2.11 applies the policy in both passes.
+    forward, again = selection.new_decision(), selection.new_decision()
+
+    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        _, keep = (again if context.is_recompute else forward)(operator)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
+    return contexts
+
+
+def saved_operators(part: ModelPart) -> frozenset[Any]:
+    """Return the operators whose results are always saved, in every model or because transforms or this model add them."""
     named = (operator_named(name) for name in part.layout.saved_operators)
-    return _Selection(frozenset((*_SAVED, *part.saved_operators, *named)))
+    return frozenset((*SAVED_OPERATORS, *part.saved_operators, *named))
 
 
 def operator_named(name: str) -> Any:

@@ -38,8 +38,8 @@ class ContextParallelKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = "allgather"
-    """How torch's ring attention exchanges keys and values: gathered once ("allgather"), or passed from rank to rank
-    ("alltoall"), which takes less memory. Without CUDA, or with document masks, they are always gathered."""
+    """How ring attention exchanges keys and values: gathered at once ("allgather"), or passed from rank to rank
+    ("alltoall"), which takes less memory. With document masks they are always gathered."""
 
 
 class PipelineKeys(Section):
@@ -77,8 +77,9 @@ class ActivationCheckpointSection(Section):
     """What to recompute in backward instead of keeping: nothing, part of each block, whole blocks, or whatever the compiler
     selects within a memory budget."""
     selective_ac_option: str = "op"
-    """For "selective": "op" keeps the results of attention, of reduce-scatters and of every second matmul of a block; a
-    number N recomputes every N-th block entirely."""
+    """For "selective": "op" keeps the results of attention, of the collectives of tensor and expert parallelism, of the
+    choice of experts and of every second matmul of a block, and whatever plugins choose; a number N recomputes every N-th
+    block entirely."""
 
     memory_budget: Share = 0.5
     """For "memory_budget": share of a block's activations that may be kept, from 0 (as "full") to 1 (as "none")."""

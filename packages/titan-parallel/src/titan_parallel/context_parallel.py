@@ -7,26 +7,19 @@ under a causal mask all ranks have the same work.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import parallelize_module
 
 from titan_core.api.batch import Batch, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
 from titan_core.api.layout_rules import CAUSAL_ATTENTION
 from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import DataSection
 from titan_core.api.sequence_share import SequenceShare
 from titan_parallel.config import ContextParallelKeys
-from titan_parallel.gathered_attention import GatheredAttention
-from titan_parallel.torch_private import ring_attention
-
-log = logging.getLogger(__name__)
+from titan_parallel.gathered_attention import attend_gathered
+from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
 
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
@@ -51,24 +44,41 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
                 why = f"mixer {name!r}: {mixer.divided.target!r} must return a forward function, but returned {forward!r}"
                 raise UserError.one("layout of the model", why, "fix the model plugin")
             module.forward = forward
-    _divide_attention([module for _, module, mixer in mixers if mixer.kind == CAUSAL_ATTENTION], share, context)
+    method = context.section.context_parallel_rotate_method
+    attention = DividedAttention(share, passed=method == "alltoall")
+    for _, module, mixer in mixers:
+        if mixer.kind == CAUSAL_ATTENTION:
+            module.forward = attention.forward
+    part.saved_operators += (RING_ATTENTION,)
     part.batch_transforms += (HeadAndTail(rank, size),)
     return part
 
 
-def _divide_attention(mixers: list[nn.Module], share: SequenceShare, context: TrainingContext[ContextParallelKeys]) -> None:
-    if not mixers:
-        return
-    documents = context.facts.section(DataSection).document_mask
-    if context.device.type == "cuda" and not documents:
-        method = context.section.context_parallel_rotate_method
-        _use_ring(share.mesh, mixers, method)
-        log.info("context parallelism: torch's ring attention, keys and values exchanged by %s", method)
-        return
-    for mixer in mixers:
-        mixer.forward = GatheredAttention(share).forward
-    why = "torch's ring attention has no " + ("document masks" if documents else f"kernel for {context.device.type}")
-    log.info("context parallelism: exact attention over gathered keys and values (%s)", why)
+class DividedAttention:
+    """Causal attention of a rank's chunks of each sequence to all of it: ring attention or, within documents, attention over
+    gathered keys and values."""
+
+    def __init__(self, share: SequenceShare, passed: bool) -> None:
+        self._share, self._passed = share, passed
+        self._group: str = share.mesh.get_group().group_name
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Attend as a model's mixer does.
+
+        Args:
+            q: ``[batch, heads, positions, head_dim]``.
+            k: as ``q``, with as many heads or a divisor of it.
+            v: as ``k``.
+            documents: document of each position of the whole sequence, ``[batch, seq]``.
+        """
+        if documents is not None:
+            return attend_gathered(self._share, q, k, v, documents)
+        width = q.shape[-1]
+        padding = -width % 8  # kernels on GPUs need a multiple of 8
+        if padding:
+            q, k, v = (F.pad(tensor, (0, padding)) for tensor in (q, k, v))
+        result: Tensor = ring_attention(q, k, v, width**-0.5, self._group, self._passed)[0]
+        return result[..., :width] if padding else result
 
 
 class HeadAndTail:
@@ -104,18 +114,3 @@ def _require_causal_attention(name: str, mixer: nn.Module) -> None:
         "has the mixer kind causal_attention, but has parameters or does not compute causal softmax attention",
         "fix its kind in the layout's mixers, or set parallelism.context_parallel_degree = 1",
     )
-
-
-def _use_ring(mesh: DeviceMesh, mixers: list[nn.Module], method: str) -> None:
-    """Make the mixers compute torch's ring attention."""
-    style = ring_attention(method)
-    for mixer in mixers:
-        # The ring does not support grouped heads. This hook runs before the one that makes DTensors.
-        mixer.register_forward_pre_hook(_repeat_heads)
-        parallelize_module(mixer, mesh, style)
-
-
-def _repeat_heads(mixer: nn.Module, arguments: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = arguments
-    groups = q.shape[1] // k.shape[1]
-    return q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

@@ -4,63 +4,55 @@ each at its first use (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, tree_map_only, version_of
 
-Operator = Any
-Keep = Callable[[Operator, int], bool]
-"""(operator, number of operators of its group that ran before it in this call) -> whether to keep its result."""
+Decision = Callable[[Any], tuple[Any, bool]]
+"""Operator -> a key of this call of it, the same in forward and in recomputation, and whether to keep its result."""
 
 
 class _Counting(TorchDispatchMode):
-    """Counts the operators of a call by group."""
+    """Counts the operators of a call."""
 
-    def __init__(self, group_of: Callable[[Operator], Any]) -> None:
+    supports_higher_order_operators = True  # FlexAttention is one
+
+    def __init__(self, new_decision: Callable[[], Decision], kept: dict[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._group_of = group_of
-        self._seen: dict[Any, int] = defaultdict(int)
+        self._new_decision, self._decide = new_decision, new_decision()
+        self._kept = kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled functions, FlexAttention among them, run compiled."""
+        return True
 
     def __enter__(self) -> _Counting:
-        self._seen.clear()  # every recomputation enters the same object
+        self._decide = self._new_decision()  # every recomputation enters the same object
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def count(self, operator: Operator) -> tuple[Any, int] | None:
-        """Count ``operator``, and return its group and its number within the group; ``None`` if it is never kept."""
-        group = self._group_of(operator)
-        if group is None:
-            return None
-        self._seen[group] += 1
-        return group, self._seen[group] - 1
-
 
 class _Keeping(_Counting):
-    def __init__(self, group_of: Callable[[Operator], Any], keep: Keep, kept: dict[Any, Any]) -> None:
-        super().__init__(group_of)
-        self._keep, self._kept = keep, kept
-
-    def __torch_dispatch__(self, operator: Operator, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = operator(*arguments, **(keywords or {}))
-        key = self.count(operator)
-        if key is not None and self._keep(operator, key[1]):
+        if operator in SAC_IGNORED_OPS:
+            return result
+        key, keep = self._decide(operator)
+        if keep:
             # Results may contain more than tensors: attention kernels on GPUs return numbers too.
             self._kept[key] = tree_map_only(Tensor, _Kept, result)
         return result
 
 
 class _Using(_Counting):
-    def __init__(self, group_of: Callable[[Operator], Any], kept: dict[Any, Any]) -> None:
-        super().__init__(group_of)
-        self._kept = kept
-
-    def __torch_dispatch__(self, operator: Operator, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        key = self.count(operator)
-        if key is None or key not in self._kept:
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        key = None if operator in SAC_IGNORED_OPS else self._decide(operator)[0]
+        if key not in self._kept:
             return operator(*arguments, **(keywords or {}))
         return tree_map_only(_Kept, lambda kept: kept.tensor_of(operator), self._kept[key])
 
@@ -72,19 +64,18 @@ class _Kept:
         self._tensor = detach_with_version(tensor)
         self._version = version_of(self._tensor)
 
-    def tensor_of(self, operator: Operator) -> Tensor:
+    def tensor_of(self, operator: Any) -> Tensor:
         """Return the tensor, newly detached so that autograd can record each use separately."""
         if version_of(self._tensor) != self._version:
             raise RuntimeError(f"the result of {operator} was saved for backward, then changed in place")
         return self._tensor.detach()
 
 
-def contexts(group_of: Callable[[Operator], Any], keep: Keep) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+def contexts(new_decision: Callable[[], Decision]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Return the contexts of forward and of recomputation, as ``context_fn`` of :func:`torch.utils.checkpoint.checkpoint`.
 
     Args:
-        group_of: operator -> the group to count it in; ``None`` if its result is never kept.
-        keep: whether to keep a result.
+        new_decision: returns the decisions for one pass, forward or recomputation.
     """
     kept: dict[Any, Any] = {}
-    return _Keeping(group_of, keep, kept), _Using(group_of, kept)
+    return _Keeping(new_decision, kept), _Using(new_decision, kept)

@@ -8,8 +8,11 @@
 * ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
   public ``to_local`` takes twice the host time.
 * ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
-* ``torch.distributed.tensor.experimental._attention``: ring attention.
-* ``torch.ops.aten._scaled_dot_product_*``: operators that recomputation recognises.
+* ``torch._C._distributed_c10d._resolve_process_group``: operators take the names of process groups.
+* ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
+  kernels by their logsumexp, which ``scaled_dot_product_attention`` does not return.
+* ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, ``torch._higher_order_ops`` and
+  ``torch.ops._c10d_functional``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
 * ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
@@ -24,10 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch._functorch.config
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import flex_attention, inductor_compiled_code
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
@@ -40,17 +46,41 @@ if TYPE_CHECKING:
 else:
     PipelineStage = object  # importing torch.distributed.pipelining takes 2 s, and only pipelines need it
 
-ATTENTION_OPERATORS: Final = (
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+_ATEN = torch.ops.aten
+MATMULS: Final = frozenset(
+    operator.default
+    for operator in (
+        _ATEN.mm,
+        _ATEN.addmm,
+        _ATEN.bmm,
+        _ATEN.baddbmm,
+        _ATEN._scaled_mm,
+        _ATEN._scaled_mm_v2,
+        _ATEN._grouped_mm,
+        _ATEN._scaled_grouped_mm,
+        _ATEN._scaled_grouped_mm_v2,
+    )
 )
-"""The fused attention kernels behind ``scaled_dot_product_attention``."""
-REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
-"""The reduce-scatter of tensor parallelism."""
+"""Matrix multiplications in all precisions, and those of experts."""
+SAVED_OPERATORS: Final = frozenset(
+    (
+        _ATEN._scaled_dot_product_efficient_attention.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+        _ATEN._scaled_dot_product_cudnn_attention.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        flex_attention,
+        inductor_compiled_code,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.all_to_all_single.default,
+        _ATEN.topk.default,
+    )
+)
+"""Operators whose results selective recomputation saves in every model: attention (FlexAttention called outside compiled
+blocks is a compiled region), the collectives of tensor and expert parallelism, and the choice of experts, which must not
+change."""
 _ALL_GATHER: Final = torch.ops._c10d_functional.all_gather_into_tensor.default
 _ALL_REDUCE: Final = torch.ops._c10d_functional.all_reduce.default
+_REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
 _WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -119,7 +149,7 @@ def all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
 
 def reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
     """Return this rank's shard, in dimension 0, of the sum of the ranks' ``addend``, contiguous. Has no gradient."""
-    return _waited(REDUCE_SCATTER, addend, "sum", ranks, group)
+    return _waited(_REDUCE_SCATTER, addend, "sum", ranks, group)
 
 
 def all_reduce(addend: Tensor, group: str) -> Tensor:
@@ -167,21 +197,91 @@ def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
     enable_symm_mem_for_group(group.group_name)
 
 
-def ring_attention(rotate_method: str) -> ParallelStyle:
-    """Enable torch's ring attention, and return the style of a module that calls ``scaled_dot_product_attention``.
+class AttentionKernel:
+    """A fused attention kernel, forward and backward, for ``[batch, heads, seq, head_dim]`` tensors.
 
-    Args:
-        rotate_method: ``"allgather"`` or ``"alltoall"``; applies to the whole process.
+    Of CUDA's kernels only the operators' shapes are checked without a GPU. Those of the memory-efficient kernel pad the
+    logsumexp to a multiple of 32 queries, and those of cuDNN give it another dimension.
     """
-    from torch.distributed.tensor.experimental._attention import (
-        _ContextParallel,
-        _enable_context_parallel_dispatcher,
-        set_rotate_method,
-    )
 
-    set_rotate_method(rotate_method)
-    _enable_context_parallel_dispatcher()
-    return _ContextParallel(seq_dim=2, attention_type=_ContextParallel.AttentionType.SDPA)
+    def __init__(self, name: str) -> None:
+        aten = torch.ops.aten
+        self.name = name
+        """As in the operator's name."""
+        self._forward = getattr(aten, f"_scaled_dot_product_{name}").default
+        self._backward = getattr(aten, f"_scaled_dot_product_{name}_backward").default
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the result and its logsumexp, fp32, ``[batch, heads, seq]``."""
+        k, v = self._keys(q, k), self._keys(q, v)
+        needed = (None, True) if self.name in (_EFFICIENT, _CUDNN) else ()  # no bias; compute the logsumexp
+        out, logsumexp, *_ = self._forward(q, k, v, *needed, 0.0, causal, scale=scale)
+        return out, logsumexp.view(*logsumexp.shape[:2], -1)[:, :, : q.shape[2]]
+
+    def backward(
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of ``q``, ``k`` and ``v``. ``logsumexp`` must be contiguous."""
+        keys, values = self._keys(q, k), self._keys(q, v)
+        lengths = (None, None, q.shape[2], k.shape[2])
+        # The state of the dropout, which these kernels do not read without dropout.
+        state = [q.new_empty((), dtype=torch.int64) for _ in range(2)]
+        if self.name == _CPU:
+            rest: tuple[Any, ...] = (out, logsumexp, 0.0, causal)
+        elif self.name == _FLASH:
+            state = [q.new_empty(size, dtype=torch.uint64) for size in ((2,), ())]
+            rest = (out, logsumexp, *lengths, 0.0, causal, *state)
+        elif self.name == _CUDNN:
+            rest = (out, logsumexp.unsqueeze(-1), *state, None, *lengths, 0.0, causal)
+        else:
+            padded = F.pad(logsumexp, (0, -q.shape[2] % 32), value=float("inf"))
+            rest = (None, out, padded, *state, 0.0, [True, True, True, False], causal)
+        of_q, of_k, of_v, *_ = self._backward(gradient, q, keys, values, *rest, scale=scale)
+        return of_q, _sum_groups(of_k, k), _sum_groups(of_v, v)
+
+    def _keys(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return ``k`` with a head for each head of ``q`` if the kernel has no grouped heads."""
+        return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if self.name == _EFFICIENT else k
+
+
+def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:
+    """Sum a gradient over the heads of each group of ``like``, if it has one for each head."""
+    if gradient.shape[1] == like.shape[1]:
+        return gradient
+    return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+
+
+_CPU, _FLASH, _EFFICIENT, _CUDNN = "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"
+
+
+def attention_kernel(q: Tensor, k: Tensor) -> AttentionKernel:
+    """Return the kernel that ``scaled_dot_product_attention`` would choose for causal attention of ``q`` to ``k``, or, where
+    torch cannot choose (fake tensors), flash attention for half precision."""
+    if q.device.type == "cpu":
+        return AttentionKernel(_CPU)
+    choice = torch._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=q.shape[1] != k.shape[1])
+    half = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256
+    return AttentionKernel(_BACKENDS.get(SDPBackend(choice), _FLASH if half else _EFFICIENT))
+
+
+_BACKENDS = {
+    SDPBackend.FLASH_ATTENTION: _FLASH,
+    SDPBackend.EFFICIENT_ATTENTION: _EFFICIENT,
+    SDPBackend.CUDNN_ATTENTION: _CUDNN,
+}
+
+
+def process_group(name: str) -> dist.ProcessGroup:
+    """Return the process group called ``name``."""
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def set_activation_memory_budget(share: float) -> None:

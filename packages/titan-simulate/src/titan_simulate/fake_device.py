@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from titan_core.api.simulation import COMPOSED
 from titan_simulate.host_waits import HostWaits
 from titan_simulate.torch_private import (
     NUMBERS,
@@ -70,6 +71,8 @@ class FakeDevice(TorchDispatchMode):
             return self._real(operator, args, keywords)
         if any(isinstance(tensor, FakeTensor) and tensor.fake_mode is not self.fake for tensor in tensors):
             return operator(*args, **keywords)
+        if operator in COMPOSED:
+            return self._composed(COMPOSED[operator], args, keywords)
         if operator in NUMBERS:
             return self._number(args[0])
         self._check_copy(operator, args, keywords, tensors)
@@ -87,6 +90,14 @@ class FakeDevice(TorchDispatchMode):
                 self._pinned[tensor.untyped_storage()] = True
         self._seen(operator, args, keywords, result)
         return result
+
+    def _composed(self, compute: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
+        """Run an operator that is made of others, and observe those."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return compute(*args, **keywords)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _is_fake(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:
         device = keywords.get("device")

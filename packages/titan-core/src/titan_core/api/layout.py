@@ -75,8 +75,8 @@ class ModelLayout:
     position independently. A parallelism that shards sequences replaces mixers of the kinds that it knows, and refuses
     others."""
     masks_documents: bool = False
-    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them to each mixer as
-    its last argument, so that no position depends on another document."""
+    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them unchanged to
+    each mixer as its last argument, so that no position depends on another document."""
 
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.batch.Extra`) that ``forward`` takes as keyword arguments."""

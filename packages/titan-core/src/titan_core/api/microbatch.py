@@ -7,11 +7,16 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
+from titan_core.api.document_mask import document_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass
@@ -54,12 +59,21 @@ class Microbatch:
     )
     """Cached token words of random modules, by first column and number of columns."""
 
+    document_mask: Tensor | BlockMask | None = field(init=False, repr=False, compare=False, default=None)
+    """The mask that all causal attention within documents uses (:mod:`titan_core.api.document_mask`); ``None`` before
+    :meth:`make_document_mask`. A compiled block takes it as an input."""
+
     def __post_init__(self) -> None:
         digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
         value = int.from_bytes(digest[:8], "little", signed=True)
         # Filled on the device: a copy from the host would synchronise.
         key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
         object.__setattr__(self, "key", key)
+
+    def make_document_mask(self) -> None:
+        """Make :attr:`document_mask`, once, if the batch has documents."""
+        if self.batch.documents is not None and self.document_mask is None:
+            object.__setattr__(self, "document_mask", document_mask(self.batch.documents, self.batch.columns))
 
 
 # Not a context variable: autograd runs the backward pass of a CUDA device in its own thread, which would not see it.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from titan_core.api.batch import Batch
 from titan_core.api.layout import ModelLayout
+from titan_core.api.layout_rules import CAUSAL_ATTENTION
 from titan_core.api.microbatch import Microbatch, microbatch_scope
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
@@ -91,6 +92,8 @@ class ModelPart:
         Args:
             microbatch: its batch must already be :meth:`transformed`.
         """
+        if self.layout.masks_documents and any(mixer.kind == CAUSAL_ATTENTION for mixer in self.layout.mixers.values()):
+            microbatch.make_document_mask()
         self.batch = microbatch.batch
         try:
             with microbatch_scope(microbatch):

@@ -6,9 +6,9 @@ weights, because simulated tensors have no values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from titan_core.api.job import Job
@@ -22,6 +22,10 @@ class Simulation(Protocol):
         """Return a context of the rank's world. Tensors on its device have no values."""
         ...
 
+
+COMPOSED: dict[Any, Callable[..., Any]] = {}
+"""Custom operator (``torch.library.custom_op``) -> its implementation, made of other operators. A simulation runs it, so
+that what it allocates and communicates counts; of other custom operators it only determines the shapes of the results."""
 
 _current: Simulation | None = None
 

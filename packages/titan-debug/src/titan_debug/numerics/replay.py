@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -22,6 +21,7 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
 from titan_core.api.vocabulary import Vocabulary
+from titan_debug.torch_private import uncompiled
 
 OutputCallback = Callable[[str, nn.Module, list[Tensor]], None]
 """Receives a module's fully qualified name, the module, and this rank's floating-point tensors of its output."""
@@ -29,7 +29,7 @@ OutputCallback = Callable[[str, nn.Module, list[Tensor]], None]
 
 def replay(update: PendingUpdate, parts: Sequence[ModelPart], on_output: OutputCallback) -> Tensor:
     """Repeat the forward pass of ``update``'s step on this rank's ``parts``, with the weights before the update and without
-    the compiler. The run is not affected.
+    compiled modules. The run is not affected.
 
     Args:
         on_output: called after each module's forward pass, so inner modules come first. With pipelining or gradient
@@ -39,8 +39,9 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], on_output: OutputC
         This rank's share of the loss, summed over targets.
     """
     with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         for part in parts:
+            # Functions that modules call stay compiled: FlexAttention would otherwise materialise all scores.
+            stack.enter_context(uncompiled(part.module.modules()))
             head = part.layout.head[-1] if part.loss_in_head else ""
             if head:  # this module returns the loss, so the objective observes its logits, chunk by chunk
                 module = part.module.get_submodule(head)

@@ -1,0 +1,124 @@
+"""Attention's CUDA code on fake tensors: context parallelism, document masks, and what recomputation keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from harness.fake_cuda import FakeCuda
+from harness.quick import rows
+from titan_parallel.torch_private import AttentionKernel, attention_kernel
+
+if TYPE_CHECKING:
+    from titan_simulate.result import Simulation
+
+TINY: dict[str, object] = {
+    "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
+    "training.seq_len": 512,
+    "training.local_batch_size": 1,
+    "training.global_batch_size": 2,
+    "lr_scheduler.warmup_steps": 1,
+    "training.mixed_precision_param": "bfloat16",
+}
+LAYERS = 2
+TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
+METHOD = "parallelism.context_parallel_rotate_method"
+DOCUMENTS = {"data.document_mask": "true"}
+AC = "activation_checkpoint.mode"
+
+
+def collectives(found: Simulation) -> dict[tuple[str, str], int]:
+    """Return how often each collective of context parallelism runs in a layer, by (operator, phase)."""
+    return {
+        (one.operator.removeprefix("c10d::"), one.phase): one.count // LAYERS
+        for one in found.steps[-1].collectives
+        if one.group == "mesh_cp" and "wrap_tensor" not in one.operator
+    }
+
+
+RING = {
+    f"{method}, {mode}, CP {size}": (method, mode, size)
+    for method in ("allgather", "alltoall")
+    for mode in ("none", "selective", "full")
+    for size in (2, 4, 8)
+}
+
+
+@pytest.mark.parametrize("case", rows(RING, ("allgather, selective, CP 4", "alltoall, full, CP 2")))
+def test_the_ring_communicates_once_forward_and_once_backward(fake_cuda: FakeCuda, case: str) -> None:
+    method, mode, size = RING[case]
+    found = fake_cuda.train("tiny", {**TINY, CP: size, METHOD: method, AC: mode}, 2 * size, rank=1)
+    again = mode == "full"  # other modes keep the result of the forward pass
+    if method == "allgather":
+        expected = {
+            ("_allgather_base_", "forward"): 1,
+            ("_allgather_base_", "backward"): 1 + again,
+            ("_reduce_scatter_base_", "backward"): 1,
+        }
+    else:
+        expected = {
+            ("alltoall_base_", "forward"): size - 1,
+            ("alltoall_base_", "backward"): (1 + again) * (size - 1) + size,
+        }
+    assert collectives(found) == expected
+
+
+PACKED = {
+    "one device": (1, {}),
+    "selective": (1, {AC: "selective"}),
+    "CP 2, full": (2, {CP: 2, AC: "full"}),
+    "CP 4, selective": (4, {CP: 4, AC: "selective"}),
+    "TP 2 x CP 2, selective": (4, {TP: 2, CP: 2, AC: "selective"}),
+}
+
+
+@pytest.mark.parametrize("case", rows(PACKED, ("selective", "TP 2 x CP 2, selective")))
+def test_documents_need_no_dense_mask(fake_cuda: FakeCuda, case: str) -> None:
+    ranks, overrides = PACKED[case]
+    found = fake_cuda.train("tiny", {**TINY, **DOCUMENTS, **overrides}, ranks, rank=ranks - 1)
+    shapes = {one.shape for step in found.steps for phase in step.phases for one in phase.peak.allocations}
+    attended = {one.operator for phase in found.steps[-1].phases for one in phase.peak.allocations}
+    assert any("flex_attention" in operator for operator in attended)
+    queries = 512 // int(str(overrides.get(CP, 1)))
+    assert not [shape for shape in shapes if shape[-2:] in ((queries, 512), (512, queries))]
+
+
+def kernel_faults(name: str, dtype: torch.dtype) -> list[str]:
+    """Return which results of a kernel have unexpected shapes or types."""
+    kernel = AttentionKernel(name)
+    q, k = (torch.empty(2, heads, 40, 64, device="cuda", dtype=dtype) for heads in (4, 2))
+    out, logsumexp = kernel.forward(q, k, k, True, 0.125)
+    found = {"out": (out, q), "q": (None, q), "k": (None, k), "v": (None, k)}
+    gradients = kernel.backward(out, q, k, k, out, logsumexp.contiguous(), True, 0.125)
+    found.update({part: (gradient, found[part][1]) for part, gradient in zip("qkv", gradients, strict=True)})
+    faults = [
+        part
+        for part, (result, like) in found.items()
+        if (result.shape, result.dtype) != (like.shape, like.dtype)  # type: ignore[union-attr]
+    ]
+    expected = (torch.Size((2, 4, 40)), torch.float32)
+    return faults if (logsumexp.shape, logsumexp.dtype) == expected else [*faults, "logsumexp"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("flash_attention", torch.bfloat16),
+        ("cudnn_attention", torch.bfloat16),
+        ("efficient_attention", torch.float32),
+    ],
+)
+def test_kernels_return_what_the_ring_merges(fake_cuda: FakeCuda, name: str, dtype: torch.dtype) -> None:
+    assert fake_cuda.run(kernel_faults, name, dtype) == []
+
+
+def chosen(dtype: torch.dtype) -> str:
+    q = torch.empty(1, 2, 16, 64, device="cuda", dtype=dtype)
+    return attention_kernel(q, q).name
+
+
+def test_half_precision_uses_flash_attention(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(chosen, torch.bfloat16) == "flash_attention"
+    assert fake_cuda.run(chosen, torch.float32) == "efficient_attention"
