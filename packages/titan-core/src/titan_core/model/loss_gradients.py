@@ -1,0 +1,131 @@
+"""Gradients that are computed in the forward pass, along with a loss that is a sum over chunks of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from titan_core.api.microbatch import Microbatch
+
+
+@dataclass(eq=False)
+class Gradients:
+    """A loss, and its gradients multiplied by ``scale``."""
+
+    loss: Tensor
+    scale: Tensor
+    of: dict[str, list[Tensor | None]]
+    """Gradients of the ``"hidden"`` states and of the ``"parameters"``, until the backward pass takes them. ``None`` for a
+    tensor that the loss does not depend on."""
+
+
+def gradients_of(
+    loss_of_chunk: Callable[[Tensor, Microbatch], Tensor],
+    calls: Sequence[tuple[Tensor, Microbatch]],
+    parameters: Sequence[Tensor],
+    divisor: float,
+) -> Gradients | None:
+    """Return the sum of the losses of ``calls``, with its gradients.
+
+    Args:
+        loss_of_chunk: returns the loss of a chunk of hidden states, ``[batch, positions, dim]``.
+        parameters: leaves of the autograd graph that the loss may depend on.
+        divisor: the caller will divide the loss by it. Gradients are scaled before they are rounded to their dtype, and
+            auxiliary losses within the chunk add gradients that are not to be scaled.
+
+    Returns:
+        ``None`` if the loss depends on other tensors that need gradients.
+    """
+    losses: list[Tensor] = []
+    hidden_gradients: list[Tensor | None] = []
+    sums: list[Tensor | None] = [None] * len(parameters)
+    for hidden, microbatch in calls:
+        leaf = hidden.detach().requires_grad_()
+        inputs = [leaf, *parameters]
+        loss = loss_of_chunk(leaf, microbatch)
+        if not losses and not _depends_only_on(loss, inputs):
+            return None
+        scale = torch.ones_like(loss.detach()) / divisor  # computed as the backward pass of the division does
+        found: Sequence[Tensor | None] = [None] * len(inputs)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+        losses.append(loss.detach())
+        hidden_gradients.append(found[0])
+        for index, gradient in enumerate(found[1:]):
+            if gradient is not None:
+                total = sums[index]
+                # The first is copied: autograd may return one tensor for several inputs, or a view.
+                sums[index] = (
+                    gradient.clone(memory_format=torch.contiguous_format) if total is None else total.add_(gradient)
+                )
+    of = {"hidden": [_joined(hidden_gradients)], "parameters": sums}
+    return Gradients(torch.stack(losses).sum(), scale, of)
+
+
+def attach_gradients(gradients: Gradients, hidden: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Return the loss, whose backward pass gives ``hidden`` and ``parameters`` their gradients.
+
+    They are two nodes of the graph: schedules that compute the gradients of inputs and of weights separately run each once.
+    """
+    loss: Tensor = _Attached.apply(gradients.loss, gradients, "hidden", hidden)
+    if parameters:
+        loss = loss + _Attached.apply(torch.zeros_like(gradients.loss), gradients, "parameters", *parameters)
+    return loss
+
+
+class _Attached(torch.autograd.Function):
+    """Returns ``value``; in backward, hands over the named gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Gradients, name: str, *inputs: Tensor) -> Tensor:
+        ctx.gradients, ctx.name = gradients, name
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: Gradients = ctx.gradients
+        found = gradients.of.pop(ctx.name, None)  # not kept, so that the engine need not copy them
+        if found is None:
+            raise RuntimeError("the gradients of the loss are not kept for a second backward pass")
+        factor = outer[0] / gradients.scale  # exactly 1 unless the caller divides by something else
+        for gradient in found:
+            if gradient is not None:
+                _local(gradient).mul_(factor)
+        return None, None, None, *found
+
+
+def _depends_only_on(loss: Tensor, allowed: Sequence[Tensor]) -> bool:
+    """Return whether all leaves of the graph of ``loss`` are ``allowed``."""
+    names = {id(tensor) for tensor in allowed}
+    seen: set[Any] = {None}
+    stack: list[Any] = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in names:
+                return False
+            stack += [following for following, _ in node.next_functions]
+    return True
+
+
+def _joined(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the gradients of successive positions, ``[batch, positions, dim]``, as one."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    if not found:
+        return None
+    whole = torch.cat([_local(gradient) for gradient in found], dim=1)
+    first = found[0]
+    if isinstance(first, DTensor):  # positions are not sharded
+        return DTensor.from_local(whole, first.device_mesh, first.placements, run_check=False)
+    return whole
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
