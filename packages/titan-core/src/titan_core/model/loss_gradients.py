@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,30 +42,62 @@ def gradients_of(
     Returns:
         ``None`` if the loss depends on other tensors that need gradients.
     """
+    sums = [_Sum(parameter) for parameter in parameters]
     losses: list[Tensor] = []
     hidden_gradients: list[Tensor | None] = []
-    sums: list[Tensor | None] = [None] * len(parameters)
-    for hidden, microbatch in calls:
-        leaf = hidden.detach().requires_grad_()
-        inputs = [leaf, *parameters]
-        loss = loss_of_chunk(leaf, microbatch)
-        if not losses and not _depends_only_on(loss, inputs):
-            return None
-        scale = torch.ones_like(loss.detach()) / divisor  # computed as the backward pass of the division does
-        found: Sequence[Tensor | None] = [None] * len(inputs)
-        if loss.requires_grad:
-            found = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
-        losses.append(loss.detach())
-        hidden_gradients.append(found[0])
-        for index, gradient in enumerate(found[1:]):
-            if gradient is not None:
-                total = sums[index]
-                # The first is copied: autograd may return one tensor for several inputs, or a view.
-                sums[index] = (
-                    gradient.clone(memory_format=torch.contiguous_format) if total is None else total.add_(gradient)
-                )
-    of = {"hidden": [_joined(hidden_gradients)], "parameters": sums}
+    with _own_dtype(parameters):
+        for hidden, microbatch in calls:
+            leaf = hidden.detach().requires_grad_()
+            loss = loss_of_chunk(leaf, microbatch)
+            if not losses and not _depends_only_on(loss, [leaf, *parameters]):
+                return None
+            scale = torch.ones_like(loss.detach()) / divisor  # computed as the backward pass of the division does
+            losses.append(loss.detach())
+            hidden_gradients.append(_add_gradients(loss, scale, leaf, sums))
+    of = {"hidden": [_joined(hidden_gradients)], "parameters": [total.value for total in sums]}
     return Gradients(torch.stack(losses).sum(), scale, of)
+
+
+def _add_gradients(loss: Tensor, scale: Tensor, hidden: Tensor, sums: Sequence[_Sum]) -> Tensor | None:
+    """Add the gradients of a chunk to ``sums``, and return that of its hidden states. Keeps no gradient after that."""
+    if not loss.requires_grad:
+        return None
+    inputs = [hidden, *(total.parameter for total in sums)]
+    found, *others = torch.autograd.grad(loss, inputs, scale, allow_unused=True)
+    for total, gradient in zip(sums, others, strict=True):
+        if gradient is not None:
+            total.add(gradient)
+    return found
+
+
+class _Sum:
+    """The sum of a parameter's gradients, in the dtype in which the parameter accumulates them: fp32 if FSDP reduces them in
+    fp32 (torch >= 2.15), else the parameter's."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self.value: Tensor | None = None
+        self._dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+
+    def add(self, gradient: Tensor) -> None:
+        if self.value is None:  # a copy: autograd may return one tensor for several inputs, or a view
+            dtype = self._dtype or gradient.dtype
+            self.value = gradient.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        else:
+            self.value.add_(gradient)
+
+
+@contextmanager
+def _own_dtype(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Make autograd return gradients in the dtype in which they are computed, without a copy in another."""
+    before = [(parameter, parameter.grad_dtype) for parameter in parameters if hasattr(parameter, "grad_dtype")]
+    for parameter, _ in before:
+        parameter.grad_dtype = None
+    try:
+        yield
+    finally:
+        for parameter, dtype in before:
+            parameter.grad_dtype = dtype
 
 
 def attach_gradients(gradients: Gradients, hidden: Tensor, parameters: Sequence[Tensor]) -> Tensor:
