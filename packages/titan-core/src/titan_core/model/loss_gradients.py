@@ -90,13 +90,14 @@ class _Sum:
 @contextmanager
 def _own_dtype(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Make autograd return gradients in the dtype in which they are computed, without a copy in another."""
-    before = [(parameter, parameter.grad_dtype) for parameter in parameters if hasattr(parameter, "grad_dtype")]
-    for parameter, _ in before:
+    dtypes = [(parameter, getattr(parameter, "grad_dtype", None)) for parameter in parameters]
+    changed = [(parameter, dtype) for parameter, dtype in dtypes if dtype not in (None, parameter.dtype)]
+    for parameter, _ in changed:
         parameter.grad_dtype = None
     try:
         yield
     finally:
-        for parameter, dtype in before:
+        for parameter, dtype in changed:
             parameter.grad_dtype = dtype
 
 
