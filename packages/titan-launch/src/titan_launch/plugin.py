@@ -6,6 +6,7 @@ from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
+from titan_core.api.tools.phases import StatusDisplay
 
 api = (1, 0)
 
@@ -16,7 +17,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="rendezvous",
             summary="whether this machine can reach --rdzv-endpoint",
-            run=Ref("titan_launch.health:check"),
+            check=Ref("titan_launch.health:check"),
         ),
     ]
 
@@ -29,5 +30,16 @@ def titan_launchers() -> list[Launcher]:
             summary="processes on this machine, alone or as part of a multi-machine job",
             arguments=Ref("titan_launch.options:arguments"),
             run=Ref("titan_launch.options:run"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_status_displays() -> list[StatusDisplay]:
+    return [
+        StatusDisplay(
+            name="terminal",
+            summary="the last line of a terminal; elsewhere, a line for each phase that lasts",
+            show=Ref("titan_launch.status_line:StatusLine"),
         ),
     ]
