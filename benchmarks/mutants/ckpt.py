@@ -15,12 +15,15 @@ DCP = "tests/ckpt/test_dcp.py"
 LIES = f"{DCP}::test_contradictions_are_refused"
 
 MUTANTS = (
-    Mutant("async-copies-torn", "ckpt/saving.py", "            self._copied.wait()\n", "            pass\n", (SAVING,)),
-    Mutant("async-copies-not-awaited", "ckpt/saving.py", "            self._copied.set()\n", "            pass\n", (SAVING,),
+    Mutant("async-copies-torn", "ckpt/staging.py", "        self._requested.wait()\n", "        pass\n", (SAVING,)),
+    Mutant("async-copies-not-awaited", "ckpt/staging.py", "            self._requested.set()\n", "            pass\n", (SAVING,),
            equivalent="training hangs, and no test waits for that"),
-    Mutant("copied-before-the-copy", "ckpt/saving.py", "        self._copied.clear()\n", "        self._copied.set()\n", (SAVING,)),
     Mutant("live-tensors-written", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "        copy = local\n", (SAVING,)),
     Mutant("staging-not-copied", "ckpt/staging.py", "        copy.copy_(local, non_blocking=self._pinned)\n", "", (SAVING,)),
+    Mutant("update-before-the-copies", "ckpt/staging.py", "            self._staging.make_stream_wait(self._copied)\n", "            pass\n", ("tests/ckpt/test_staging.py",)),
+    Mutant("copies-before-the-values", "ckpt/staging.py", "        self._stream.wait_event(after)\n", "", ("tests/ckpt/test_staging.py",)),
+    Mutant("copies-written-before-they-are-complete", "ckpt/staging.py", "            self._copied.synchronize()\n", "            pass\n", ("tests/ckpt/test_staging.py",)),
+    Mutant("failed-copy-blocks-training", "ckpt/staging.py", "        finally:\n            self._requested.set()\n", "        finally:\n            pass\n        self._requested.set()\n", ("tests/ckpt/test_staging.py",)),
     Mutant("staging-of-another-dtype", "ckpt/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
     Mutant("python-generator-not-restored", "ckpt/rng.py", "    random.setstate((version, tuple(words), gauss))\n", "", (PARTS,)),
     Mutant("torch-generator-not-restored", "ckpt/rng.py", 'torch.set_rng_state(_tensor(states["cpu"]))', "pass", (PARTS,)),

@@ -91,11 +91,11 @@ def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
 def test_staged_copies_do_not_change_with_the_originals() -> None:
     tensors = {"a": torch.ones(5), "b": torch.ones(2, 2).t()}
     staging = Staging(CPU, pinned=False)
-    copies = staging.copy(tensors)
+    copies = staging.snapshot(tensors).copy()
     for tensor in tensors.values():
         tensor.fill_(7)
     assert all(torch.equal(copy, torch.ones_like(copy)) for copy in copies.values())
-    again = staging.copy(tensors)
+    again = staging.snapshot(tensors).copy()
     assert {name: copy.data_ptr() for name, copy in again.items()} == {
         name: copy.data_ptr() for name, copy in copies.items()
     }
@@ -163,11 +163,11 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
     def wait_for_copy(self: Saving) -> None:
         if self._pending is not None and not waited:
             assert copying.reached.wait(60)
-            assert not self._copied.is_set()
+            assert not self._pending[1]._requested.is_set()
             waited.append(self._pending[0])
             copying.open.set()  # only now, so that training without the wait would have continued
             original(self)
-            assert self._copied.is_set()
+            assert self._pending[1]._requested.is_set()
             return
         original(self)
 

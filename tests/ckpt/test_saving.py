@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY
-from titan_ckpt import saving
+from titan_ckpt import saving, staging
 from titan_ckpt.staging import Staging
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
@@ -84,28 +84,28 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
                 watch.ended.set()
             return super().wait(timeout)
 
-    def late(self: Staging, tensors: Any) -> Any:
+    def late(self: Staging, *arguments: Any) -> Any:
         assert watch.ended.wait(60)
-        return copy(self, tensors)
+        return copy(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "threading", SimpleNamespace(Event=Waited))
+        patch.setattr(staging, "threading", SimpleNamespace(Event=Waited))
         patch.setattr(Staging, "copy", late)
         record = train({"checkpoint.async_mode": "async", "training.steps": 4}, watch)
     require_saved(2, watch, record)
 
 
 def test_staging_copies_to_memory_that_it_reuses() -> None:
-    staging, tensor = Staging(torch.device("cpu"), pinned=False), torch.arange(4.0)
-    first = staging.copy({"a": tensor, "count": torch.tensor(3)})
+    host, tensor = Staging(torch.device("cpu"), pinned=False), torch.arange(4.0)
+    first = host.snapshot({"a": tensor, "count": torch.tensor(3)}).copy()
     tensor += 1
     assert first["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert first["count"].dtype == torch.int64
-    second = staging.copy({"a": tensor})
+    second = host.snapshot({"a": tensor}).copy()
     assert second["a"].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert second["a"].data_ptr() == first["a"].data_ptr()
-    assert staging.copy({"a": tensor.double()})["a"].dtype == torch.float64
-    assert staging.copy({"a": torch.zeros(2)})["a"].shape == (2,)
+    assert host.snapshot({"a": tensor.double()}).copy()["a"].dtype == torch.float64
+    assert host.snapshot({"a": torch.zeros(2)}).copy()["a"].shape == (2,)
 
 
 def test_a_run_that_stops_early_saves_its_last_step(in_tmp: Path) -> None:

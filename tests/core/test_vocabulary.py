@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.gloo_pool import GlooPool
+from titan_core.api import vocabulary
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.next_token import NextToken
@@ -34,17 +35,17 @@ def batch_of(vocab_size: int) -> tuple[Tensor, Batch]:
     return logits, Batch(targets, targets, weights=1.0 + ids.view(SEQUENCES) % 3)
 
 
-def next_token(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-    return NextToken()(logits, batch, vocabulary)
+def next_token(logits: Tensor, batch: Batch, columns: Vocabulary) -> Tensor:
+    return NextToken()(logits, batch, columns)
 
 
-def with_normaliser(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-    likelihood, normaliser = vocabulary.log_likelihood(logits, batch.tokens)
+def with_normaliser(logits: Tensor, batch: Batch, columns: Vocabulary) -> Tensor:
+    likelihood, normaliser = columns.log_likelihood(logits, batch.tokens)
     return (2.0 * normaliser.square() - likelihood)[batch.targets != IGNORE].sum()
 
 
-def squares(logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-    return vocabulary.sum(logits.float().square()).sqrt().sum()
+def squares(logits: Tensor, batch: Batch, columns: Vocabulary) -> Tensor:
+    return columns.sum(logits.float().square()).sqrt().sum()
 
 
 Formula = Callable[[Tensor, Batch, Vocabulary], Tensor]
@@ -106,14 +107,35 @@ def test_sharded_results_equal_unsharded_ones(gloo: GlooPool, ranks: int, dtype:
             assert sum(result[number, size][1].shape[-1] for result in results) == size
 
 
-def test_at_most_one_fp32_tensor_of_the_logits_size_exists_at_a_time() -> None:
-    """In forward and in backward, in addition to bf16 logits and their gradient."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_tensor_of_logits_is_computed_in_pieces(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    logits, batch = batch_of(287)
+    exact = logits.to(dtype).requires_grad_()
+    with_normaliser(exact, batch, Vocabulary()).backward()
+    monkeypatch.setattr(vocabulary, "LARGEST_PIECE", 4 * 287 * 5)  # five of twelve positions
+    found = logits.to(dtype).requires_grad_()
+    with_normaliser(found, batch, Vocabulary()).backward()
+    torch.testing.assert_close(found.grad, exact.grad, rtol=0, atol=0)
+
+
+def test_beside_bf16_logits_and_their_gradient_there_is_one_piece_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forward and in backward."""
     from harness.storages import LargestLive
 
     logits = torch.randn(1, 64, 4096).bfloat16().requires_grad_()
     targets = torch.randint(0, 4096, (1, 64))
-    size = logits.numel() * 2
+    size, piece = logits.numel() * 2, 4 * 4096 * 8
+    monkeypatch.setattr(vocabulary, "LARGEST_PIECE", piece)
     with LargestLive() as live:
         NextToken()(logits, Batch(targets, targets), Vocabulary()).backward()
-    # fp32 scores are twice the bf16 logits, and their bf16 gradient is as large as the logits.
-    assert 2 * size <= live.largest < 3.2 * size
+    assert size + piece <= live.largest < 1.1 * (size + piece)
+
+
+def test_compiled_arithmetic_is_the_same() -> None:
+    logits, batch = batch_of(287)
+    exact, found = (logits.bfloat16().requires_grad_() for _ in range(2))
+    expected = with_normaliser(exact, batch, Vocabulary())
+    loss = torch.compile(with_normaliser, backend="aot_eager", fullgraph=True)(found, batch, Vocabulary())
+    (loss + expected).backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(found.grad, exact.grad)

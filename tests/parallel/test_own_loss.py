@@ -39,7 +39,16 @@ def train(folder: str, overrides: dict[str, object], function: str, phase: Phase
         {**TP, **CHUNKS},
         {**TP, "parallelism.disable_loss_parallel": "true", **CHUNKS},
         {"parallelism.pipeline_parallel_degree": 2, **CHUNKS},
+        {
+            "parallelism.pipeline_parallel_degree": 2,
+            "parallelism.pipeline_parallel_schedule": "InterleavedZeroBubble",
+            "parallelism.pipeline_parallel_layers_per_stage": 1,
+            "parallelism.pipeline_parallel_first_stage_less_layers": 0,
+            "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+            **CHUNKS,
+        },
         {"parallelism.context_parallel_degree": 2, **COMPILED_LOSS},
+        {"parallelism.fsdp_reshard_after_forward": "always", **COMPILED_LOSS, **CHUNKS},
     ],
     ids=str,
 )

@@ -29,8 +29,8 @@ class CheckpointSection(Section):
     enable_first_step_checkpoint: bool = False
     """Also save after the first step, to show early whether saving works."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
-    """Whether to write checkpoints in the background while training continues. Pinned memory makes the copy to the host
-    faster (CUDA only)."""
+    """Whether to write checkpoints in the background while training continues. With pinned memory, copies to the host are
+    faster and no update waits for them on the host (CUDA only)."""
     keep_latest_k: Count = Field(default=10, ge=0)
     """Number of checkpoints to keep; 0 keeps all. A checkpoint is removed only after a newer one is complete."""
     keep_every_n_steps: Steps = Field(default=0, ge=0)

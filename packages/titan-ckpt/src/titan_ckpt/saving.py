@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +22,7 @@ from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_n
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.replicas import MAKE_EQUAL, require_equal_on_ranks
 from titan_ckpt.retention import Retention, make_room
-from titan_ckpt.staging import Staging
+from titan_ckpt.staging import Snapshot, Staging
 from titan_ckpt.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
@@ -45,9 +44,8 @@ class Saving:
         self._group = self._world.new_background_group() if self._asynchronous else None
         self._staging = self._make_staging()
         self._retention = Retention(folder, self._section.keep_latest_k, self._section.keep_every_n_steps)
-        self._pending: tuple[int, Future[None]] | None = None
+        self._pending: tuple[int, Snapshot, Future[None]] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._copied = threading.Event()
         self.newest: int | None = None
         """Step of the newest complete checkpoint that this run has saved or resumed from."""
         self.inherited: dict[str, Any] = {}
@@ -101,9 +99,8 @@ class Saving:
                 self._committed(step)
             return
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
-        self._copied.clear()
-        named = with_replica_prefix(tensors, self._world)
-        self._pending = (step, self._thread.submit(self._save_in_background, named, writer))
+        snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
+        self._pending = (step, snapshot, self._thread.submit(self._save_in_background, snapshot, writer))
 
     def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
@@ -165,27 +162,26 @@ class Saving:
         self._world.raise_together(mistake)
         return found
 
-    def _save_in_background(self, tensors: dict[str, Tensor], writer: Writer) -> None:
+    def _save_in_background(self, snapshot: Snapshot, writer: Writer) -> None:
         """Copy the tensors, which the next update waits for, and write the copies. Runs in the background thread."""
         copies: dict[str, Tensor] = {}
         try:
-            copies = self._staging.copy(tensors)
+            copies = snapshot.copy()
         except (RuntimeError, MemoryError) as error:
             writer.give_up(error)  # the save is collective, and reports the error to the other ranks
-        finally:
-            self._copied.set()
         save(copies, storage_writer=writer, process_group=self._group)
 
     def wait_for_copy(self) -> None:
-        """Wait until the background save has copied its tensors to the host. The copy overlaps forward and backward."""
+        """Make the update that follows wait until the background save has copied its tensors to the host. The copy overlaps
+        forward and backward. On a GPU with pinned memory, the device waits and the host does not."""
         if self._pending is not None:
-            self._copied.wait()
+            self._pending[1].before_update()
 
     def report_finished(self) -> None:
         """Finish the background save if it is done on all ranks. All ranks finish it after the same step."""
         if self._pending is None:
             return
-        done = torch.tensor(int(self._pending[1].done()))
+        done = torch.tensor(int(self._pending[2].done()))
         if int(self._world.sum(done)) == self._world.size:
             self.finish_pending()
 
@@ -193,7 +189,7 @@ class Saving:
         """Wait for the background save, if one is running."""
         if self._pending is None:
             return
-        step, future = self._pending
+        step, _, future = self._pending
         self._pending = None
         try:
             future.result()
@@ -252,7 +248,7 @@ class Saving:
     def close(self) -> None:
         """Wait until this rank's background save ends, but for no other rank: after an error, others may not get here."""
         if self._pending is not None:
-            step, future = self._pending
+            step, _, future = self._pending
             self._pending = None
             error = future.exception()
             if error is not None:

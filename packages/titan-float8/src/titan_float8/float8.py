@@ -21,7 +21,7 @@ from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.scales_over_ranks import scale_over_ranks
-from titan_float8.slots import record_flops
+from titan_float8.slots import record_flops, round_as_eager
 from titan_float8.torch_private import all_gather_as_bytes, gains_from_float8
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
         scale_over_ranks(part, layers, tensor_parallel)
         if context.device.type != "cuda":
             all_gather_as_bytes()
+    if section.recipe_name != "tensorwise":
+        round_as_eager(part, layers)
     if not section.emulate:
         record_flops(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
     log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))

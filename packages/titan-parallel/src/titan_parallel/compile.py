@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
-from titan_core.api.model_part import ModelPart
+from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.torch_private import set_activation_memory_budget
+
+COMPILER_OPTIONS: Slot[Mapping[str, Any]] = Slot("titan_parallel.compiler_options")
+"""Module name -> options of inductor (:func:`torch.compile`) for the block that contains the module."""
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
@@ -22,11 +28,21 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
     set_activation_memory_budget(budget)
     if "model" in section.components:
-        for block in part.blocks().values():
-            block.compile(backend=section.backend, fullgraph=section.fullgraph)
+        for name, block in part.blocks().items():
+            options = _options(part, name) if section.backend == "inductor" else None
+            block.compile(backend=section.backend, fullgraph=section.fullgraph, options=options)
     if "loss" in section.components:
         part.wrap_objective(lambda objective: CompiledObjective(objective, section.backend))
     return part
+
+
+def _options(part: ModelPart, block: str) -> dict[str, Any] | None:
+    """Return the options for ``block``. Blocks with the same options share a compilation."""
+    options: dict[str, Any] = {}
+    for name, wanted in part.entries(COMPILER_OPTIONS).items():
+        if name == block or name.startswith(f"{block}."):
+            options.update(wanted)
+    return options or None
 
 
 class CompiledObjective(ObjectiveFunction):

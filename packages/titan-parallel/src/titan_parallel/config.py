@@ -104,3 +104,6 @@ class CompileSection(Section):
     """Backend of torch.compile. "eager" and "aot_eager" help to locate a fault in the compiler."""
     fullgraph: bool = True
     """Whether a graph break in a block is an error. Otherwise the code at the break runs eagerly."""
+    cache: bool = True
+    """Keep the compiler's results in the run's directory (compile_cache), so that a restarted run does not compile again.
+    Only for the backend "inductor"."""

@@ -97,5 +97,6 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.COMPILE,
             active=lambda context: context.section.enable,
             apply=Ref("titan_parallel.compile:apply"),
+            observe=Ref("titan_parallel.compile_cache:observe"),
         ),
     ]

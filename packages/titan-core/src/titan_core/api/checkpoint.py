@@ -157,7 +157,7 @@ class CheckpointStore(Protocol):
         ...
 
     def before_update(self) -> None:
-        """Finish pending copies of parameters and optimizer state: the optimizer is about to change them."""
+        """Make the update that follows wait for pending copies of parameters and optimizer state, which it changes."""
         ...
 
     def close(self) -> None:

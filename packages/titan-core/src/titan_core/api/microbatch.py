@@ -50,6 +50,8 @@ class Microbatch:
     """``training.seed``."""
     auxiliary: AuxiliaryLosses | None = None
     """Collects the auxiliary losses of the step; ``None`` outside training."""
+    target_weight: float = 1.0
+    """:attr:`~titan_core.api.step.StepInput.target_weight`: what the step divides this microbatch's loss by."""
     key: Tensor = field(init=False, repr=False)
     """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,
     and every step would recompile."""

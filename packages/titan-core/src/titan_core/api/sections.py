@@ -260,7 +260,8 @@ class ObjectiveSection(Section):
     """Objective to minimise: "next_token" (cross entropy) or a plugin's."""
     chunk_tokens: int = Field(default=0, ge=0, le=2**40)
     """Compute the loss for this many tokens of a microbatch at a time, so that the logits of all tokens never exist at once.
-    0 chooses as many as take 1 GiB of fp32 logits. With more than one chunk, the head's matmuls are computed twice."""
+    0 chooses as many as would take 1 GiB of fp32 logits on a rank. With more than one chunk, the forward pass also computes
+    the gradients of the head."""
 
 
 class LRSchedulerSection(Section):

@@ -51,7 +51,8 @@ class StepInput:
 
     def microbatches(self) -> list[Microbatch]:
         """Return the microbatches that a part of the model computes, in order."""
-        return [Microbatch(batch, self.step, self.seed, self.auxiliary) for batch in self.batches]
+        weight = self.target_weight
+        return [Microbatch(batch, self.step, self.seed, self.auxiliary, weight) for batch in self.batches]
 
 
 class StepRunner(Protocol):

@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+LARGEST_PIECE = 2**27
+"""Bytes of fp32 numbers that exist at a time while a tensor of logits is reduced, or its gradient computed."""
+
 
 class Vocabulary:
     """The columns of the logits that this rank holds.
@@ -28,7 +31,7 @@ class Vocabulary:
     def log_likelihood(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log probabilities of ``ids``, and the log of the normaliser, ``log(sum(exp(logits)))``.
 
-        Temporary memory: one fp32 tensor of the size of the logits, in forward and in backward. No such tensor is saved.
+        Temporary memory: :data:`LARGEST_PIECE` in forward and in backward, and none if compiled. Only the logits are saved.
 
         Args:
             logits: this rank's columns, ``[..., columns]``, in any floating-point type; computation is in fp32.
@@ -76,7 +79,7 @@ class _LogLikelihood(torch.autograd.Function):
             picked = maximum.new_zeros(ids.shape)
         if group is not None:
             dist.all_reduce(maximum, dist.ReduceOp.MAX, group=group)
-        total = (logits - maximum[..., None]).exp_().sum(-1)
+        total = _sum_of_exponentials(logits, maximum)
         if group is not None:
             sums = torch.stack((total, picked))
             dist.all_reduce(sums, group=group)
@@ -89,11 +92,44 @@ class _LogLikelihood(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         logits, mine, column, normaliser = ctx.saved_tensors
         likelihood_gradient, normaliser_gradient = gradients
-        gradient = (logits - normaliser[..., None]).exp_()
-        gradient.mul_((normaliser_gradient - likelihood_gradient)[..., None])
+        factor = normaliser_gradient - likelihood_gradient
+        picked = torch.where(mine, likelihood_gradient, 0.0)
+        return _gradient(logits, normaliser, factor, column, picked), None, None, None
+
+
+def _sum_of_exponentials(logits: Tensor, maximum: Tensor) -> Tensor:
+    """Return ``exp(logits - maximum)``, summed over columns; fp32, ``[...]``."""
+    if torch.compiler.is_compiling():  # one kernel, without temporary memory
+        return (logits - maximum[..., None]).exp().sum(-1)
+    rows = _rows_per_piece(logits)
+    pieces = zip(logits[None].flatten(0, -2).split(rows), maximum.flatten().split(rows), strict=True)
+    return torch.cat([(piece - largest[:, None]).exp_().sum(-1) for piece, largest in pieces]).view(maximum.shape)
+
+
+def _gradient(logits: Tensor, normaliser: Tensor, factor: Tensor, column: Tensor, picked: Tensor) -> Tensor:
+    """Return ``factor * exp(logits - normaliser)``, plus ``picked`` at ``column``; in the dtype of the logits."""
+    if torch.compiler.is_compiling():
+        columns = torch.arange(logits.shape[-1], device=logits.device)
+        scores = (logits - normaliser[..., None]).exp() * factor[..., None]
+        return (scores + torch.where(columns == column, picked[..., None], 0.0)).to(logits.dtype)
+    gradient = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    rows = _rows_per_piece(logits)
+    tensors = (logits, gradient, normaliser[..., None], factor[..., None], column, picked[..., None])
+    for piece, result, normal, scale, target, value in zip(
+        *(t[None].flatten(0, -2).split(rows) for t in tensors), strict=True
+    ):
+        scores = torch.sub(piece, normal, out=result) if result.dtype == torch.float32 else piece - normal
+        scores.exp_().mul_(scale)
         if logits.shape[-1]:
-            gradient.scatter_add_(-1, column, torch.where(mine, likelihood_gradient, 0.0)[..., None])
-        return gradient.to(logits.dtype), None, None, None
+            scores.scatter_add_(-1, target, value)
+        if scores is not result:
+            result.copy_(scores)
+        del scores  # before the next piece is allocated
+    return gradient
+
+
+def _rows_per_piece(logits: Tensor) -> int:
+    return max(1, LARGEST_PIECE // (4 * max(1, logits.shape[-1])))
 
 
 class _SumOverRanks(torch.autograd.Function):
