@@ -15,6 +15,7 @@ from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection
+from titan_core.api.simulation import current_simulation
 from titan_core.api.tools.device import backend_for, choose_device
 from titan_core.api.torch_private import forget_meshes, reset_compiler
 from titan_core.api.world import World
@@ -27,6 +28,14 @@ def join_world(job: Job) -> Iterator[World]:
     Raises:
         UserError: the device does not exist, or the ranks do not run the same job.
     """
+    simulation = current_simulation()
+    if simulation is not None:
+        try:
+            with simulation.join(job) as world:
+                yield world
+        finally:
+            _forget_job()
+        return
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     if "RANK" in os.environ:
