@@ -67,15 +67,15 @@ class Lookahead:
         self._loader, self._world, self._requests, self._datasets = loader, world, requests, datasets
         self._begun: _Exchange | None = None
 
-    def begin(self, skipped: bool = False) -> None:
+    def begin(self, skipped: Callable[[], bool]) -> None:
         """Start to exchange the facts of the next step. Every rank must call this. A single rank has nothing to exchange, and
         waits for its data when the step starts.
 
         Args:
-            skipped: whether this rank skipped the update of the last step whose outcome it knows.
+            skipped: returns whether this rank skipped the update of the last step whose outcome it knows.
         """
         if self._world.size > 1:
-            self._begun = self._exchange(skipped)
+            self._begun = self._exchange(skipped())
 
     def take(self) -> StepTotals:
         """Return the totals of the next step. Every rank must call this.

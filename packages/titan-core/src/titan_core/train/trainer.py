@@ -293,7 +293,7 @@ class Trainer:
         with self.stopwatch.measure("forward_backward"):
             loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
         if state.step + 1 < self.last_step:
-            self.lookahead.begin(self._skipped_before())
+            self.lookahead.begin(self._skipped_before)
         self.lifecycle.gradients_complete(state.step + 1)
         with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
