@@ -14,7 +14,7 @@ from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.deferred_reports import DeferredReports, is_finite, not_finite
+from titan_core.api.tools.deferred_reports import DeferredReports, finite, is_finite
 from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class FiniteGuard(DeferredReports):
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> Tensor | None:
         """Return whether to skip the update."""
-        return not_finite(update, self._world()) if self._action in ("stop", "skip") else None
+        return ~finite(update, self._world()) if self._action in ("stop", "skip") else None
 
     def process(self, report: StepReport) -> None:
         """Warn, stop or count.

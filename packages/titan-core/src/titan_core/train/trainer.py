@@ -169,7 +169,7 @@ class Trainer:
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
         self.skips_on_device = isinstance(optimizer, SkipsOnDevice) and not self.training.enable_cpu_offload
-        self.skipped: bool | HostCopy = False  # whether the last step's update was skipped
+        self.skipped: bool | HostCopy = False  # whether the last update was skipped; in flight, whether it was taken
         self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
@@ -320,7 +320,7 @@ class Trainer:
                     state.optimizer.step()
             advance(state.lr_scheduler, updated=skipped is not True)
             state.optimizer.zero_grad()
-        self.skipped = HostCopy([skipped]) if isinstance(skipped, torch.Tensor) else skipped
+        self.skipped = HostCopy([~skipped]) if isinstance(skipped, torch.Tensor) else skipped
         state.step += 1
         state.tokens_seen += totals.num_targets
         for dataset, count in zip(self.job.data.datasets, totals.by_dataset, strict=True):
@@ -343,7 +343,7 @@ class Trainer:
     def _skipped_before(self) -> bool:
         """Whether the preceding step's update was skipped. Called when the device has the work of the present step, so that it
         does not idle while the host waits for the preceding step."""
-        return bool(self.skipped.wait()[0]) if isinstance(self.skipped, HostCopy) else self.skipped
+        return not self.skipped.wait()[0] if isinstance(self.skipped, HostCopy) else self.skipped
 
     def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:
         with preserved_state(self.state.parts):

@@ -15,7 +15,7 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.deferred_reports import in_flight, not_finite
+from titan_core.api.tools.deferred_reports import finite, in_flight
 from titan_core.api.tools.device import HostCopy
 from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import NumericsSection
@@ -65,10 +65,10 @@ class NanLocator:
         self._look_back()
         if not self._left:
             return
-        bad = not_finite(update, self._run.world)
-        if self._skipped and in_flight(bad):
-            self._waiting = update, HostCopy([bad])
-        elif bad:
+        good = finite(update, self._run.world)
+        if self._skipped and in_flight(good):
+            self._waiting = update, HostCopy([good])
+        elif not good:
             self._investigate(update, nullcontext)
 
     @hookimpl(tryfirst=True)
@@ -79,7 +79,7 @@ class NanLocator:
     def _look_back(self) -> None:
         """Investigate the preceding step if it was bad. Its gradients are gone."""
         before, self._waiting = self._waiting, None
-        if before is not None and before[1].wait()[0]:
+        if before is not None and not before[1].wait()[0]:
             self._investigate(before[0], before[0].repeat_backward)
 
     def _investigate(self, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> None:
@@ -99,15 +99,15 @@ class NanLocator:
             gradients: returns a context within which the parameters have the gradients of the step.
         """
         calls: list[str] = []
-        finite: list[Tensor] = []
+        good: list[Tensor] = []
 
         def on_output(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
             for output in outputs:
                 calls.append(name)
-                finite.append(torch.isfinite(output).all())
+                good.append(torch.isfinite(output).all())
 
         loss = replay(update, run.parts, on_output)
-        found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, run))
+        found: list[Bad | None] = run.world.gather(self._first_output(calls, good, run))
         first = _first(found)
         if first is not None:
             return f"the first output that is not finite is that of {first}"
@@ -131,8 +131,8 @@ class NanLocator:
             "overflows"
         )
 
-    def _first_output(self, calls: list[str], finite: list[Tensor], run: RunStart) -> Bad | None:
-        good = torch.stack(finite).tolist() if finite else []
+    def _first_output(self, calls: list[str], flags: list[Tensor], run: RunStart) -> Bad | None:
+        good = torch.stack(flags).tolist() if flags else []
         if False not in good:
             return None
         layout = run.parts[0].layout

@@ -78,7 +78,7 @@ class DeviceSpikeDetector:
         return losses[:added] if added < self._window else losses[added % self._window :] + losses[: added % self._window]
 
     def add(self, loss: Tensor) -> Tensor:
-        """Add a loss, a scalar. Return its verdict on the device, fp64: whether it is a spike, the loss itself, the mean and
+        """Add a loss, a scalar. Return its verdict on the device, fp64: whether it is no spike, the loss itself, the mean and
         the standard deviation of the preceding losses, and their number."""
         if self._losses.device != loss.device:  # in the first step
             self._losses, self._added = self._losses.to(loss.device), self._added.to(loss.device)
@@ -91,7 +91,7 @@ class DeviceSpikeDetector:
         spike = finite & (number >= min(FEWEST, self._window)) & (loss > mean + self._sigma * deviation)
         self._losses = torch.where(finite & (slots == self._added % self._window), loss, losses)
         self._added = self._added + finite
-        return torch.stack([spike.double(), loss, mean, deviation, number.double()])
+        return torch.stack([(~spike).double(), loss, mean, deviation, number.double()])
 
 
 def _message(loss: float, mean: float, deviation: float, number: int) -> str:
@@ -136,7 +136,7 @@ class LossSpikes(DeferredReports):
             return None
         verdict = self._on_device.add(update.loss)
         self._verdicts.append(HostCopy([verdict]))
-        return verdict[0].bool()
+        return verdict[0] == 0
 
     def process(self, report: StepReport) -> None:
         """Warn of a spike or stop the run.
@@ -145,8 +145,8 @@ class LossSpikes(DeferredReports):
             LossSpikeError: the loss is a spike and ``spike_action`` is ``"stop"``.
         """
         if self._action == "skip":
-            spike, *figures, number = self._verdicts.popleft().wait()[0].tolist()
-            if spike:
+            usual, *figures, number = self._verdicts.popleft().wait()[0].tolist()
+            if not usual:
                 self._report(report.step, f"{_message(*figures, int(number))}; skipping its update")
             return
         message = self._detector.add(report.loss.item())

@@ -30,8 +30,9 @@ class DeferredReports(ABC):
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
         """Process this step's report on a CPU, the preceding step's on a GPU."""
-        skipped = [report.skipped] if isinstance(report.skipped, torch.Tensor) else []
-        copies = HostCopy([report.loss, report.rank_losses, report.grad_norm, *skipped])
+        # Flags are copied as what they usually are, true: on a simulated device every flag is.
+        updated = [~report.skipped] if isinstance(report.skipped, torch.Tensor) else []
+        copies = HostCopy([report.loss, report.rank_losses, report.grad_norm, *updated])
         if not in_flight(report.loss):
             self._look(report, copies)
             return
@@ -47,9 +48,9 @@ class DeferredReports(ABC):
             self._look(*before)
 
     def _look(self, report: StepReport, copies: HostCopy) -> None:
-        loss, rank_losses, grad_norm, *skipped = copies.wait()
-        decided = bool(skipped[0]) if skipped else report.skipped
-        self.process(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm, skipped=decided))
+        loss, rank_losses, grad_norm, *updated = copies.wait()
+        skipped = not updated[0] if updated else report.skipped
+        self.process(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm, skipped=skipped))
 
 
 def in_flight(tensor: torch.Tensor) -> bool:
@@ -76,13 +77,13 @@ def any_of(answers: Sequence[object]) -> bool | torch.Tensor:
     return flag if in_flight(flag) else bool(flag)
 
 
-def not_finite(update: PendingUpdate, world: World) -> torch.Tensor:
-    """Return whether loss or gradient norm is not finite on some rank: a 0-d bool on the device, the same on all ranks. All
+def finite(update: PendingUpdate, world: World) -> torch.Tensor:
+    """Return whether loss and gradient norm are finite on all ranks: a 0-d bool on the device, the same on all ranks. All
     ranks must call it."""
-    bad = ~torch.isfinite(torch.stack([update.loss, update.grad_norm])).all()
+    here = torch.isfinite(torch.stack([update.loss, update.grad_norm])).all()
     if world.plan.diverging_replicas > 1:  # each replica has its own gradient norm
-        return world.max(bad.int()).bool()
-    return bad
+        return world.max((~here).int()) == 0
+    return here
 
 
 def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
