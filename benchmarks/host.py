@@ -1,6 +1,7 @@
 """Measures the host time of a step by part: on one device, with FSDP over 2 ranks, with tensor parallelism over 2 ranks.
 
-Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake process
+Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Times are CPU times of the training
+thread, which other load on the machine hardly affects. Collectives are free: a fake process
 group stands for the other ranks. All variants train in one process, in alternating blocks of steps, so that other load on the
 machine affects all of them; the ratios are medians over the rounds.
 
@@ -54,6 +55,7 @@ SHAPES = {
 VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
     "one device": (1, {}),
     "FSDP 2": (2, {"training.global_batch_size": "4"}),
+    "FSDP 2, grouped": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "25"}),
     "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
 }
 """Number of ranks and settings of each variant; a rank has the same batch in each."""
@@ -101,11 +103,11 @@ class Variant:
 
     def _timer(self, part: str, function: Callable[..., Any], **attributes: Any) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            started = time.perf_counter()
+            started = time.thread_time()
             try:
                 return function(*arguments, **keywords)
             finally:
-                self._spent[part] += time.perf_counter() - started
+                self._spent[part] += time.thread_time() - started
 
         call.__dict__.update(attributes)
         return call
@@ -117,14 +119,14 @@ class Variant:
         originals = {name: getattr(trainer_module, name) for name in of_norm}
         for name, function in originals.items():
             setattr(trainer_module, name, self._timer("norm and clipping", function))
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             for _ in range(steps):
                 self.trainer.step()
         finally:
             for name, function in originals.items():
                 setattr(trainer_module, name, function)
-        total = time.perf_counter() - started
+        total = time.thread_time() - started
         self._spent["bookkeeping"] = total - sum(self._spent.values())
         self.seconds["step"].append(total / steps)
         for part in PARTS:

@@ -131,7 +131,7 @@ class Trainer:
         self.last_step = self.training.steps if stop is None else min(self.training.steps, stop)
         prepare_numerics(self.training, world)
 
-        self.loader = data_loader(job, data.training, world.data_rank)
+        self.loader = data_loader(job, data.training, world.data_rank, pin=world.device.type == "cuda")
         with phase("building the model"):
             whole = build_whole(job)
             self.size = size_of(whole, job)
