@@ -1,9 +1,8 @@
 """Measures the host time of a step by part: on one device, with FSDP over 2 ranks, with tensor parallelism over 2 ranks.
 
-Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Times are CPU times of the training
-thread, which other load on the machine hardly affects. Collectives are free: a fake process
-group stands for the other ranks. All variants train in one process, in alternating blocks of steps, so that other load on the
-machine affects all of them; the ratios are medians over the rounds.
+Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake process
+group stands for the other ranks. Times are CPU times of the training thread. All variants train in one process, in
+alternating blocks of steps, so that other load on the machine affects all of them; the ratios are medians over the rounds.
 
     uv run python benchmarks/host.py
     uv run python benchmarks/host.py --only "one device" --only "FSDP 2" --rounds 9

@@ -115,9 +115,7 @@ def test_a_device_skips_the_steps_that_a_host_would(
 
 @pytest.mark.parametrize("on_nan", ["stop", "warn"])
 @pytest.mark.parametrize("bad", [(3, "layers.3"), (3, "layers.1.feed_forward.w1", True)], ids=["loss", "norm"])
-def test_a_step_is_investigated_late_with_its_own_weights(
-    in_tmp: Path, on_nan: str, bad: tuple[Any, ...]
-) -> None:
+def test_a_step_is_investigated_late_with_its_own_weights(in_tmp: Path, on_nan: str, bad: tuple[Any, ...]) -> None:
     settings = {"training.on_nan": on_nan, "training.steps": 5}
     planted(".", bad, settings)
     expected = findings(in_tmp)[0]

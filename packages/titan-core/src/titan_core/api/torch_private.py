@@ -86,8 +86,8 @@ class OnLocalShards:
 
 
 def step_unless(optimizer: Any, skip: Tensor) -> None:
-    """Take a step of a fused ``optimizer`` of torch's unless ``skip``, a 0-d bool on the device, is true. The device decides,
-    so the host need not know."""
+    """Take a step of a fused ``optimizer`` of torch's unless ``skip``, a 0-d bool on the device, is true. The device
+    decides, so the host need not know."""
     optimizer.grad_scale, optimizer.found_inf = None, skip.float()
     try:
         optimizer.step()

@@ -87,8 +87,8 @@ class World:
         return tensor
 
     def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
-        """Start :meth:`sum` (or :meth:`sum_over_replica`) in the background, and return a function that waits for the result.
-        Ranks must start their collectives in the same order."""
+        """Start :meth:`sum` (or :meth:`sum_over_replica`) in the background, and return a function that waits for the
+        result. Ranks must start their collectives in the same order."""
         if self.size == 1:
             return lambda: tensor
         work = dist.all_reduce(tensor, group=self.replica_group if over_replica else None, async_op=True)

@@ -109,8 +109,8 @@ class Lifecycle:
         self._call(self._manager.hook.titan_gradients_complete, step=step)
 
     def before_update(self, update: PendingUpdate) -> bool | Tensor:
-        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the device
-        has yet to decide.
+        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the
+        device has yet to decide.
 
         Raises:
             TypeError: an observer returned neither a bool, nor a 0-d bool tensor, nor ``None``.

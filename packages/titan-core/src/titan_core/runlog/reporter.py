@@ -36,6 +36,7 @@ class MetricsReporter:
         self._lifecycle = lifecycle
         self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
+        self._skipped: int | torch.Tensor = 0
         lifecycle.register(self)
 
     @hookimpl
@@ -99,7 +100,7 @@ class MetricsReporter:
     def _begin_window(self, step: int) -> None:
         self._window_step = step
         self._targets = 0
-        self._skipped: int | torch.Tensor = 0
+        self._skipped = 0
         self._data_seconds = 0.0
         self._stopwatch.take()
         self._started = time.perf_counter()

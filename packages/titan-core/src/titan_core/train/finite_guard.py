@@ -87,7 +87,7 @@ class FiniteGuard(DeferredReports):
                 if self._skipped == MOST_SKIPPED:
                     raise NonFiniteError(
                         f"{_figures(report)}; training stops, because this is the {MOST_SKIPPED}th such step in a row. "
-                        "Resume from an older checkpoint with a lower optimizer.lr, or with training.on_nan = \"stop\" to "
+                        'Resume from an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to '
                         "see the first such step"
                     )
                 self._report(report.step, f"{_figures(report)}; its update is skipped")

@@ -55,8 +55,8 @@ class Lookahead:
     must not wait for the device, and ahead of time, because it must not wait for other ranks either.
 
     :meth:`begin` reads the data of the next step and starts the sum while the device is computing; :meth:`take` returns the
-    result when that step starts. A request that reaches a rank in between is exchanged one step later. The order of
-    collectives must be the same on all ranks, so all call :meth:`begin` at the same place, whether their data is ready or not.
+    result when that step starts. A request that reaches a rank in between is exchanged one step later. All ranks call
+    :meth:`begin` at the same place, whether their data is ready or not, because collectives must have the same order.
     """
 
     def __init__(self, loader: DataLoader, world: World, requests: SharedRequests, datasets: int) -> None:
@@ -68,8 +68,8 @@ class Lookahead:
         self._begun: _Exchange | None = None
 
     def begin(self, skipped: Callable[[], bool]) -> None:
-        """Start to exchange the facts of the next step. Every rank must call this. A single rank has nothing to exchange, and
-        waits for its data when the step starts.
+        """Start to exchange the facts of the next step. Every rank must call this. A single rank has nothing to exchange,
+        and waits for its data when the step starts.
 
         Args:
             skipped: returns whether this rank skipped the update of the last step whose outcome it knows.

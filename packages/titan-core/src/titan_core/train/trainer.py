@@ -341,8 +341,8 @@ class Trainer:
         )
 
     def _skipped_before(self) -> bool:
-        """Whether the preceding step's update was skipped. Called when the device has the work of the present step, so that it
-        does not idle while the host waits for the preceding step."""
+        """Whether the preceding step's update was skipped. Called when the device has the work of the present step, so it
+        does not idle while the host waits for the preceding one."""
         return not self.skipped.wait()[0] if isinstance(self.skipped, HostCopy) else self.skipped
 
     def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:

@@ -91,9 +91,7 @@ class NanLocator:
             log.warning("%s", message)
             run.report(Finding("not finite", message, update.step))
 
-    def _locate(
-        self, run: RunStart, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]
-    ) -> str:
+    def _locate(self, run: RunStart, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> str:
         """
         Args:
             gradients: returns a context within which the parameters have the gradients of the step.

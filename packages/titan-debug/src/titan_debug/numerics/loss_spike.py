@@ -78,8 +78,8 @@ class DeviceSpikeDetector:
         return losses[:added] if added < self._window else losses[added % self._window :] + losses[: added % self._window]
 
     def add(self, loss: Tensor) -> Tensor:
-        """Add a loss, a scalar. Return its verdict on the device, fp64: whether it is no spike, the loss itself, the mean and
-        the standard deviation of the preceding losses, and their number."""
+        """Add a loss, a scalar. Return its verdict on the device, fp64: whether it is no spike, the loss itself, the mean
+        and the standard deviation of the preceding losses, and their number."""
         if self._losses.device != loss.device:  # in the first step
             self._losses, self._added = self._losses.to(loss.device), self._added.to(loss.device)
         loss, losses, slots = loss.double(), self._losses, torch.arange(self._window, device=loss.device)
@@ -100,8 +100,8 @@ def _message(loss: float, mean: float, deviation: float, number: int) -> str:
 
 
 class LossSpikes(DeferredReports):
-    """Handles loss spikes. On a GPU it warns or stops one step late, so that the host does not wait; whether to skip an update
-    is decided on the device."""
+    """Handles loss spikes. On a GPU it warns or stops one step late, so that the host does not wait; whether to skip an
+    update is decided on the device."""
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section
@@ -145,9 +145,9 @@ class LossSpikes(DeferredReports):
             LossSpikeError: the loss is a spike and ``spike_action`` is ``"stop"``.
         """
         if self._action == "skip":
-            usual, *figures, number = self._verdicts.popleft().wait()[0].tolist()
+            usual, loss, mean, deviation, number = self._verdicts.popleft().wait()[0].tolist()
             if not usual:
-                self._report(report.step, f"{_message(*figures, int(number))}; skipping its update")
+                self._report(report.step, f"{_message(loss, mean, deviation, int(number))}; skipping its update")
             return
         message = self._detector.add(report.loss.item())
         if message is None:

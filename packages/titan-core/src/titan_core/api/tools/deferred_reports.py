@@ -69,7 +69,8 @@ def any_of(answers: Sequence[object]) -> bool | torch.Tensor:
     strange = [flag for flag in flags if flag.dtype is not torch.bool or flag.dim()]
     if strange or len(flags) + len(plain) < len(answers):
         raise TypeError(
-            f"titan_before_update of an observer returned one of {answers!r}; it must return a bool, a 0-d bool tensor or None"
+            f"titan_before_update of an observer returned one of {answers!r}; it must return a bool, a 0-d bool tensor or "
+            "None"
         )
     if any(plain) or not flags:
         return any(plain)
