@@ -1,7 +1,7 @@
 """Measures the host time of a step by part: on one device, with FSDP over 2 ranks, with tensor parallelism over 2 ranks.
 
-Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake process
-group stands for the other ranks. Times are CPU times of the training thread. All variants train in one process, in
+Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake
+process group stands for the other ranks. Times are CPU times of the training thread. All variants train in one process, in
 alternating blocks of steps, so that other load on the machine affects all of them; the ratios are medians over the rounds.
 
     uv run python benchmarks/host.py

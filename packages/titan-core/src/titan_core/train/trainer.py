@@ -23,11 +23,10 @@ from titan_core.api.job import Job
 from titan_core.api.launcher import user_command
 from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
-from titan_core.api.optimizer import LRScheduleContext, SkipsOnDevice, param_groups, trained_parameters
+from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
 from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
 from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
-from titan_core.api.tools.device import HostCopy
 from titan_core.api.tools.phases import phase
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
@@ -43,6 +42,7 @@ from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.guarded_steps import GuardedSteps
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
@@ -168,8 +168,7 @@ class Trainer:
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
-        self.skips_on_device = isinstance(optimizer, SkipsOnDevice) and not self.training.enable_cpu_offload
-        self.skipped: bool | HostCopy = False  # whether the last update was skipped; in flight, whether it was taken
+        self.updates = GuardedSteps(optimizer, on_host=self.training.enable_cpu_offload)
         self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
@@ -293,7 +292,7 @@ class Trainer:
         with self.stopwatch.measure("forward_backward"):
             loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
         if state.step + 1 < self.last_step:
-            self.lookahead.begin(self._skipped_before)
+            self.lookahead.begin(self.updates.last_skipped)
         self.lifecycle.gradients_complete(state.step + 1)
         with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
@@ -301,26 +300,18 @@ class Trainer:
         lr = float(state.optimizer.param_groups[0]["lr"])
         repeat = partial(self._repeat_forward, inputs), partial(self._repeat_backward, inputs)
         pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, *repeat)
-        skipped = self.lifecycle.before_update(pending)
-        if isinstance(skipped, torch.Tensor) and not self.skips_on_device:
-            skipped = bool(skipped)
+        skipped = self.updates.decidable(self.lifecycle.before_update(pending))
         if skipped is not True:
             self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
             if self.checkpoints is not None:
                 with self.stopwatch.measure("checkpoint", on_host=True):
                     self.checkpoints.before_update()
         with self.stopwatch.measure("optimizer"):
-            if skipped is not True:
-                if training.max_norm > 0:
-                    clip_gradients(gradients, grad_norm, training.max_norm)
-                if isinstance(skipped, torch.Tensor):
-                    assert isinstance(state.optimizer, SkipsOnDevice)
-                    state.optimizer.step_unless(skipped)
-                else:
-                    state.optimizer.step()
+            if skipped is not True and training.max_norm > 0:
+                clip_gradients(gradients, grad_norm, training.max_norm)
+            self.updates.take(skipped)
             advance(state.lr_scheduler, updated=skipped is not True)
             state.optimizer.zero_grad()
-        self.skipped = HostCopy([~skipped]) if isinstance(skipped, torch.Tensor) else skipped
         state.step += 1
         state.tokens_seen += totals.num_targets
         for dataset, count in zip(self.job.data.datasets, totals.by_dataset, strict=True):
@@ -339,11 +330,6 @@ class Trainer:
             auxiliary=auxiliary,
             skipped=skipped,
         )
-
-    def _skipped_before(self) -> bool:
-        """Whether the preceding step's update was skipped. Called when the device has the work of the present step, so it
-        does not idle while the host waits for the preceding one."""
-        return not self.skipped.wait()[0] if isinstance(self.skipped, HostCopy) else self.skipped
 
     def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:
         with preserved_state(self.state.parts):
