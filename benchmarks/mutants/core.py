@@ -36,8 +36,8 @@ ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
 
 MUTANTS = (
     # -- clipping and the norm
-    Mutant("clipping-off-at-1", TRAIN, "and training.max_norm > 0:", "if training.max_norm > 1:", (ORACLE,)),
-    Mutant("clipping-always-on", TRAIN, "and training.max_norm > 0:", "if training.max_norm >= 0:", (ORACLE,)),
+    Mutant("clipping-off-at-1", TRAIN, "and training.max_norm > 0:", "and training.max_norm > 1:", (ORACLE,)),
+    Mutant("clipping-always-on", TRAIN, "and training.max_norm > 0:", "and training.max_norm >= 0:", (ORACLE,)),
     Mutant("clipping-scales-up", NORM, ".clamp(max=1.0)", "", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),
     Mutant("clipping-never-scales", NORM, ".clamp(max=1.0)", ".clamp(min=1.0)", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),
     Mutant("clipping-inverted", NORM, "(max_norm / (norm + 1e-6))", "((norm + 1e-6) / max_norm)", (GRAD_NORM + "::test_clipping_scales_down_and_never_up",)),

@@ -80,6 +80,11 @@ class OnLocalShards:
 
     def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> bool:
         has_complex: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        parameters, gradients = lists[:2]
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            # Under tensor parallelism, the gradient of a divided table may be whole.
+            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+                gradients[number] = gradient.redistribute(placements=parameter.placements)
         for tensors in lists:
             tensors[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         return has_complex
