@@ -30,4 +30,4 @@ def test_no_step_waits(fake_cuda: FakeCuda, ranks: int, settings: dict[str, obje
 def test_an_update_that_the_host_has_to_guard_waits(fake_cuda: FakeCuda) -> None:
     """Fused Adam decides on the device; the other implementations cannot."""
     found = fake_cuda.train("tiny", {**STEPS, "optimizer.implementation": "foreach"}, strict=False)
-    assert any("trainer.py" in wait.where and "reading a value" in wait.what for wait in found.steps[1].waits)
+    assert any("guarded_steps.py" in wait.where and "reading a value" in wait.what for wait in found.steps[1].waits)
