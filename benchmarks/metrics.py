@@ -80,7 +80,7 @@ def seconds_per_step(trainers: dict[str, Trainer], rounds: int, block: int) -> d
 def hooks(lifecycle: Lifecycle, repeats: int = 20_000) -> float:
     """Return the seconds that the hooks of a step take."""
     zero = torch.zeros(1)
-    pending = PendingUpdate(1, zero, zero, zero, [], lambda *_: zero)  # type: ignore[arg-type]
+    pending = PendingUpdate(1, zero, zero, zero, [], lambda *_: zero, contextlib.nullcontext)  # type: ignore[arg-type]
     report = StepReport(1, zero, zero, zero, 0.0, 1, 0, 0.0)
     started = time.perf_counter()
     for step in range(1, repeats + 1):

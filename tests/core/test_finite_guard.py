@@ -79,28 +79,29 @@ def test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run(loss: flo
     skip, found = guard("skip")
     assert not skip.titan_before_update(cast(Any, good))
     assert skip.titan_before_update(cast(Any, bad))
-    skip.process(bad)  # handled before the update
+    skip.process(good)
+    skip.process(replace(bad, skipped=True))
     assert [finding.step for finding in found] == [3]
     warn, found = guard("warn")
-    assert not warn.titan_before_update(cast(Any, bad))
+    assert warn.titan_before_update(cast(Any, bad)) is None
     warn.process(bad)
     assert [finding.step for finding in found] == [3]
     stop, found = guard("stop")
-    assert not stop.titan_before_update(cast(Any, bad))
+    assert stop.titan_before_update(cast(Any, bad))
     stop.process(good)
     with pytest.raises(NonFiniteError, match="step 3: the loss is"):
-        stop.process(bad)
+        stop.process(replace(bad, skipped=True))
 
 
 def test_too_many_successive_bad_steps_end_the_run_across_restarts() -> None:
     skip, _ = guard("skip")
-    bad, good = report(1, math.nan), report(1)
+    bad, good = replace(report(1, math.nan), skipped=True), report(1)
     for _ in range(MOST_SKIPPED - 1):
-        assert skip.titan_before_update(cast(Any, bad))
-    assert not skip.titan_before_update(cast(Any, good))  # the row is interrupted
+        skip.process(bad)
+    skip.process(good)  # the row is interrupted
     for _ in range(MOST_SKIPPED - 1):
-        assert skip.titan_before_update(cast(Any, bad))
+        skip.process(bad)
     again, _ = guard("skip")
     again.titan_restore_state(skip.titan_save_state())
     with pytest.raises(NonFiniteError, match=f"the {MOST_SKIPPED}th such step in a row"):
-        again.titan_before_update(cast(Any, bad))
+        again.process(bad)

@@ -31,7 +31,7 @@ STEP = StepData([], epoch=0, targets_by_dataset=[5, 2], target_weight=6.5, corru
 
 
 def look(world: World, step: StepData | UserError | None, requests: SharedRequests | None = None) -> Any:
-    return Lookahead(cast(Any, Loader(step)), world, requests or SharedRequests(), datasets=2).peek()
+    return Lookahead(cast(Any, Loader(step)), world, requests or SharedRequests(), datasets=2).take()
 
 
 def test_totals_are_sums_over_ranks() -> None:

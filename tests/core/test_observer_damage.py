@@ -31,7 +31,9 @@ class Answers:
 
 @pytest.mark.parametrize("answer", [1, 0.0, "no", []])
 def test_an_answer_that_is_neither_bool_nor_none(in_tmp: Path, answer: object) -> None:
-    with pytest.raises(TypeError, match=r"titan_before_update of an observer returned .*; it must return a bool or None"):
+    with pytest.raises(
+        TypeError, match=r"titan_before_update of an observer returned one of .*; it must return a bool, a 0-d"
+    ):
         run_recipe("tiny", TINY, observers=[Answers(lambda rank: answer)])
 
 
@@ -50,7 +52,7 @@ def skipped(folder: str, ranks: tuple[int, ...]) -> str:
 def test_an_update_that_only_some_ranks_skip(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, skipped, str(tmp_path), (0, 1)) == ["all steps are done"] * 2
     for reason in gloo.run(2, skipped, str(tmp_path), (1,)):
-        assert reason.startswith("1 of 2 ranks skipped the update of the last step")
+        assert reason.startswith("1 of 2 ranks skipped the update of an earlier step")
 
 
 def test_an_observer_that_loses_gradients(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,8 @@ from titan_core.api.hookspecs import hookimpl
 
 
 class Asks:
-    """Makes a request on one rank, before a step's batch is loaded or while it is computed, and records the steps in which
-    all ranks took it."""
+    """Makes a request on one rank, before or after ranks exchange requests in a step, and records the steps in which all
+    ranks took it."""
 
     def __init__(self, step: int, rank: int, before: bool) -> None:
         self.step, self.rank, self.before = step, rank, before
@@ -46,8 +46,8 @@ def asked(folder: str, step: int, rank: int, before: bool) -> list[tuple[int, st
     return asks.taken
 
 
-@pytest.mark.parametrize(("rank", "before", "taken"), [(0, False, 3), (1, False, 3), (1, True, 2)])
-def test_all_ranks_take_a_request_once_in_the_next_step_to_load_its_batch(
+@pytest.mark.parametrize(("rank", "before", "taken"), [(0, False, 4), (1, False, 4), (1, True, 3)])
+def test_all_ranks_take_a_request_once_in_the_step_after_its_exchange(
     gloo: GlooPool, tmp_path: Path, rank: int, before: bool, taken: int
 ) -> None:
     assert gloo.run(2, asked, str(tmp_path), 2, rank, before) == [[(taken, "b")]] * 2

@@ -91,7 +91,7 @@ def test_a_pattern_that_matches_no_parameter_is_refused(in_tmp: Path) -> None:
 
 def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
     """With diverging replicas (local SGD), one replica may have all targets of a batch. The other's loss is 0, not 0 / 0."""
-    look, batch = Lookahead.peek, loader._batch
+    look, batch = Lookahead.take, loader._batch
 
     def without_targets(rows: Any, weights: Any, lengths: Any, document_mask: bool) -> Batch:
         made = batch(rows, weights, lengths, document_mask)
@@ -100,8 +100,8 @@ def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest
     monkeypatch.setattr(loader, "_batch", without_targets)
     monkeypatch.setattr(
         Lookahead,
-        "peek",
-        lambda self, skipped: replace(look(self, skipped), num_targets=100, weight=100.0, replica_weight=0.0),
+        "take",
+        lambda self: replace(look(self), num_targets=100, weight=100.0, replica_weight=0.0),
     )
     record = run_recipe("tiny", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
     assert record.losses == [0.0]

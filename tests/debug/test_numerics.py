@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
+from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
-from titan_debug.numerics.loss_spike import LossSpikeError, SpikeDetector
+from titan_debug.numerics.loss_spike import DeviceSpikeDetector, LossSpikeError, SpikeDetector
 from titan_debug.torch_private import uncompiled
 
 
@@ -93,6 +93,40 @@ def test_bad_steps_are_skipped(gloo: GlooPool, tmp_path: Path, ranks: int) -> No
     assert [line["tokens_seen"] for line in lines] == [128 * step for step in range(1, 7)]  # their data counts as read
 
 
+@pytest.mark.parametrize(
+    ("ranks", "bad"), [(2, (2, "layers.1", False, 4)), (1, (2, "layers.1.feed_forward.w1", True, 3))], ids=["loss", "norm"]
+)
+def test_a_device_skips_the_steps_that_a_host_would(
+    gloo: GlooPool, tmp_path: Path, ranks: int, bad: tuple[Any, ...]
+) -> None:
+    """Bit for bit: losses, learning rates, weights, metrics, and what the guard reports."""
+    skip = {"training.on_nan": "skip", "training.steps": 6}
+    runs, found, metrics = [], [], []
+    for run, how in (("host", planted), ("device", planted_late)):
+        (tmp_path / run).mkdir()
+        runs.append(gloo.run(ranks, how, str(tmp_path / run), bad, skip))
+        found.append([message for message in findings(tmp_path / run) if "its update is skipped" in message])
+        metrics.append([line["skipped_steps"] for line in read_lines(tmp_path / run / "run/metrics.jsonl")])
+    for host, device in zip(*runs, strict=True):
+        assert repr(device.losses) == repr(host.losses) and device.learning_rates == host.learning_rates
+        assert device.skipped == host.skipped == list(range(2, bad[3] if not bad[2] else 3))
+        assert all(torch.equal(device.final[name], tensor) for name, tensor in host.final.items())
+    assert metrics[0] == metrics[1]
+    assert found[0] == found[1] and len(found[0]) == len(runs[0][0].skipped)
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "warn"])
+@pytest.mark.parametrize("bad", [(3, "layers.3"), (3, "layers.1.feed_forward.w1", True)], ids=["loss", "norm"])
+def test_a_step_is_investigated_late_with_its_own_weights(in_tmp: Path, on_nan: str, bad: tuple[Any, ...]) -> None:
+    settings = {"training.on_nan": on_nan, "training.steps": 5}
+    planted(".", bad, settings)
+    expected = findings(in_tmp)[0]
+    planted_late(".", bad, {**settings, "job.dump_folder": "late"})
+    assert read_lines(in_tmp / "late/events.jsonl")
+    found = [event["message"] for event in read_lines(in_tmp / "late/events.jsonl") if event["event"] == "finding"]
+    assert found[0] == expected and "step 3: " in expected
+
+
 def test_too_many_bad_steps_in_a_row_end_the_run(in_tmp: Path) -> None:
     settings = {**SETTINGS, "training.on_nan": "skip", "training.steps": 50}
     with pytest.raises(NonFiniteError, match=f"step {MOST_SKIPPED + 1}: .* this is the {MOST_SKIPPED}th such step in a row"):
@@ -121,6 +155,23 @@ def test_a_spike_is_a_loss_far_above_the_preceding_ones() -> None:
         detector.add(float("nan")) is None and detector.add(3.0) is None
     )  # NaN is the finite guard's task, and a lower loss is no spike
     assert sum(detector.add(9.0) is not None for _ in range(64)) < 8  # a new level is reported a few times and then accepted
+
+
+def test_the_device_judges_losses_as_the_host_does() -> None:
+    """On windows that are not full, full and refilled, with a NaN, a spike and a new level in between."""
+    generator = torch.Generator().manual_seed(1)
+    losses = [*(5 + torch.randn(90, generator=generator) / 10).tolist(), float("nan"), 9.0, *[8.0] * 40, 5.0]
+    host, device = SpikeDetector(window=40, sigma=4.0), DeviceSpikeDetector(window=40, sigma=4.0)
+    verdicts = []
+    for number, loss in enumerate(losses):
+        if number == 60:  # a resumed run continues with the saved losses
+            saved, device = device.last_losses(), DeviceSpikeDetector(window=40, sigma=4.0)
+            device.load(saved)
+        message, verdict = host.add(loss), device.add(torch.tensor(loss)).tolist()
+        assert (verdict[0] == 0) == (message is not None), number
+        assert device.last_losses() == pytest.approx(list(host.losses), rel=1e-6)
+        verdicts.append(verdict[0] == 0)
+    assert 2 <= sum(verdicts) < 12 and verdicts[91] and not verdicts[90]
 
 
 def spiked(folder: str, action: str) -> RunRecord | str:

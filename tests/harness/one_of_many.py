@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,10 @@ class OneOfMany(World):
     def sum(self, tensor: Tensor) -> Tensor:
         cast(Any, self).summed.append(tensor.clone())
         return tensor + self.others
+
+    def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
+        summed = self.sum_over_replica(tensor) if over_replica else self.sum(tensor)
+        return lambda: summed
 
     def sum_over_replica(self, tensor: Tensor) -> Tensor:
         return self.sum(tensor)

@@ -26,7 +26,7 @@ MIXED = ("training.mixed_precision_param", "training.mixed_precision_reduce")
 def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Shard each block and the rest of the model, and reduce gradients as sums."""
     import torch
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     training = context.facts.section(TrainingSection)
     policy = MixedPrecisionPolicy(
@@ -39,6 +39,7 @@ def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
         sharded: Any = fully_shard(module, mesh=context.mesh["dp_shard"], mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    part.after_evaluation += tuple(unit.reshard for unit in part.module.modules() if isinstance(unit, FSDPModule))
     return part
 
 

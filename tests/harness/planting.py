@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor, nn
 
 from harness.jobs import RunRecord, run_recipe
@@ -56,9 +59,27 @@ class Plant:
 def planted(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -> RunRecord | str:
     os.chdir(folder)
     try:
-        return run_recipe("tiny", {**SETTINGS, **overrides}, observers=[Plant(*plant)])
+        return run_recipe("tiny", {**SETTINGS, **overrides}, weights=True, observers=[Plant(*plant)])
     except NonFiniteError as error:
         return str(error)
+
+
+@contextmanager
+def read_late() -> Iterator[None]:
+    """Make figures count as in flight, so that a run on the CPU reads them as late as on a GPU."""
+    from titan_core.api.tools import deferred_reports
+    from titan_debug.numerics import locate_nan
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (deferred_reports, locate_nan):
+            patch.setattr(module, "in_flight", lambda tensor: True)
+        yield
+
+
+def planted_late(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -> RunRecord | str:
+    """:func:`planted` within :func:`read_late`."""
+    with read_late():
+        return planted(folder, plant, overrides)
 
 
 def findings(folder: Path) -> list[str]:

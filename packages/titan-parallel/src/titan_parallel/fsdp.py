@@ -13,15 +13,16 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.errors import UserError
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import TrainingSection
-from titan_parallel.config import FSDPKeys
+from titan_parallel.config import CompileSection, FSDPKeys
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
@@ -64,8 +65,15 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         shard([*embedding, *head], reshard=policy == "always")
     else:
         shard(embedding, reshard=policy != "never")
-    for block in part.blocks().values():
-        shard([block], reshard=policy != "never")
+        if all(isinstance(module, nn.Embedding) and module.max_norm is None for module in embedding):
+            for module in embedding:
+                assert isinstance(module, FSDPModule)
+                module.set_unshard_in_backward(False)  # the gradient of a table needs the rows' numbers, not the rows
+    groups = _groups(list(part.blocks().values()), context)
+    for group in groups:
+        # Backward needs the last group next after the head; if groups are small by request, it need not be gathered again.
+        needed_next = policy == "default" and group is groups[-1] and context.section.fsdp_group_mib > 0
+        shard(group, reshard=policy != "never" and not needed_next)
     if not layout.tied:
         shard(head, reshard=policy == "always")
     shard([part.module], reshard=policy == "always")
@@ -74,6 +82,29 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     # gathered.
     part.after_evaluation += tuple(unit.reshard for unit in part.module.modules() if isinstance(unit, FSDPModule))
     return part
+
+
+def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list[list[nn.Module]]:
+    """Divide ``blocks``, in order, into groups to gather together: one block each, or as many as fit into
+    ``fsdp_group_mib``."""
+    # Compiled code contains a module's hooks; those of a group depend on which of its modules have run.
+    compiled = context.facts.section(CompileSection).enable
+    limit = 0.0 if compiled else context.section.fsdp_group_mib * 2**20
+    width = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
+    groups: list[list[nn.Module]] = []
+    filled = limit
+    for block in blocks:
+        size = width * sum(_local(parameter).numel() for parameter in block.parameters())
+        if not groups or filled + size > limit:
+            groups.append([])
+            filled = 0.0
+        groups[-1].append(block)
+        filled += size
+    return groups
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def on_views(part: ModelPart, mesh: JobMesh) -> list[tuple[str, nn.Module]]:

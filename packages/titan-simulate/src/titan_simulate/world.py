@@ -43,6 +43,11 @@ class SimulatedWorld(World):
             return super().sum_over_replica(tensor)
         return tensor.mul_(self.data_ranks // self.plan.diverging_replicas)
 
+    def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
+        """See :meth:`sum` and :meth:`sum_over_replica`."""
+        summed = self.sum_over_replica(tensor) if over_replica else self.sum(tensor)
+        return lambda: summed
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return ``tensor``."""
         return super().broadcast(tensor) if tensor.is_cuda else tensor

@@ -95,9 +95,12 @@ class PendingUpdate:
     microbatches: Sequence[Batch]
     """This rank's microbatches, on its device."""
     repeat_forward: Callable[[], Tensor]
-    """Repeats the step's forward pass in training mode with the weights before the update, and returns this rank's share of
-    the loss, summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators
-    unchanged."""
+    """Repeats the step's forward pass in training mode with the present weights, and returns this rank's share of the loss,
+    summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators unchanged. It
+    may be called later too, as long as the weights are those of the step: until the next update that is not skipped."""
+    repeat_backward: Callable[[], AbstractContextManager[None]]
+    """Returns a context within which the parameters have the gradients of this step, computed again like
+    :attr:`repeat_forward`: for observers that look at a step once the next one has replaced its gradients."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,9 @@ class StepReport:
     auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses (:mod:`titan_core.api.auxiliary_loss`) by name, divided by the number of positions in the global
     batch; scalars, the same on every rank."""
-    skipped: bool = False
-    """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`)."""
+    skipped: bool | Tensor = False
+    """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`); a 0-d bool tensor if
+    the device decided."""
 
 
 @dataclass(frozen=True)

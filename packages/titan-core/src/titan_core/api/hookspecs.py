@@ -173,7 +173,7 @@ def titan_train_start(run: RunStart) -> None:
 
 @hookspec
 def titan_step_start(step: int) -> None:
-    """Optimizer step ``step`` (counted from 1) is about to load its batch. Unless an error ends the run, either
+    """Optimizer step ``step`` (counted from 1) is about to start. Unless an error ends the run, either
     :func:`titan_step_end` or :func:`titan_step_cancelled` follows."""
 
 
@@ -189,10 +189,14 @@ def titan_gradients_complete(step: int) -> None:
 
 
 @hookspec
-def titan_before_update(update: PendingUpdate) -> bool | None:
-    """The gradients of the step and their norm are known. If an observer returns ``True``, the optimizer skips the update,
-    as if the gradients had been absent; the step still counts as taken and its data as read. All ranks that train the same
-    replica must return the same value. Decisions based on the loss or the gradient norm satisfy this."""
+def titan_before_update(update: PendingUpdate) -> bool | Tensor | None:
+    """The gradients of the step and their norm are computed, or about to be on the device. If an observer returns ``True``,
+    the optimizer skips the update, as if the gradients had been absent; the step still counts as taken and its data as read.
+    All ranks that train the same replica must return the same value. Decisions based on the loss or the gradient norm
+    satisfy this.
+
+    Reading a figure waits for the device. An observer that decides by figures should return a 0-d bool tensor computed from
+    them: the device then decides, and ``StepReport.skipped`` shows the decision."""
 
 
 @hookspec

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from titan_core.api.build_context import JobContext, S, TrainingContext
@@ -117,6 +117,17 @@ def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSecti
     if not filled:
         raise UserError.one("model", "has no parameter to train", "fix the model plugin")
     return filled
+
+
+@runtime_checkable
+class SkipsOnDevice(Protocol):
+    """An optimizer that can skip a step on the device. With any other optimizer, the host waits before each update if an
+    observer may skip it (``training.on_nan`` = "stop" or "skip")."""
+
+    def step_unless(self, skip: Tensor) -> None:
+        """Take a step, but change neither parameters nor state if ``skip`` is true: a 0-d bool tensor on the device of the
+        parameters, which may still be in flight."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

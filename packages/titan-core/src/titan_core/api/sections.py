@@ -117,8 +117,8 @@ class TrainingSection(Section):
     """Keep parameters, gradients and optimizer state in host memory, and on the device only those in current use. Slow; for
     models that do not fit otherwise."""
     on_nan: Literal["stop", "skip", "warn", "ignore"] = "stop"
-    """Action if the loss or the gradient norm is not finite: stop the run, skip the update (on a GPU, each step then waits
-    for its gradient norm), warn in the log and continue, or ignore it."""
+    """Action if the loss or the gradient norm is not finite: stop the run without the update, skip the update and continue,
+    warn in the log and continue with it, or ignore it."""
 
 
 class MixtureEntry(BaseModel):

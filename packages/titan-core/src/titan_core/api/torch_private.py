@@ -6,6 +6,8 @@
   ``torch.distributed.tensor._redistribute`` and ``_collective_utils.MeshTopoInfo``.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
+* ``_init_group`` of torch's optimizers, which collects the tensors of an update; and their attributes ``found_inf`` and
+  ``grad_scale``, through which ``torch.amp.GradScaler`` lets fused optimizers skip a step.
 * ``torch._foreach_mul_``, ``Tensor._version``, and the hook tables of ``nn.Module``.
 * the module name ``torch._dynamo``, to see whether the compiler is loaded.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,6 +71,33 @@ def reset_compiler() -> None:
 def process_groups() -> list[dist.ProcessGroup]:
     """Return every process group that this rank belongs to."""
     return list(distributed_c10d._world.pg_map)
+
+
+class OnLocalShards:
+    """A base, before torch's class, for optimizers that compute each element on its own. The update runs on this rank's
+    shards, as plain tensors: DTensor's dispatch takes longer than the update of a small model. Parameters, gradients and
+    state remain DTensors for everyone else, so state and checkpoints do not change."""
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        parameters, gradients = lists[:2]
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            # Under tensor parallelism, the gradient of a divided table may be whole.
+            if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+                gradients[number] = gradient.redistribute(placements=parameter.placements)
+        for tensors in lists:
+            tensors[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        return has_complex
+
+
+def step_unless(optimizer: Any, skip: Tensor) -> None:
+    """Take a step of a fused ``optimizer`` of torch's unless ``skip``, a 0-d bool on the device, is true. The device
+    decides, so the host need not know."""
+    optimizer.grad_scale, optimizer.found_inf = None, skip.float()
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
 
 
 def multiply_(tensors: Sequence[Tensor], factor: Tensor) -> None:

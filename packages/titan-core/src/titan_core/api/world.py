@@ -86,6 +86,20 @@ class World:
             dist.all_reduce(tensor, group=self.replica_group)
         return tensor
 
+    def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
+        """Start :meth:`sum` (or :meth:`sum_over_replica`) in the background, and return a function that waits for the
+        result. Ranks must start their collectives in the same order."""
+        if self.size == 1:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, group=self.replica_group if over_replica else None, async_op=True)
+        assert work is not None
+
+        def wait() -> Tensor:
+            work.wait()
+            return tensor
+
+        return wait
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """``tensor`` of rank 0 on every rank, in place."""
         if self.size > 1:

@@ -62,6 +62,7 @@ class DataLoader:
         document_mask: bool = False,
         workers: int = 0,
         ahead: int = 2,
+        pin: bool = False,
     ) -> None:
         """
         Args:
@@ -70,11 +71,13 @@ class DataLoader:
             document_mask: whether positions and attention restart with each document.
             workers: number of reader processes; 0 reads in a thread.
             ahead: number of steps to read ahead.
+            pin: whether batches are in pinned memory, from which copies to a GPU do not block. A step's is pinned at once,
+                not microbatch by microbatch; torch does not reuse it before the copies are done.
         """
         owned = spec.plan.logical_shards // spec.plan.ranks
         self._spec, self._sources, self._tokenizer = spec, sources, tokenizer
         self._indices = range(rank * owned, (rank + 1) * owned)
-        self._document_mask, self._workers, self._ahead = document_mask, workers, ahead
+        self._document_mask, self._workers, self._ahead, self._pin = document_mask, workers, ahead, pin
         self._prefetch: Prefetch | None = None
         self._positions: dict[str, State] | None = None
         self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
@@ -159,6 +162,8 @@ class DataLoader:
         whole = _batch(rows, _weights(parts), [lengths for part in parts for lengths in part.lengths], self._document_mask)
         first = self._indices.start * (len(rows) // len(self._indices))  # a logical shard fills the same rows of each batch
         whole = replace(whole, rows=torch.arange(first, first + len(rows)))
+        if self._pin:
+            whole = whole.map(torch.Tensor.pin_memory)
         targets: Counter[int] = Counter()
         datasets = (dataset for part in parts for dataset in part.datasets)
         pieces = (row for part in parts for row in part.lengths)
@@ -185,7 +190,7 @@ class DataLoader:
         return data, {index: position for part in parts for index, position in part.positions.items()}
 
 
-def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataLoader:
+def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int, pin: bool = False) -> DataLoader:
     """Return the loader of the job's training data for data-parallel group ``rank``."""
     section = job.config.section(DataSection)
     return DataLoader(
@@ -196,6 +201,7 @@ def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int) -> DataL
         document_mask=section.document_mask,
         workers=section.num_workers,
         ahead=section.prefetch,
+        pin=pin,
     )
 
 

@@ -1,33 +1,60 @@
-"""torch's Adam and AdamW."""
+"""torch's Adam and AdamW, computed on this rank's shards."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from titan_core.api.optimizer import OptimizerContext
 from titan_core.api.sections import OptimizerSection
+from titan_core.api.torch_private import OnLocalShards, step_unless
+
+
+class Adam(OnLocalShards, torch.optim.Adam):
+    """torch's Adam."""
+
+
+class AdamW(OnLocalShards, torch.optim.AdamW):
+    """torch's AdamW."""
+
+
+class FusedAdam(Adam):
+    """Adam that can skip a step on the device."""
+
+    def step_unless(self, skip: Tensor) -> None:
+        """See :class:`~titan_core.api.optimizer.SkipsOnDevice`."""
+        step_unless(self, skip)
+
+
+class FusedAdamW(AdamW):
+    """AdamW that can skip a step on the device."""
+
+    def step_unless(self, skip: Tensor) -> None:
+        """See :class:`~titan_core.api.optimizer.SkipsOnDevice`."""
+        step_unless(self, skip)
 
 
 def build_adamw(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
     """Build AdamW (Loshchilov and Hutter, 2019)."""
-    return _build(torch.optim.AdamW, context)
+    return _build(AdamW, FusedAdamW, context)
 
 
 def build_adam(context: OptimizerContext[OptimizerSection]) -> torch.optim.Optimizer:
     """Build Adam (Kingma and Ba, 2015)."""
-    return _build(torch.optim.Adam, context)
+    return _build(Adam, FusedAdam, context)
 
 
 def _build(
-    cls: type[torch.optim.AdamW] | type[torch.optim.Adam], context: OptimizerContext[OptimizerSection]
+    plain: type[Adam] | type[AdamW], fused: type[Adam] | type[AdamW], context: OptimizerContext[OptimizerSection]
 ) -> torch.optim.Optimizer:
     section = context.section
-    return cls(
+    is_fused = section.implementation in ("auto", "fused")
+    return (fused if is_fused else plain)(
         [group.as_dict() for group in context.groups],
         lr=section.lr,
         betas=(section.beta1, section.beta2),
         eps=section.eps,
         weight_decay=section.weight_decay,
-        fused=section.implementation in ("auto", "fused"),
+        fused=is_fused,
         foreach=section.implementation == "foreach",
     )

@@ -108,17 +108,19 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_gradients_complete`."""
         self._call(self._manager.hook.titan_gradients_complete, step=step)
 
-    def before_update(self, update: PendingUpdate) -> bool:
-        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update.
+    def before_update(self, update: PendingUpdate) -> bool | Tensor:
+        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the
+        device has yet to decide.
 
         Raises:
-            TypeError: an observer returned neither a bool nor ``None``.
+            TypeError: an observer returned neither a bool, nor a 0-d bool tensor, nor ``None``.
         """
         answers = self._call(self._manager.hook.titan_before_update, update=update)  # pluggy drops None
-        strange = next((answer for answer in answers if not isinstance(answer, bool)), None)
-        if strange is not None:
-            raise TypeError(f"titan_before_update of an observer returned {strange!r}; it must return a bool or None")
-        return True in answers
+        if not answers:
+            return False
+        from titan_core.api.tools.deferred_reports import any_of  # imports torch
+
+        return any_of(answers)
 
     def step_end(self, report: StepReport) -> None:
         """See :func:`titan_core.api.hookspecs.titan_step_end`."""

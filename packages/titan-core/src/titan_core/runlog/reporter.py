@@ -36,6 +36,7 @@ class MetricsReporter:
         self._lifecycle = lifecycle
         self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
+        self._skipped: int | torch.Tensor = 0
         lifecycle.register(self)
 
     @hookimpl
@@ -54,7 +55,7 @@ class MetricsReporter:
         """Log the first step, the last step and every ``metrics.log_freq``-th step."""
         self._data_seconds += report.data_seconds
         self._targets += report.num_targets
-        self._skipped += report.skipped
+        self._skipped = self._skipped + report.skipped  # a tensor if the device decides
         if report.step % self._frequency and report.step not in (1, self._steps):
             self._unlogged = report
             return
@@ -98,7 +99,8 @@ class MetricsReporter:
 
     def _begin_window(self, step: int) -> None:
         self._window_step = step
-        self._targets = self._skipped = 0
+        self._targets = 0
+        self._skipped = 0
         self._data_seconds = 0.0
         self._stopwatch.take()
         self._started = time.perf_counter()
@@ -127,7 +129,7 @@ class MetricsReporter:
             "epoch": report.epoch,
             "corrupt_records": report.corrupt,
             "empty_documents": report.empty,
-            "skipped_steps": self._skipped,
+            "skipped_steps": int(self._skipped),
             **{f"auxiliary/{name}": _finite(value.item()) for name, value in report.auxiliary.items()},
             **self._tokens_by_dataset(),
         }

@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.deferred_reports import DeferredReports, is_finite
+from titan_core.api.tools.deferred_reports import DeferredReports, finite, is_finite
 from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,9 @@ class NonFiniteError(RunStopped):
 
 
 class FiniteGuard(DeferredReports):
-    """To stop or to warn, it reads reports late, so that the host does not wait for a GPU. To skip an update, it must read
-    the figures before the update."""
+    """The device decides whether to skip an update, and the guard reads reports late, so that the host does not wait for a
+    GPU. A step that stops the run is skipped as well: its weights then show the cause
+    (:mod:`titan_debug.numerics.locate_nan`), and no checkpoint or observer can see bad ones."""
 
     def __init__(self, context: JobContext[TrainingSection]) -> None:
         super().__init__()
@@ -54,40 +57,40 @@ class FiniteGuard(DeferredReports):
         self._run = run
 
     @hookimpl
-    def titan_before_update(self, update: PendingUpdate) -> bool:
-        """Return whether to skip the update.
-
-        Raises:
-            NonFiniteError: the updates of :data:`MOST_SKIPPED` successive steps would be skipped.
-        """
-        if self._action != "skip" or is_finite(update, self._world()):
-            self._skipped = 0
-            return False
-        self._skipped += 1
-        if self._skipped == MOST_SKIPPED:
-            raise NonFiniteError(
-                f"{_figures(update)}; training stops, because this is the {MOST_SKIPPED}th such step in a row. Resume from "
-                'an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to see the first such step'
-            )
-        self._report(update.step, f"{_figures(update)}; its update is skipped")
-        return True
+    def titan_before_update(self, update: PendingUpdate) -> Tensor | None:
+        """Return whether to skip the update."""
+        return ~finite(update, self._world()) if self._action in ("stop", "skip") else None
 
     def process(self, report: StepReport) -> None:
-        """Warn or stop.
+        """Warn, stop or count.
 
         Raises:
-            NonFiniteError: a figure is not finite, and ``training.on_nan`` is ``"stop"``.
+            NonFiniteError: a figure is not finite and ``training.on_nan`` is ``"stop"``, or the updates of
+                :data:`MOST_SKIPPED` successive steps were skipped.
         """
-        if self._action == "skip" or is_finite(report, self._world()):
+        # Bad steps are always skipped, unless to warn. Ranks are compared (by ``is_finite``) only if need be.
+        if not (report.skipped or self._action == "warn") or is_finite(report, self._world()):
+            self._skipped = 0
             return
-        if self._action == "warn":
-            self._report(report.step, _figures(report))
-            return
-        raise NonFiniteError(
-            f"{_figures(report)}; training stops, because every weight is about to become NaN. Lower optimizer.lr "
-            f"({report.lr:g} in this step), increase lr_scheduler.warmup_steps, or inspect the data of this step; "
-            'training.on_nan = "skip" skips the updates of such steps, "warn" and "ignore" continue regardless'
-        )
+        match self._action:
+            case "warn":
+                self._report(report.step, _figures(report))
+            case "stop":
+                raise NonFiniteError(
+                    f"{_figures(report)}; training stops, because its update would make every weight NaN. Lower "
+                    f"optimizer.lr ({report.lr:g} in this step), increase lr_scheduler.warmup_steps, or inspect the data of "
+                    'this step; training.on_nan = "skip" skips the updates of such steps, "warn" and "ignore" continue '
+                    "regardless"
+                )
+            case "skip":
+                self._skipped += 1
+                if self._skipped == MOST_SKIPPED:
+                    raise NonFiniteError(
+                        f"{_figures(report)}; training stops, because this is the {MOST_SKIPPED}th such step in a row. "
+                        'Resume from an older checkpoint with a lower optimizer.lr, or with training.on_nan = "stop" to '
+                        "see the first such step"
+                    )
+                self._report(report.step, f"{_figures(report)}; its update is skipped")
 
     def _report(self, step: int, message: str) -> None:
         log.warning("%s", message)
@@ -99,7 +102,7 @@ class FiniteGuard(DeferredReports):
         return self._run.world
 
 
-def _figures(step: PendingUpdate | StepReport) -> str:
+def _figures(step: StepReport) -> str:
     losses = step.rank_losses.tolist()
     bad = [str(rank) for rank, loss in enumerate(losses) if not math.isfinite(loss)]
     where = f" (on data rank {', '.join(bad[:8])}{' and others' * (len(bad) > 8)})" if 0 < len(bad) < len(losses) else ""

@@ -42,6 +42,7 @@ from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.train.guarded_steps import GuardedSteps
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.missing_gradients import MissingGradients
@@ -130,7 +131,7 @@ class Trainer:
         self.last_step = self.training.steps if stop is None else min(self.training.steps, stop)
         prepare_numerics(self.training, world)
 
-        self.loader = data_loader(job, data.training, world.data_rank)
+        self.loader = data_loader(job, data.training, world.data_rank, pin=world.device.type == "cuda")
         with phase("building the model"):
             whole = build_whole(job)
             self.size = size_of(whole, job)
@@ -167,7 +168,7 @@ class Trainer:
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
             )
         self.requests = SharedRequests([self.interruption.stop, self.interruption.interrupt, self.interruption.save])
-        self.skipped = False  # whether the last step's update was skipped
+        self.updates = GuardedSteps(optimizer, on_host=self.training.enable_cpu_offload)
         self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
@@ -221,7 +222,7 @@ class Trainer:
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
-        totals = self.lookahead.peek(self.skipped)
+        totals = self.lookahead.take()
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
@@ -290,25 +291,26 @@ class Trainer:
         )
         with self.stopwatch.measure("forward_backward"):
             loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
+        if state.step + 1 < self.last_step:
+            self.lookahead.begin(self.updates.last_skipped)
         self.lifecycle.gradients_complete(state.step + 1)
         with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
-        repeat = partial(self._repeat_forward, inputs)
-        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, repeat)
-        skipped = self.skipped = self.lifecycle.before_update(pending)
-        if not skipped:
+        repeat = partial(self._repeat_forward, inputs), partial(self._repeat_backward, inputs)
+        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, *repeat)
+        skipped = self.updates.decidable(self.lifecycle.before_update(pending))
+        if skipped is not True:
             self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
-        if self.checkpoints is not None and not skipped:
-            with self.stopwatch.measure("checkpoint", on_host=True):
-                self.checkpoints.before_update()
+            if self.checkpoints is not None:
+                with self.stopwatch.measure("checkpoint", on_host=True):
+                    self.checkpoints.before_update()
         with self.stopwatch.measure("optimizer"):
-            if not skipped:
-                if training.max_norm > 0:
-                    clip_gradients(gradients, grad_norm, training.max_norm)
-                state.optimizer.step()
-            advance(state.lr_scheduler, updated=not skipped)
+            if skipped is not True and training.max_norm > 0:
+                clip_gradients(gradients, grad_norm, training.max_norm)
+            self.updates.take(skipped)
+            advance(state.lr_scheduler, updated=skipped is not True)
             state.optimizer.zero_grad()
         state.step += 1
         state.tokens_seen += totals.num_targets
@@ -332,6 +334,15 @@ class Trainer:
     def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:
         with preserved_state(self.state.parts):
             return self.run_step.evaluate(replace(inputs, auxiliary=None))
+
+    @contextmanager
+    def _repeat_backward(self, inputs: StepInput) -> Iterator[None]:
+        with preserved_state(self.state.parts):
+            for parameter in self.parameters:
+                parameter.grad = None
+            assert inputs.auxiliary is not None
+            self.run_step(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale)))
+            yield
 
     def _losses(
         self, share: torch.Tensor, inputs: StepInput, data: StepData, totals: StepTotals

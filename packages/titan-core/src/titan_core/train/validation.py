@@ -89,7 +89,7 @@ class Validation:
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         while batches != self._section.steps:
             stop.pending = self._stop.pending
-            totals = lookahead.peek()
+            totals = lookahead.take()
             if stop.agreed:
                 return None
             data = loader.next_step()

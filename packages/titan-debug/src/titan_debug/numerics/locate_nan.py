@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, PendingUpdate, RunStart
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.deferred_reports import is_finite
+from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.deferred_reports import finite, in_flight
+from titan_core.api.tools.device import HostCopy
 from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
@@ -36,11 +40,18 @@ class Bad:
 
 
 class NanLocator:
-    """Investigates a step whose loss or gradient norm is not finite, before the update spreads it to every weight."""
+    """Investigates a step whose loss or gradient norm is not finite, with the weights of that step.
+
+    On a GPU it looks one step late, so that the host does not wait for the device. That is possible because the device skips
+    the update of a bad step (``training.on_nan`` = "stop" or "skip"): until the next update the weights are still those of
+    the step. If bad updates are not skipped, the locator has to wait for the figures of each step before its update.
+    """
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         self._run: RunStart | None = None
         self._left = MOST
+        self._skipped = context.facts.section(TrainingSection).on_nan in ("stop", "skip")
+        self._waiting: tuple[PendingUpdate, HostCopy] | None = None
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
@@ -49,28 +60,52 @@ class NanLocator:
 
     @hookimpl(tryfirst=True)
     def titan_before_update(self, update: PendingUpdate) -> None:
-        """Locate the origin if the step's loss or gradient norm is not finite."""
+        """Locate the origin if the loss or gradient norm of this step, or of the preceding one, is not finite."""
+        assert self._run is not None
+        self._look_back()
+        if not self._left:
+            return
+        good = finite(update, self._run.world)
+        if self._skipped and in_flight(good):
+            self._waiting = update, HostCopy([good])
+        elif not good:
+            self._investigate(update, nullcontext)
+
+    @hookimpl(tryfirst=True)
+    def titan_flush(self, step: int) -> None:
+        """Look at the last step, before the guard ends the run because of it."""
+        self._look_back()
+
+    def _look_back(self) -> None:
+        """Investigate the preceding step if it was bad. Its gradients are gone."""
+        before, self._waiting = self._waiting, None
+        if before is not None and not before[1].wait()[0]:
+            self._investigate(before[0], before[0].repeat_backward)
+
+    def _investigate(self, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> None:
         run = self._run
         assert run is not None
-        if is_finite(update, run.world) or not self._left:
-            return
         self._left -= 1
-        message = f"step {update.step}: {self._locate(run, update)}"
+        message = f"step {update.step}: {self._locate(run, update, gradients)}"
         if run.world.rank == 0:
             log.warning("%s", message)
             run.report(Finding("not finite", message, update.step))
 
-    def _locate(self, run: RunStart, update: PendingUpdate) -> str:
+    def _locate(self, run: RunStart, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> str:
+        """
+        Args:
+            gradients: returns a context within which the parameters have the gradients of the step.
+        """
         calls: list[str] = []
-        finite: list[Tensor] = []
+        good: list[Tensor] = []
 
         def on_output(name: str, module: nn.Module, outputs: list[Tensor]) -> None:
             for output in outputs:
                 calls.append(name)
-                finite.append(torch.isfinite(output).all())
+                good.append(torch.isfinite(output).all())
 
         loss = replay(update, run.parts, on_output)
-        found: list[Bad | None] = run.world.gather(self._first_output(calls, finite, run))
+        found: list[Bad | None] = run.world.gather(self._first_output(calls, good, run))
         first = _first(found)
         if first is not None:
             return f"the first output that is not finite is that of {first}"
@@ -82,7 +117,8 @@ class NanLocator:
                 "the loss is not finite, but repeating the forward pass gives finite values throughout: suspect faulty "
                 "hardware or non-deterministic code"
             )
-        first = _first(run.world.gather(_last_gradient(run)), backward=True)
+        with gradients():
+            first = _first(run.world.gather(_last_gradient(run)), backward=True)
         if first is not None:
             return (
                 "repeating the forward pass gives finite outputs; the first gradient in the order of backward that is not "
@@ -93,8 +129,8 @@ class NanLocator:
             "overflows"
         )
 
-    def _first_output(self, calls: list[str], finite: list[Tensor], run: RunStart) -> Bad | None:
-        good = torch.stack(finite).tolist() if finite else []
+    def _first_output(self, calls: list[str], flags: list[Tensor], run: RunStart) -> Bad | None:
+        good = torch.stack(flags).tolist() if flags else []
         if False not in good:
             return None
         layout = run.parts[0].layout

@@ -6,14 +6,18 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import RunStopped
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.deferred_reports import DeferredReports
+from titan_core.api.tools.device import HostCopy
 from titan_debug.config import NumericsSection
 
 log = logging.getLogger(__name__)
@@ -49,33 +53,76 @@ class SpikeDetector:
             # statistics.pstdev uses fractions, which takes ten times as long.
             deviation = math.dist(self.losses, [mean] * len(self.losses)) / math.sqrt(len(self.losses))
             if loss > mean + self._sigma * deviation:
-                away = f"{(loss - mean) / deviation:.1f} standard deviations above" if deviation else "above"
-                message = f"the loss is {loss:.4f}, {away} the mean of the preceding {len(self.losses)} losses ({mean:.4f})"
+                message = _message(loss, mean, deviation, len(self.losses))
         self.losses.append(loss)
         return message
 
 
+class DeviceSpikeDetector:
+    """:class:`SpikeDetector` on the device, which then skips the update of a spike without waiting for the host. Its dozen
+    small kernels would cost more host time than a detector on the host, if no update is skipped."""
+
+    def __init__(self, window: int, sigma: float) -> None:
+        self._sigma, self._window = sigma, window
+        self.load([])
+
+    def load(self, losses: Sequence[float]) -> None:
+        """Set the last losses, oldest first."""
+        last = list(losses)[-self._window :]
+        self._losses = torch.tensor([*last, *[0.0] * (self._window - len(last))], dtype=torch.float64)
+        self._added = torch.tensor(len(last))
+
+    def last_losses(self) -> list[float]:
+        """Return the last losses, oldest first. Waits for the device."""
+        added, losses = int(self._added), self._losses.tolist()
+        return losses[:added] if added < self._window else losses[added % self._window :] + losses[: added % self._window]
+
+    def add(self, loss: Tensor) -> Tensor:
+        """Add a loss, a scalar. Return its verdict on the device, fp64: whether it is no spike, the loss itself, the mean
+        and the standard deviation of the preceding losses, and their number."""
+        if self._losses.device != loss.device:  # in the first step
+            self._losses, self._added = self._losses.to(loss.device), self._added.to(loss.device)
+        loss, losses, slots = loss.double(), self._losses, torch.arange(self._window, device=loss.device)
+        number = self._added.clamp(max=self._window)
+        present, some = slots < number, number.clamp(min=1)
+        mean = losses.sum() / some  # slots without a loss hold 0
+        deviation = (torch.where(present, losses - mean, 0.0).square().sum() / some).sqrt()
+        finite = torch.isfinite(loss)
+        spike = finite & (number >= min(FEWEST, self._window)) & (loss > mean + self._sigma * deviation)
+        self._losses = torch.where(finite & (slots == self._added % self._window), loss, losses)
+        self._added = self._added + finite
+        return torch.stack([(~spike).double(), loss, mean, deviation, number.double()])
+
+
+def _message(loss: float, mean: float, deviation: float, number: int) -> str:
+    away = f"{(loss - mean) / deviation:.1f} standard deviations above" if deviation else "above"
+    return f"the loss is {loss:.4f}, {away} the mean of the preceding {number} losses ({mean:.4f})"
+
+
 class LossSpikes(DeferredReports):
-    """Handles loss spikes. On a GPU it warns or stops one step late so that the host does not wait; to skip an update it
-    must wait for the loss."""
+    """Handles loss spikes. On a GPU it warns or stops one step late, so that the host does not wait; whether to skip an
+    update is decided on the device."""
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section
         super().__init__()
         self._action: Literal["warn", "skip", "stop"] = section.spike_action  # type: ignore[assignment]  # inactive if "off"
         self._detector = SpikeDetector(section.spike_window, section.spike_sigma)
+        self._on_device = DeviceSpikeDetector(section.spike_window, section.spike_sigma)  # if updates are skipped
+        self._verdicts: deque[HostCopy] = deque()
         self._run: RunStart | None = None
 
     @hookimpl
     def titan_save_state(self) -> dict[str, list[float]]:
         """Save the last losses so that a resumed run judges the next loss as an uninterrupted run would."""
-        return {STATE: list(self._detector.losses)}
+        return {STATE: self._on_device.last_losses() if self._action == "skip" else list(self._detector.losses)}
 
     @hookimpl
     def titan_restore_state(self, state: Mapping[str, Any]) -> None:
         """Restore the losses from a checkpoint."""
         self._detector.losses.clear()
         self._detector.losses.extend(state.get(STATE, ()))
+        self._on_device.load(state.get(STATE, ()))
 
     @hookimpl
     def titan_train_start(self, run: RunStart) -> None:
@@ -83,14 +130,13 @@ class LossSpikes(DeferredReports):
         self._run = run
 
     @hookimpl
-    def titan_before_update(self, update: PendingUpdate) -> bool:
+    def titan_before_update(self, update: PendingUpdate) -> Tensor | None:
         """Return whether to skip the update."""
         if self._action != "skip":
-            return False
-        message = self._detector.add(update.loss.item())
-        if message is not None:
-            self._report(update.step, f"{message}; skipping its update")
-        return message is not None
+            return None
+        verdict = self._on_device.add(update.loss)
+        self._verdicts.append(HostCopy([verdict]))
+        return verdict[0] == 0
 
     def process(self, report: StepReport) -> None:
         """Warn of a spike or stop the run.
@@ -98,7 +144,12 @@ class LossSpikes(DeferredReports):
         Raises:
             LossSpikeError: the loss is a spike and ``spike_action`` is ``"stop"``.
         """
-        message = self._detector.add(report.loss.item()) if self._action != "skip" else None
+        if self._action == "skip":
+            usual, loss, mean, deviation, number = self._verdicts.popleft().wait()[0].tolist()
+            if not usual:
+                self._report(report.step, f"{_message(loss, mean, deviation, int(number))}; skipping its update")
+            return
+        message = self._detector.add(report.loss.item())
         if message is None:
             return
         self._report(report.step, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -29,8 +30,10 @@ class DeferredReports(ABC):
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
         """Process this step's report on a CPU, the preceding step's on a GPU."""
-        copies = HostCopy([report.loss, report.rank_losses, report.grad_norm])
-        if not report.loss.is_cuda:
+        # Flags are copied as what they usually are, true: on a simulated device every flag is.
+        updated = [~report.skipped] if isinstance(report.skipped, torch.Tensor) else []
+        copies = HostCopy([report.loss, report.rank_losses, report.grad_norm, *updated])
+        if not in_flight(report.loss):
             self._look(report, copies)
             return
         before, self._waiting = self._waiting, (report, copies)
@@ -45,8 +48,43 @@ class DeferredReports(ABC):
             self._look(*before)
 
     def _look(self, report: StepReport, copies: HostCopy) -> None:
-        loss, rank_losses, grad_norm = copies.wait()
-        self.process(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm))
+        loss, rank_losses, grad_norm, *updated = copies.wait()
+        skipped = not updated[0] if updated else report.skipped
+        self.process(replace(report, loss=loss, rank_losses=rank_losses, grad_norm=grad_norm, skipped=skipped))
+
+
+def in_flight(tensor: torch.Tensor) -> bool:
+    """Whether the device may not have computed ``tensor`` yet, so that reading it may wait."""
+    return tensor.is_cuda
+
+
+def any_of(answers: Sequence[object]) -> bool | torch.Tensor:
+    """Return whether one of the observers' ``answers`` is true; a tensor if that is in flight.
+
+    Raises:
+        TypeError: an answer is neither a bool nor a 0-d bool tensor.
+    """
+    flags = [answer for answer in answers if isinstance(answer, torch.Tensor)]
+    plain = [answer for answer in answers if isinstance(answer, bool)]
+    strange = [flag for flag in flags if flag.dtype is not torch.bool or flag.dim()]
+    if strange or len(flags) + len(plain) < len(answers):
+        raise TypeError(
+            f"titan_before_update of an observer returned one of {answers!r}; it must return a bool, a 0-d bool tensor or "
+            "None"
+        )
+    if any(plain) or not flags:
+        return any(plain)
+    flag = flags[0] if len(flags) == 1 else torch.stack(flags).any()
+    return flag if in_flight(flag) else bool(flag)
+
+
+def finite(update: PendingUpdate, world: World) -> torch.Tensor:
+    """Return whether loss and gradient norm are finite on all ranks: a 0-d bool on the device, the same on all ranks. All
+    ranks must call it."""
+    here = torch.isfinite(torch.stack([update.loss, update.grad_norm])).all()
+    if world.plan.diverging_replicas > 1:  # each replica has its own gradient norm
+        return world.max((~here).int()) == 0
+    return here
 
 
 def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:

@@ -1,0 +1,185 @@
+"""Measures the host time of a step by part: on one device, with FSDP over 2 ranks, with tensor parallelism over 2 ranks.
+
+Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake
+process group stands for the other ranks. Times are CPU times of the training thread. All variants train in one process, in
+alternating blocks of steps, so that other load on the machine affects all of them; the ratios are medians over the rounds.
+
+    uv run python benchmarks/host.py
+    uv run python benchmarks/host.py --only "one device" --only "FSDP 2" --rounds 9
+    uv run python benchmarks/host.py --profile "FSDP 2"          # cProfile of that variant's steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from titan_core.api.config import Override
+from titan_core.api.job_mesh import JobMesh
+from titan_core.api.world import World
+from titan_core.config.load import load_config
+from titan_core.data.opened import OpenedData
+from titan_core.job.assemble import assemble
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.plugins.registry import Registry
+from titan_core.runlog.run_directory import RunDirectory
+from titan_core.train import trainer as trainer_module
+from titan_core.train.trainer import Trainer
+
+T = TypeVar("T")
+
+SHAPES = {
+    "model.args": "{dim = 64, n_layers = 6, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
+    "training.seq_len": "32",
+    "training.local_batch_size": "2",
+    "training.global_batch_size": "2",
+    "training.steps": "1000000",
+    "metrics.log_freq": "1000000",
+    "checkpoint.enable": "false",
+    "sample.enable": "false",
+}
+
+VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
+    "one device": (1, {}),
+    "FSDP 2": (2, {"training.global_batch_size": "4"}),
+    "FSDP 2, grouped": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "25"}),
+    "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
+}
+"""Number of ranks and settings of each variant; a rank has the same batch in each."""
+
+PARTS = ("data", "forward and backward", "norm and clipping", "optimizer", "bookkeeping")
+
+
+class FirstOfEqualRanks(World):
+    """The world of rank 0, in a process group that may have more ranks than the job."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return ``value`` for every rank."""
+        return [value] * self.size
+
+
+class Variant:
+    """A trainer whose parts are timed. It takes its steps as rank 0 of its world."""
+
+    def __init__(self, ranks: int, settings: dict[str, str]) -> None:
+        overrides = {**SHAPES, **settings, "job.dump_folder": tempfile.mkdtemp()}
+        config, registry = load_config(
+            "llama3_debug", [Override(key, value) for key, value in overrides.items()], Registry.from_installed()
+        )
+        job = assemble(config, registry, ranks)
+        device, plan = torch.device("cpu"), job.facts.mesh
+        world = FirstOfEqualRanks(0, device, plan, JobMesh(plan, device.type))
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._timed = False
+        self.trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
+        lifecycle.train_start(self.trainer.run_start())
+        self.trainer.requests.complete(world)
+        self._instrument()
+
+    def _instrument(self) -> None:
+        trainer = self.trainer
+        trainer.run_step = self._timer("forward and backward", trainer.run_step, evaluate=trainer.run_step.evaluate)
+        for owner, part, names in (
+            (trainer.loader, "data", ("peek", "next_step")),
+            (trainer.state.optimizer, "optimizer", ("step", "zero_grad")),
+        ):
+            for name in names:
+                setattr(owner, name, self._timer(part, getattr(owner, name)))
+
+    def _timer(self, part: str, function: Callable[..., Any], **attributes: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self._spent[part] += time.thread_time() - started
+
+        call.__dict__.update(attributes)
+        return call
+
+    def block(self, steps: int) -> None:
+        """Take ``steps`` steps and record the mean seconds of a step and of its parts."""
+        self._spent.clear()
+        of_norm = ("local_gradients", "global_norm", "clip_gradients")
+        originals = {name: getattr(trainer_module, name) for name in of_norm}
+        for name, function in originals.items():
+            setattr(trainer_module, name, self._timer("norm and clipping", function))
+        started = time.thread_time()
+        try:
+            for _ in range(steps):
+                self.trainer.step()
+        finally:
+            for name, function in originals.items():
+                setattr(trainer_module, name, function)
+        total = time.thread_time() - started
+        self._spent["bookkeeping"] = total - sum(self._spent.values())
+        self.seconds["step"].append(total / steps)
+        for part in PARTS:
+            self.seconds[part].append(self._spent[part] / steps)
+
+    def median(self, part: str) -> float:
+        """Return the median of a part's seconds over the rounds."""
+        return statistics.median(self.seconds[part])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--block", type=int, default=10, help="steps per block")
+    parser.add_argument("--only", action="append", choices=list(VARIANTS), help="a variant to measure; may be repeated")
+    parser.add_argument("--profile", choices=list(VARIANTS), help="print where the host time of this variant goes")
+    arguments = parser.parse_args()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    names = [arguments.profile] if arguments.profile else arguments.only or list(VARIANTS)
+    variants = {name: Variant(*VARIANTS[name]) for name in names}
+    for variant in variants.values():  # warm up
+        variant.block(arguments.block)
+        variant.seconds.clear()
+    profiler = cProfile.Profile() if arguments.profile else None
+    for number in range(arguments.rounds):
+        order = list(variants.values())
+        for variant in order if number % 2 else reversed(order):
+            if profiler is not None:
+                profiler.enable()
+            variant.block(arguments.block)
+            if profiler is not None:
+                profiler.disable()
+    if profiler is not None:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+    print_table(variants)
+    for variant in variants.values():
+        variant.trainer.close()
+    dist.destroy_process_group()
+
+
+def print_table(variants: dict[str, Variant]) -> None:
+    """Print milliseconds by part, and the ratio of each variant to the first."""
+    first = next(iter(variants.values()))
+    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs; milliseconds of a step\n")
+    print("| part | " + " | ".join(variants) + " |")
+    print("| --- |" + " ---: |" * len(variants))
+    for part in (*PARTS, "step"):
+        print(f"| {part} | " + " | ".join(f"{1e3 * variant.median(part):.2f}" for variant in variants.values()) + " |")
+    ratios = [
+        statistics.median(mine / base for mine, base in zip(variant.seconds["step"], first.seconds["step"], strict=True))
+        for variant in variants.values()
+    ]
+    print(f"| step, compared with {next(iter(variants))} | " + " | ".join(f"{ratio:.2f} x" for ratio in ratios) + " |")
+
+
+if __name__ == "__main__":
+    main()
