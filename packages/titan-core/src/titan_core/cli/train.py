@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -51,7 +52,11 @@ def run(context: CommandContext) -> int:
 
         with early_lock(job.dump_folder):
             with phase("importing torch"):
+                gc.disable()  # modules are no garbage: neither look for any while they load, nor ever look at them again
                 import titan_core.train.trainer  # noqa: F401
+
+                gc.freeze()
+                gc.enable()
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
 
