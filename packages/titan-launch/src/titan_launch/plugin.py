@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
 
@@ -31,3 +34,12 @@ def titan_launchers() -> list[Launcher]:
             run=Ref("titan_launch.options:run"),
         ),
     ]
+
+
+@hookimpl
+def titan_job_assembled(job: Job) -> None:
+    """Bind this process to the cores near its GPU if it is a rank."""
+    if "LOCAL_RANK" in os.environ:
+        from titan_launch.numa import bind
+
+        bind(job, os.environ)
