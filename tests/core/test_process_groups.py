@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from titan_core.api.errors import UserError
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
-from titan_core.api.tools.device import choose_device
+from titan_core.api.tools.device import attention_kernels, choose_device
 from titan_core.api.torch_private import process_groups
 from titan_core.train.world import _replica_group, require_own_gpu
 
@@ -176,3 +177,30 @@ def test_nccl_is_bound_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Stop), joining.join_world(make_job("tiny")):
         raise AssertionError
     assert (given["backend"], given["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("capability", "first"), [((9, 0), ["cudnn", "flash"]), ((8, 0), ["flash", "cudnn"])])
+def test_the_order_of_attention_kernels_is_fixed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], first: list[str]
+) -> None:
+    def state() -> tuple[Any, ...]:
+        cuda = torch.backends.cuda
+        enabled = (
+            cuda.cudnn_sdp_enabled(),
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+        )
+        return *enabled, torch._C._get_sdp_priority_order()
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    before = state()
+    with caplog.at_level("INFO"), attention_kernels(torch.device("cuda", 0)):
+        *enabled, order = state()
+        assert enabled == [True] * 4
+        names = [SDPBackend(int(kernel)).name.removesuffix("_ATTENTION").lower() for kernel in order[:4]]
+        assert names == [*first, "efficient", "math"]
+    assert state() == before
+    assert caplog.messages == [f"attention kernels, in order of preference: {', '.join(names)}"]
+    with attention_kernels(torch.device("cpu")):
+        assert state() == before

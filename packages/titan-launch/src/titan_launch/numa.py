@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def bind(job: Job, environment: Mapping[str, str], system: Path = Path("/sys")) 
 
 def _node_of(device: torch.device, system: Path) -> int | None:
     """Return the NUMA node of a GPU; ``None`` if the system does not know it."""
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)
     address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
     try:
         node = int((system / "bus/pci/devices" / address / "numa_node").read_text())

@@ -19,7 +19,7 @@ from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection, TrainingSection
-from titan_core.api.tools.device import backend_for, choose_device
+from titan_core.api.tools.device import attention_kernels, backend_for, choose_device
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
 from titan_core.api.world import World
@@ -52,7 +52,8 @@ def join_world(job: Job) -> Iterator[World]:
         # Before the mesh: ranks that disagree on its shape would deadlock while making it.
         require_same_job(job)
         mesh = JobMesh(plan, device.type, host_tensors=job.config.section(TrainingSection).enable_cpu_offload)
-        yield World(rank, device, plan, mesh, _replica_group(plan))
+        with attention_kernels(device):
+            yield World(rank, device, plan, mesh, _replica_group(plan))
         failed = False
     finally:
         # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,26 @@ def _avoid_fragmentation() -> None:
     if not torch.cuda.is_initialized() and not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
         os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
         log.info("GPU memory: expandable_segments (%s is not set)", _ALLOCATOR_SETTINGS[0])
+
+
+@contextmanager
+def attention_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU, set the order in which ``scaled_dot_product_attention`` tries its kernels: from the fastest, which need
+    certain shapes and types, to the one that computes everything. torch's own order changes between versions."""
+    if device.type != "cuda":
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if torch.cuda.get_device_capability(device) >= (9, 0):  # torch's flash attention does not use what is new in Hopper
+        order[:2] = reversed(order[:2])
+    log.info(
+        "attention kernels, in order of preference: %s",
+        ", ".join(one.name.removesuffix("_ATTENTION").lower() for one in order),
+    )
+    with sdpa_kernel(order, set_priority=True):
+        yield
 
 
 def backend_for(device: torch.device) -> str:
