@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from harness.fake_cuda import FakeCuda, why_not
 from harness.gloo_pool import GlooPool
 from harness.suites import disabled_in
 
@@ -46,6 +47,23 @@ def gloo() -> Iterator[GlooPool]:
     pool = GlooPool(once_more=True)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> Iterator[FakeCuda]:
+    """Runs CUDA code on fake CUDA tensors."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    simulated = FakeCuda()
+    yield simulated
+    simulated.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "fake_cuda" in getattr(item, "fixturenames", ()):
+            item.add_marker("fake_cuda")
 
 
 @pytest.fixture

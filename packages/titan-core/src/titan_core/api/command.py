@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
@@ -16,6 +16,9 @@ from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.stored_model import StoredModels
+
+if TYPE_CHECKING:
+    from titan_core.api.events import TrainEnd
 
 
 class CommandContext(Protocol):
@@ -86,6 +89,14 @@ class CommandContext(Protocol):
 
         Raises:
             UserError: lists all mistakes in the job.
+        """
+        ...
+
+    def train(self, job: Job, observers: Iterable[object] = ()) -> TrainEnd:
+        """Train ``job`` in this process, with ``observers`` that have lifecycle hooks. Imports torch.
+
+        Raises:
+            UserError: a mistake that only the hardware or the data reveals.
         """
         ...
 

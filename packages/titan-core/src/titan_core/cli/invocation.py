@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -17,6 +18,9 @@ from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble, pick_model
 from titan_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from titan_core.api.events import TrainEnd
 
 
 def default_recipe(registry: Registry) -> str:
@@ -70,6 +74,12 @@ class Invocation:
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
         """See :meth:`titan_core.api.command.CommandContext.job`."""
         return assemble(*self._loaded(more), world_size, missing_ok=missing_ok)
+
+    def train(self, job: Job, observers: Iterable[object] = ()) -> TrainEnd:
+        """See :meth:`titan_core.api.command.CommandContext.train`."""
+        from titan_core.train.trainer import train
+
+        return train(job, observers)
 
     def _loaded(self, more: Sequence[Override]) -> tuple[Config, Registry]:
         return load_config(self.arguments.recipe, [*self.overrides, *more], self.registry)

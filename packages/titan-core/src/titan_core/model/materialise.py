@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.model_part import ModelPart
+from titan_core.api.simulation import current_simulation
 from titan_core.api.tools.patterns import matches
 from titan_core.api.torch_private import global_offset
 from titan_core.model.random_values import fill
@@ -22,7 +23,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
             for name, buffer in owner.named_buffers(recurse=False):
                 setattr(owner, name, buffer.to(device))
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in module.named_parameters() if current_simulation() is None else ():
             value = layout.initial_value(name)
             assert value is not None, f"layout_check rejects parameters without an initial value, but {name} has none"
             local, offset = local_box(parameter)

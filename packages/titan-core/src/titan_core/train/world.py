@@ -19,6 +19,7 @@ from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection, TrainingSection
+from titan_core.api.simulation import current_simulation
 from titan_core.api.tools.device import attention_kernels, backend_for, choose_device
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
@@ -32,6 +33,14 @@ def join_world(job: Job) -> Iterator[World]:
     Raises:
         UserError: the device does not exist, or the ranks do not run the same job.
     """
+    simulation = current_simulation()
+    if simulation is not None:
+        try:
+            with simulation.join(job) as world, attention_kernels(world.device):
+                yield world
+        finally:
+            _forget_job()
+        return
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)

@@ -1,0 +1,42 @@
+"""Simulation of one rank of a job without its hardware and without the other ranks. Free of torch.
+
+The trainer runs as always. Only two places ask whether it is simulated: the one that joins the world, and the one that fills
+weights, because simulated tensors have no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from titan_core.api.job import Job
+    from titan_core.api.world import World
+
+
+class Simulation(Protocol):
+    """What stands in for hardware and other ranks."""
+
+    def join(self, job: Job) -> AbstractContextManager[World]:
+        """Return a context of the rank's world. Tensors on its device have no values."""
+        ...
+
+
+_current: Simulation | None = None
+
+
+def current_simulation() -> Simulation | None:
+    """Return the simulation that this process runs, if any."""
+    return _current
+
+
+@contextmanager
+def simulating(simulation: Simulation) -> Iterator[None]:
+    """Let jobs that are trained in the ``with`` block run in ``simulation``."""
+    global _current
+    before, _current = _current, simulation
+    try:
+        yield
+    finally:
+        _current = before

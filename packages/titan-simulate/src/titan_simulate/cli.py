@@ -1,0 +1,122 @@
+"""``titan simulate``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
+from titan_core.api.numbers import MOST_RANKS
+from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
+from titan_core.api.tools.output import print_json, print_table
+from titan_simulate import stub_libraries
+
+if TYPE_CHECKING:
+    from titan_simulate.result import Peak, Simulation
+
+GIB = 2**30
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``titan simulate``."""
+    recipe_arguments(parser)
+    world_size_argument(parser)
+    parser.add_argument(
+        "--rank", type=integer(0, MOST_RANKS - 1), default=0, metavar="R", help="the rank to run (default: 0)"
+    )
+    parser.add_argument(
+        "--steps", type=step_count, default=2, metavar="N",
+        help="steps to take (default: 2: the first one makes the optimizer's state)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="fail where the host waits for the device within a step (default: list such places)",
+    )
+    json_argument(parser)
+
+
+def run(context: CommandContext) -> int:
+    """Simulate a rank and print what it needs. Ends the process, which the stub libraries have changed."""
+    options = context.arguments
+    stub_libraries.load()
+    from titan_simulate.engine import SETTINGS, simulate
+
+    logging.getLogger("titan_core").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
+        settings = {**SETTINGS, "training.steps": str(options.steps), "job.dump_folder": folder}
+        more = [Override(key, value) for key, value in settings.items()]
+        job = context.job(options.world_size, more, missing_ok=True)
+        found = simulate(job, context.train, options.rank, strict=options.strict)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        _print(found)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch's libraries would look for the driver as they end
+
+
+def as_json(found: Simulation) -> dict[str, Any]:
+    """Return what was found as plain values."""
+    return {**asdict(found), "peak_bytes": found.peak.bytes}
+
+
+def _print(found: Simulation) -> None:
+    step, peak = found.steps[-1], found.peak
+    print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
+    print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
+    print()
+    owners = list(
+        dict.fromkeys(
+            owner for phase in step.phases for owner in phase.peak.owners if phase.peak.owners[owner] >= GIB // 1000
+        )
+    )
+    print_table(
+        (f"GiB in step {step.step}", "peak", "end", *map(str, owners), "launches", "TFLOP"),
+        [
+            (
+                phase.name, _gib(phase.peak.bytes), _gib(phase.live), *(_gib(phase.peak.owners.get(owner, 0)) for owner in owners),
+                str(phase.launches), f"{phase.flops / 1e12:.2f}",
+            )
+            for phase in step.phases
+        ],
+    )  # fmt: skip
+    print()
+    print_table(
+        ("at the peak", "GiB", "each", "owner", "module", "shape"),
+        [
+            (one.operator, _gib(one.bytes * one.count), f"{one.count} x {one.bytes / 2**20:.1f} MiB", one.owner,
+             one.module or "-", f"{one.dtype}{list(one.shape)}")
+            for one in peak.allocations[:12]
+        ],
+    )  # fmt: skip
+    if step.collectives:
+        print()
+        print_table(
+            (f"collectives in step {step.step}", "phase", "group", "ranks", "calls", "MiB"),
+            [
+                (one.operator, one.phase, one.group, str(one.ranks), str(one.count), f"{one.bytes / 2**20:.1f}")
+                for one in step.collectives
+            ],
+        )  # fmt: skip
+    if step.waits:
+        print()
+        places = dict.fromkeys((wait.what, wait.where) for wait in step.waits)
+        print_table((f"the host waits in step {step.step}", "at"), list(places))
+    if step.garbage:
+        print(f"\n{_gib(step.garbage)} GiB are in reference cycles, which only Python's garbage collector frees")
+
+
+def _place(peak: Peak) -> str:
+    return f"{peak.operator} of {peak.module}" if peak.module else peak.operator or "no operator"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3f}"

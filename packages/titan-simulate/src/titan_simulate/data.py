@@ -1,0 +1,87 @@
+"""Documents of random tokens, so that a job can be simulated where its data and tokenizer are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.api.dataset import DatasetContext, DocumentSource, State, StreamSpec
+from titan_core.api.job import Job
+from titan_core.api.ref import Ref
+
+DOCUMENTS = 16
+"""Number of different documents; then they repeat."""
+TOKENS = (300, 3_000)
+"""Shortest and longest document."""
+
+
+@dataclass(frozen=True)
+class SimulatedTokenizer:
+    """Has the vocabulary of the job's tokenizer."""
+
+    vocab_size: int
+
+    def encode_document(self, text: str) -> list[int]:
+        """Return a token per character, all the same."""
+        return [0] * len(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return an empty text."""
+        return ""
+
+
+class _Shard:
+    def __init__(self, documents: Sequence[NDArray[Any]]) -> None:
+        self._documents, self._next = documents, 0
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return self
+
+    def __next__(self) -> NDArray[Any]:
+        self._next += 1
+        return self._documents[self._next % len(self._documents)]
+
+    def state_dict(self) -> State:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._next = int(state["next"])
+
+
+class SimulatedDocuments:
+    """An endless source of documents of random lengths. Their tokens do not matter, because nothing computes with them."""
+
+    num_documents: int | None = None
+
+    def __init__(self) -> None:
+        sizes = numpy.random.default_rng(0).integers(*TOKENS, size=DOCUMENTS)
+        self._documents = [numpy.ones(size, numpy.uint32) for size in sizes]
+
+    def shard(self, index: int, count: int, epoch: int) -> _Shard:
+        """Return a shard; all are the same."""
+        return _Shard(self._documents)
+
+
+def open_documents(context: DatasetContext[Any]) -> DocumentSource:
+    """Open the source."""
+    return SimulatedDocuments()
+
+
+def with_simulated_data(job: Job) -> Job:
+    """Return ``job`` with random documents in place of its datasets."""
+
+    def simulated(spec: StreamSpec) -> StreamSpec:
+        build = Ref[Any]("titan_simulate.data:open_documents")
+        return replace(spec, datasets=tuple(replace(dataset, build=build) for dataset in spec.datasets), on_end="repeat")
+
+    return replace(
+        job,
+        data=simulated(job.data),
+        validation=None if job.validation is None else simulated(job.validation),
+        text_tokenizer=SimulatedTokenizer(job.text_tokenizer.vocab_size),
+        missing=(),
+    )

@@ -1,0 +1,230 @@
+"""Simulates one rank of a job of any size: the real trainer, on fake tensors, in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from titan_core.api.errors import UserError
+from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job
+from titan_core.api.sections import MetricsSection
+from titan_core.api.simulation import simulating
+from titan_core.api.world import World
+from titan_simulate.data import with_simulated_data
+from titan_simulate.fake_device import FakeDevice, tensors_in
+from titan_simulate.host_waits import HostSync, HostWait, HostWaits
+from titan_simulate.observation import Observation, OperationObserver, local
+from titan_simulate.result import Owner, PhaseFigures, Simulation, StepFigures
+from titan_simulate.world import fake_process_group, fake_world, local_device
+
+Train = Callable[[Job, Iterable[object]], TrainEnd]
+"""Trains a job in this process with observers: :meth:`titan_core.api.command.CommandContext.train`."""
+
+SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
+"""Settings of every simulated job. Its run directory should be a temporary one."""
+
+
+def simulate(
+    job: Job, train: Train, rank: int = 0, observers: Iterable[OperationObserver] = (), strict: bool = True
+) -> Simulation:
+    """Run ``job`` as ``rank`` of its world until its last step.
+
+    The stub libraries must be loaded (:mod:`titan_simulate.stub_libraries`). Data is random, and nothing is saved.
+
+    Args:
+        observers: receive every operator.
+        strict: whether a wait of the host for the device within a step is an error.
+
+    Raises:
+        HostSync: the host waits for the device where it must not.
+        UserError: the job cannot run, or has no such rank.
+    """
+    size = job.facts.mesh.world_size
+    if not 0 <= rank < size:
+        raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
+    job = replace(with_simulated_data(job), checkpoint=None, loggers=())
+    engine = _Engine(job, rank, observers, strict)
+    with simulating(engine):
+        try:
+            train(job, [engine])
+        except BaseException as error:
+            if engine.waits.error is not None:
+                raise engine.waits.error from error
+            raise
+    return engine.result()
+
+
+@contextmanager
+def fake_cuda(rank: int = 0, world_size: int = 1, strict: bool = False) -> Iterator[Observation]:
+    """Within the ``with`` block, tensors on CUDA devices are fake, and the default process group has ``world_size`` ranks,
+    of which only ``rank`` exists. Yields what is counted."""
+    observation, waits = Observation(), HostWaits()
+    waits.forbidden = strict
+    with fake_process_group(rank, world_size), _observed(observation, waits):
+        local_device(rank)
+        yield observation
+
+
+@contextmanager
+def _observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
+    """Make tensors on the device fake, and observe what happens to them."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        observation.resized(storage)
+        return result
+
+    with ExitStack() as stack:
+        setattr(torch.UntypedStorage, "resize_", resized)  # noqa: B010 (mypy: a method)
+        stack.callback(setattr, torch.UntypedStorage, "resize_", resize)
+        stack.enter_context(waits.watching())
+        stack.enter_context(observation.modules.watching())
+        # Compiled code would be observed as one operator, or not at all.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(FakeDevice(waits, observation.seen))
+        yield
+
+
+@dataclass(eq=False)  # the plugin manager hashes observers
+class _Engine:
+    """The simulation that the core consults, and an observer of the run."""
+
+    job: Job
+    rank: int
+    observers: Iterable[OperationObserver]
+    strict: bool
+    waits: HostWaits = field(default_factory=HostWaits)
+
+    def __post_init__(self) -> None:
+        self._observation = Observation(self.observers)
+        self._steps: list[StepFigures] = []
+        self._known_waits = 0
+        self._resident: dict[Owner, int] = {}
+        self._began = time.perf_counter()
+        self._handles: list[Any] = []
+
+    @contextmanager
+    def join(self, job: Job) -> Iterator[World]:
+        """See :meth:`titan_core.api.simulation.Simulation.join`."""
+        collects = gc.isenabled()
+        with ExitStack() as stack:
+            world = stack.enter_context(fake_world(self.rank, job.facts.mesh, local_device(self.rank)))
+            stack.enter_context(_observed(self._observation, self.waits))
+            stack.callback(lambda: [handle.remove() for handle in self._handles])
+            self._handles = [
+                register_optimizer_step_pre_hook(self._optimizer_starts),
+                register_optimizer_step_post_hook(self._optimizer_ends),
+            ]
+            gc.disable()  # what only it frees is counted at the end of each step
+            stack.callback(gc.enable if collects else gc.disable)
+            yield world
+
+    @hookimpl
+    def titan_train_start(self, run: RunStart) -> None:
+        """Learn the model's modules, and to whom its tensors belong."""
+        self._last, self._log_freq = run.steps, run.job.config.section(MetricsSection).log_freq
+        self._parts = run.parts
+        for part in run.parts:
+            self._observation.modules.know(part.module.named_modules(), part.layout.head[-1])
+
+    @hookimpl(tryfirst=True)
+    def titan_step_start(self, step: int) -> None:
+        """Begin a step: from now on the host must not wait."""
+        if step == 1:
+            self._own_the_model()
+        self._steps.append(self._figures(self.waits.step))
+        self._began = time.perf_counter()
+        self.waits.begin_step(step)
+        self._observation.enter("forward")
+        self.waits.forbidden = self.strict and step > 1  # the first step initialises
+
+    @hookimpl(trylast=True)
+    def titan_gradients_complete(self, step: int) -> None:
+        """Note the owner of the gradients."""
+        for part in self._parts:
+            for parameter in part.module.parameters():
+                if parameter.grad is not None:
+                    self._observation.memory.own(local(parameter.grad), Owner.GRADIENTS)
+        self._observation.enter("norm")
+
+    @hookimpl(trylast=True)
+    def titan_before_update(self, update: PendingUpdate) -> None:
+        """Begin to clip."""
+        self._observation.enter("clip")
+
+    def _optimizer_starts(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._observation.enter("optimizer")
+
+    def _optimizer_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state):
+                for memory in (self._observation.memory, self._observation.host_memory):
+                    memory.own(local(tensor), Owner.OPTIMIZER)
+        self._observation.enter("end of step")
+
+    @hookimpl(tryfirst=True)
+    def titan_step_end(self, report: StepReport) -> None:
+        """Let observers read values if the step is logged."""
+        logged = report.step in (1, self._last) or report.step % self._log_freq == 0
+        if logged:
+            self.waits.forbidden = False
+
+    @hookimpl
+    def titan_train_end(self, end: TrainEnd) -> None:
+        """Note what stays between steps."""
+        self.waits.forbidden = False
+        if not end.failed:
+            self._steps.append(self._figures(self.waits.step))
+            self._resident = self._observation.memory.resident()
+
+    def _own_the_model(self) -> None:
+        memories = self._observation.memory, self._observation.host_memory
+        for part in self._parts:
+            for memory in memories:
+                for parameter in part.module.parameters():
+                    memory.own(local(parameter), Owner.PARAMETERS)
+                for buffer in part.module.buffers():
+                    memory.own(local(buffer), Owner.BUFFERS)
+
+    def _figures(self, step: int) -> StepFigures:
+        live = self._observation.memory.live
+        gc.collect()
+        garbage = live - self._observation.memory.live
+        memory, collectives, launches, flops = self._observation.take()
+        phases = tuple(PhaseFigures(name, peak, end, launches[name], flops[name]) for name, (peak, end) in memory.items())
+        waits = tuple(self.waits.found[self._known_waits :])
+        self._known_waits = len(self.waits.found)
+        return StepFigures(step, phases, collectives, waits, garbage, time.perf_counter() - self._began)
+
+    def result(self) -> Simulation:
+        """Return what was found.
+
+        Raises:
+            UserError: the job took no step.
+        """
+        if len(self._steps) < 2:
+            raise UserError.one("the simulation", "took no step", "set training.steps to at least 1")
+        return Simulation(
+            rank=self.rank,
+            world_size=self.job.facts.mesh.world_size,
+            mesh=str(self.job.facts.mesh),
+            device=torch.cuda.get_device_name(0),
+            start=self._steps[0],
+            steps=tuple(self._steps[1:]),
+            resident=self._resident,
+            on_host=self._observation.host_memory.most,
+        )
+
+
+__all__ = ["SETTINGS", "HostSync", "HostWait", "Train", "fake_cuda", "simulate"]

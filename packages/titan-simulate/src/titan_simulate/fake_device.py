@@ -1,0 +1,182 @@
+"""A simulated CUDA device: tensors on it are fake, and tensors on the CPU stay real.
+
+Host code (data, counts, meshes, trials of small models) therefore computes as always. Operators that have a tensor on the
+device, or make one, only compute shapes. The exception are tensors that the host allocates for a module on the meta device
+(``to_empty``), such as offloaded parameters: these are fake, because they may be larger than this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from titan_simulate.host_waits import HostWaits
+from titan_simulate.torch_private import (
+    NUMBERS,
+    PIN_MEMORY,
+    SIZES_FROM_VALUES,
+    TO_COPY,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    in_foreign_fake_mode,
+    is_wrapper,
+    only_lift_cpu_tensors,
+)
+
+_aten = torch.ops.aten
+
+Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
+"""Receives each operator on the device: (operator, arguments, keywords, result)."""
+
+
+class FakeDevice(TorchDispatchMode):
+    """Active while a rank is simulated, in all threads that autograd starts."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, waits: HostWaits, seen: Seen) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._waits, self._seen = waits, seen
+        self._pinned = WeakIdKeyDictionary()  # storages in pinned memory, which is not real
+
+    def __enter__(self) -> FakeDevice:
+        self._before = only_lift_cpu_tensors(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        only_lift_cpu_tensors(self._before)
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        # Subclasses such as DTensor run first, and call this mode with the operators that they consist of.
+        if any(kind is not FakeTensor and is_wrapper(kind) for kind in types):
+            return NotImplemented
+        if in_foreign_fake_mode():
+            return operator(*args, **keywords)
+        tensors = list(tensors_in((args, keywords)))
+        if operator is _aten.is_pinned.default:
+            return self.is_pinned(args[0])
+        if operator is PIN_MEMORY:
+            return self._pin(args[0])
+        if not self._is_fake(operator, tensors, keywords):
+            return self._real(operator, args, keywords)
+        if any(isinstance(tensor, FakeTensor) and tensor.fake_mode is not self.fake for tensor in tensors):
+            return operator(*args, **keywords)
+        if operator in NUMBERS:
+            return self._number(args[0])
+        self._check_copy(operator, args, keywords, tensors)
+        if operator in SIZES_FROM_VALUES and any(tensor.is_cuda for tensor in tensors):
+            self._waits.wait(f"{operator.name().removeprefix('aten::')} (its size depends on values on the device)")
+        elif operator is _aten.index.Tensor and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        ):
+            self._waits.wait("indexing by a mask (its size depends on values on the device)")
+        pinned = keywords.get("pin_memory")
+        with self.fake:
+            result = operator(*args, **keywords)
+        if pinned or self._is_async_copy_to_host(operator, tensors, keywords):
+            for tensor in tensors_in(result):
+                self._pinned[tensor.untyped_storage()] = True
+        self._seen(operator, args, keywords, result)
+        return result
+
+    def _is_fake(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:
+        device = keywords.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            return True
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return True
+        if device is not None and torch.device(device).type == "cpu" and operator is _aten.empty_like.default:
+            return tensors[0].is_meta
+        # A real tensor on the device came from code that this mode did not see.
+        return any(tensor.is_cuda for tensor in tensors)
+
+    def _real(self, operator: Any, args: Any, keywords: dict[str, Any]) -> Any:
+        if keywords.get("pin_memory"):
+            result = operator(*args, **{**keywords, "pin_memory": False})
+            self._pinned[result.untyped_storage()] = True
+            return result
+        return operator(*args, **keywords)
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            with self.fake:
+                pinned = tensor.clone()
+        else:
+            pinned = tensor.clone()
+        self._pinned[pinned.untyped_storage()] = True
+        return pinned
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is in pinned memory."""
+        return tensor.untyped_storage() in self._pinned
+
+    def _number(self, tensor: Tensor) -> Any:
+        """Return a plausible number in place of the value of ``tensor``."""
+        if tensor.is_cuda:
+            self._waits.wait("reading a value of a tensor (item, bool, int, float)")
+        if tensor.dtype is torch.bool:
+            return True
+        return 1.0 if tensor.dtype.is_floating_point else 1
+
+    def _is_async_copy_to_host(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:
+        # torch copies into pinned memory then.
+        to = keywords.get("device")
+        return bool(
+            operator is TO_COPY
+            and keywords.get("non_blocking")
+            and to is not None
+            and torch.device(to).type == "cpu"
+            and tensors[0].is_cuda
+        )
+
+    def _check_copy(self, operator: Any, args: Any, keywords: dict[str, Any], tensors: list[Tensor]) -> None:
+        """Report a copy between host and device that the host waits for."""
+        if operator not in (TO_COPY, _aten.copy_.default):
+            return
+        if operator is _aten.copy_.default:
+            target, source = args[0], args[1]
+            to, blocking = target.device.type, not (args[2] if len(args) > 2 else keywords.get("non_blocking", False))
+            pageable = to == "cpu" and not self.is_pinned(target)
+        else:
+            source = args[0]
+            to = torch.device(keywords.get("device") or source.device).type
+            blocking, pageable = not keywords.get("non_blocking"), False
+        if source.device.type == to:
+            return
+        if to == "cuda":
+            if blocking:
+                self._waits.wait(f"a blocking copy of {shown(source)} to the device")
+            elif not self.is_pinned(source) and source.dim():
+                self._waits.wait(f"a copy of {shown(source)} from pageable memory to the device")
+        elif to == "cpu" and source.is_cuda:
+            if blocking:
+                self._waits.wait(f"a blocking copy of {shown(source)} to the host")
+            elif pageable:
+                self._waits.wait(f"a copy of {shown(source)} to pageable memory")
+
+
+def shown(tensor: Tensor) -> str:
+    """Return shape and type of ``tensor`` for messages."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and dictionaries. Not an inner function: one that calls itself is a cycle,
+    which would keep all that it sees alive."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)

@@ -1,0 +1,151 @@
+"""A process that simulates: it imports torch with the stub libraries once, and forks for each call.
+
+A simulation changes its process for good (torch believes in devices that do not exist), so it needs one of its own. Forking
+is safe, because nothing in the server has used the device or started a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+TIMEOUT = 600.0
+"""Seconds that a call may take."""
+PRELOADED = (
+    "titan_simulate.engine",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch._dynamo",  # the first optimizer would import it
+)
+
+
+class RemoteError(RuntimeError):
+    """A call failed in its process. The message is the traceback there."""
+
+
+class ForkServer:
+    """Calls module-level functions, each in a new process whose CUDA devices are simulated."""
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        """
+        Args:
+            preload: modules to import once, before the first call.
+        """
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        command = [sys.executable, "-m", "titan_simulate.fork_server", str(theirs.fileno()), *preload]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._pipe = Connection(ours.detach())
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **kwargs: Any) -> Any:
+        """Return the result of ``function``, which must be picklable, as must its arguments.
+
+        Raises:
+            Exception: the exception that ``function`` raised, caused by a :class:`RemoteError` with its traceback.
+            RemoteError: the process died, or took too long.
+        """
+        try:
+            self._pipe.send_bytes(pickle.dumps((dict(os.environ), os.getcwd(), function, args, kwargs)))
+            if not self._pipe.poll(timeout):
+                self.close()
+                raise RemoteError(f"{function.__name__} took more than {timeout:g} seconds")
+            ok, value, text = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise RemoteError(f"the simulating process has ended (exit code {self._process.poll()})") from error
+        if ok:
+            return value
+        if isinstance(value, BaseException):
+            raise value from RemoteError(text)
+        raise RemoteError(text)
+
+    def close(self) -> None:
+        """End the server and the call that it runs, if any."""
+        self._pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def serve(pipe: Connection, preload: Sequence[str]) -> None:
+    """Answer calls until the other end closes the pipe."""
+    from titan_simulate import stub_libraries
+
+    stub_libraries.load()
+    for name in (*PRELOADED, *preload):
+        importlib.import_module(name)
+    gc.freeze()  # a collection in a child would copy every page with an object
+    while True:
+        try:
+            request = pipe.recv_bytes()
+        except EOFError:
+            return
+        ours, theirs = Pipe(duplex=False)
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            pipe.close()
+            _answer(theirs, request)
+        theirs.close()
+        try:
+            answer = ours.recv_bytes()
+        except EOFError:
+            answer = b""
+        _, status = os.waitpid(child, 0)
+        if not answer:
+            answer = pickle.dumps((False, None, f"the process died (exit code {os.waitstatus_to_exitcode(status)})"))
+        pipe.send_bytes(answer)
+
+
+def _answer(pipe: Connection, request: bytes) -> None:
+    """Run a request, send its result and end this process."""
+    try:
+        environment, folder, function, args, kwargs = pickle.loads(request)
+        kept = {name: os.environ[name] for name in ("OMP_NUM_THREADS", _loaded()) if name in os.environ}
+        os.environ.clear()
+        os.environ.update({**environment, **kept})
+        os.chdir(folder)
+        answer = pickle.dumps((True, function(*args, **kwargs), ""))
+    except BaseException as error:  # noqa: BLE001 - raised by the caller
+        text = traceback.format_exc()
+        try:
+            answer = pickle.dumps((False, error, text))
+            pickle.loads(answer)
+        except Exception:  # noqa: BLE001 - an exception that cannot be pickled
+            answer = pickle.dumps((False, None, text))
+    pipe.send_bytes(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch's threads and libraries would look for the driver as they end
+
+
+def _loaded() -> str:
+    from titan_simulate.stub_libraries import LOADED
+
+    return LOADED
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), sys.argv[2:])

@@ -1,0 +1,161 @@
+"""Counts the memory that fake tensors would take, by phase and by owner.
+
+A storage is counted from the operator that makes it until it is freed. Every change is logged, so the state at a peak is
+known exactly although owners are found later (a tensor turns out to be optimizer state after it was made).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, UntypedStorage
+
+from titan_simulate.result import Allocation, Owner, Peak
+from titan_simulate.torch_private import storage_key
+
+KEPT_ALLOCATIONS = 40
+"""Number of kinds of allocation that a peak lists."""
+
+
+class _Piece:
+    """A storage, from birth to death."""
+
+    __slots__ = ("alive", "bytes", "dtype", "module", "operator", "owner", "phase", "reference", "shape")
+
+    def __init__(self, operator: str, module: str, phase: str, tensor: Tensor, owner: Owner | None) -> None:
+        self.bytes = 0
+        self.operator, self.module, self.phase, self.owner = operator, module, phase, owner
+        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        self.alive = True
+        self.reference: object = None
+
+
+@dataclass
+class _Mark:
+    """The highest level of a phase, as a position in the log."""
+
+    bytes: int
+    position: int
+    operator: str
+    module: str
+
+
+class DeviceMemory:
+    """The memory of one kind of device."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self._pieces: dict[int, _Piece] = {}
+        self._log: list[tuple[_Piece, int]] = []
+        self._marks: dict[str, _Mark] = {}
+        self._ends: dict[str, int] = {}
+        self._base: dict[_Piece, int] = {}  # what was alive when the log began
+        self.phase = "start"
+        self.most = 0
+
+    def note(self, tensor: Tensor, operator: str, module: str, owner: Owner | None = None) -> None:
+        """Count the storage of ``tensor``, unless it is counted already."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = _Piece(operator, module, self.phase, tensor, owner)
+            self._pieces[key] = piece
+            piece.reference = weakref.ref(storage, lambda _, key=key: self._gone(key))  # type: ignore[misc]
+        if piece.bytes != storage.nbytes():
+            self._change(piece, storage.nbytes() - piece.bytes, operator, module)
+
+    def resized(self, storage: UntypedStorage, operator: str, module: str) -> None:
+        """Follow a storage that was resized, which no operator shows."""
+        piece = self._pieces.get(storage_key(storage))
+        if piece is not None and piece.bytes != storage.nbytes():
+            self._change(piece, storage.nbytes() - piece.bytes, operator, module)
+
+    def own(self, tensor: Tensor, owner: Owner, only_if: Iterable[Owner | None] | None = None) -> None:
+        """Set the owner of the storage of ``tensor``.
+
+        Args:
+            only_if: owners that may be replaced; ``None``: all.
+        """
+        piece = self._pieces.get(storage_key(tensor.untyped_storage()))
+        if piece is not None and (only_if is None or piece.owner in only_if):
+            piece.owner = owner
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; it may be entered several times."""
+        if phase == self.phase:
+            return
+        self._ends[self.phase] = self.live
+        self.phase = phase
+        self._mark("", "")
+
+    def _mark(self, operator: str, module: str) -> None:
+        mark = self._marks.get(self.phase)
+        if mark is None or self.live > mark.bytes:
+            self._marks[self.phase] = _Mark(self.live, len(self._log), operator, module)
+        self.most = max(self.most, self.live)
+
+    def _change(self, piece: _Piece, delta: int, operator: str, module: str) -> None:
+        piece.bytes += delta
+        self.live += delta
+        self._log.append((piece, delta))
+        if delta > 0:
+            self._mark(operator, module)
+
+    def _gone(self, key: int) -> None:
+        piece = self._pieces.pop(key, None)
+        if piece is not None:
+            piece.alive = False
+            self.live -= piece.bytes
+            self._log.append((piece, -piece.bytes))
+            piece.bytes = 0
+
+    def resident(self) -> dict[Owner, int]:
+        """Return the bytes in use now, by owner."""
+        found: Counter[Owner] = Counter()
+        for piece in self._pieces.values():
+            found[_owner(piece)] += piece.bytes
+        return dict(found)
+
+    def finish(self) -> dict[str, tuple[Peak, int]]:
+        """Return the peak, and the level at the end, of each phase since the last call; start over."""
+        self._ends[self.phase] = self.live
+        wanted: dict[int, list[str]] = defaultdict(list)
+        for phase, mark in self._marks.items():
+            wanted[mark.position].append(phase)
+        sizes, peaks = dict(self._base), dict[str, Peak]()
+        for position in range(len(self._log) + 1):
+            for phase in wanted.get(position, ()):
+                peaks[phase] = _peak(sizes, self._marks[phase])
+            if position < len(self._log):
+                piece, delta = self._log[position]
+                sizes[piece] = sizes.get(piece, 0) + delta
+        self._base = {piece: piece.bytes for piece in self._pieces.values()}
+        found = {phase: (peaks[phase], self._ends.get(phase, self.live)) for phase in self._marks}
+        self._log, self._marks, self._ends = [], {}, {}
+        return found
+
+
+def _owner(piece: _Piece) -> Owner:
+    return piece.owner or Owner.OTHER
+
+
+def _peak(sizes: dict[_Piece, int], mark: _Mark) -> Peak:
+    owners: Counter[Owner] = Counter()
+    modules: Counter[str] = Counter()
+    kinds: Counter[tuple[int, Owner, str, str, str, tuple[int, ...], str]] = Counter()
+    for piece, size in sizes.items():
+        if size:
+            owners[_owner(piece)] += size
+            modules[piece.module] += size
+            kinds[size, _owner(piece), piece.operator, piece.module, piece.phase, piece.shape, piece.dtype] += 1
+    largest = sorted(kinds.items(), key=lambda item: -item[0][0] * item[1])
+    biggest = max(kinds, default=None)
+    listed = largest[:KEPT_ALLOCATIONS]
+    if biggest is not None and all(kind != biggest for kind, _ in listed):
+        listed.append((biggest, kinds[biggest]))
+    allocations = tuple(Allocation(kind[0], count, *kind[1:]) for kind, count in listed)
+    return Peak(mark.bytes, dict(owners.most_common()), dict(modules.most_common()), mark.operator, mark.module, allocations)

@@ -1,0 +1,77 @@
+"""Follows which module computes, in forward, in recomputation and in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from titan_simulate.torch_private import in_backward
+
+
+class ModuleTracker:
+    """Names the module that computes now.
+
+    In the backward pass, that is the module for whose output a gradient was last computed.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._head: set[str] = set()
+        self._stack: list[str] = []
+        self._backward = ""
+
+    def know(self, names: Iterable[tuple[str, nn.Module]], head: str) -> None:
+        """Add the modules of a part of the model; ``head`` is its last module, which computes logits and loss."""
+        for name, module in names:
+            self._names[id(module)] = name
+        self._head.add(head)
+
+    @property
+    def current(self) -> str:
+        """Name of the innermost module that computes, ``""`` if none does."""
+        if self._stack:
+            return self._stack[-1]
+        return self._backward if in_backward() else ""
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the model's last module computes."""
+        return self.current in self._head
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the calls of all modules within the ``with`` block."""
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, arguments: Any) -> None:
+        name = self._names.get(id(module))
+        if name is not None:
+            self._stack.append(name)
+
+    def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None or name not in self._stack:
+            return
+        while self._stack.pop() != name:  # modules within that raised
+            pass
+        outputs = output if isinstance(output, (list, tuple)) else (output,)
+        for tensor in outputs:
+            if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._enter_backward, name))
+
+    def _enter_backward(self, name: str, gradient: Tensor) -> None:
+        self._backward = name

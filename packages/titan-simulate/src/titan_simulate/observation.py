@@ -1,0 +1,189 @@
+"""Observes a simulated rank: memory, collectives, launches and arithmetic, by phase."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from titan_simulate.fake_device import tensors_in
+from titan_simulate.memory import DeviceMemory
+from titan_simulate.modules import ModuleTracker
+from titan_simulate.result import Collective, Owner
+from titan_simulate.torch_private import in_backward, is_view, nbytes, process_group_of
+
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
+_NOT_COMMUNICATION = ("wait_tensor", "monitored_barrier")
+_NO_KERNEL = frozenset(
+    {
+        "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "set_",
+        "record_stream", "_reshape_alias", "as_strided", "view", "_unsafe_view", "is_pinned", "resize_",
+    }
+)  # fmt: skip
+TENSORS_PER_LAUNCH = 64
+"""How many tensors one kernel of a foreach operator handles, about."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator on the simulated device."""
+
+    operator: Any
+    """The operator overload."""
+    name: str
+    """``"aten::mm"``."""
+    phase: str
+    module: str
+    """Name of the module that computes, ``""`` if none does."""
+    args: Sequence[Any]
+    keywords: dict[str, Any]
+    result: Any
+    flops: int
+    launches: int
+    collective: Collective | None
+    """One call, if it is one."""
+
+
+class OperationObserver(Protocol):
+    """Receives every operator on the simulated device. It must not keep tensors."""
+
+    def __call__(self, operation: Operation) -> None:
+        """Observe ``operation``."""
+        ...
+
+
+class Observation:
+    """Everything that is counted while a rank is simulated."""
+
+    def __init__(self, observers: Iterable[OperationObserver] = ()) -> None:
+        self.memory, self.host_memory = DeviceMemory(), DeviceMemory()
+        self.modules = ModuleTracker()
+        self._observers = list(observers)
+        self._phase = "start"
+        self._collectives: dict[tuple[str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+        self._launches: Counter[str] = Counter()
+        self._flops: Counter[str] = Counter()
+        self._groups: dict[Any, tuple[str, int]] = {}
+
+    def enter(self, phase: str) -> None:
+        """Begin ``phase``."""
+        self._phase = phase
+        self.memory.enter(phase)
+
+    def seen(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> None:
+        """Observe an operator on the device (:data:`~titan_simulate.fake_device.Seen`)."""
+        if self._phase == "forward" and in_backward():
+            self.enter("backward")
+        elif self._phase == "backward" and not in_backward():
+            self.enter("forward")
+        name = operator.name() if hasattr(operator, "name") else str(operator)
+        name = name() if callable(name) else name
+        module = self.modules.current
+        collective = self._collective(name, args, keywords, result)
+        owner = Owner.COMMUNICATION if collective is not None else self._owner()
+        view = is_view(operator)
+        if not view:
+            for tensor in tensors_in(result):
+                memory = self.memory if tensor.is_cuda else self.host_memory
+                memory.note(tensor, name, module, owner)
+        if collective is not None:
+            for tensor in tensors_in((args, keywords)):
+                self.memory.own(tensor, Owner.COMMUNICATION, only_if=(Owner.OTHER, Owner.ACTIVATIONS, Owner.LOSS))
+            key = collective.operator, collective.group, collective.ranks, collective.device, collective.phase
+            entry = self._collectives[key]
+            entry[0] += 1
+            entry[1] += collective.bytes
+        self._fsdp(name, args, keywords)
+        launches = 0 if view or collective is not None else _launches(name, args)
+        flops = 0
+        count = flop_registry.get(getattr(operator, "_overloadpacket", operator))
+        if count is not None:
+            flops = int(count(*args, **keywords, out_val=result))
+        self._launches[self._phase] += launches
+        self._flops[self._phase] += flops
+        if self._observers:
+            operation = Operation(operator, name, self._phase, module, args, keywords, result, flops, launches, collective)
+            for observer in self._observers:
+                observer(operation)
+
+    def _owner(self) -> Owner:
+        if self.modules.in_head:
+            return Owner.LOSS
+        return Owner.ACTIVATIONS if self._phase in ("forward", "backward") else Owner.OTHER
+
+    def _fsdp(self, name: str, args: Sequence[Any], keywords: dict[str, Any]) -> None:
+        """FSDP copies what it has gathered into whole parameters, and whole gradients into what it reduces."""
+        if name == "fsdp::split_with_sizes_copy":
+            for tensor in tensors_in(keywords.get("out", args[3:])):
+                self.memory.note(tensor, name, self.modules.current)
+                self.memory.own(tensor, Owner.GATHERED)
+        elif name == "fsdp::chunk_cat":
+            for tensor in tensors_in(args[:1]):
+                self.memory.own(tensor, Owner.GRADIENTS)
+            for tensor in tensors_in(keywords.get("out")):
+                self.memory.own(tensor, Owner.COMMUNICATION)
+
+    def _collective(self, name: str, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> Collective | None:
+        if not name.startswith(_COLLECTIVES) or any(word in name for word in _NOT_COMMUNICATION):
+            return None
+        tensors = [*tensors_in((args, keywords)), *tensors_in(result)]
+        group, ranks = self._group([*args, *keywords.values()])
+        received, sent = sum(map(nbytes, tensors_in(result))), sum(map(nbytes, tensors_in((args, keywords))))
+        if name.startswith("c10d::"):  # both are among the arguments
+            size = max(map(nbytes, tensors), default=0) if "all_to_all" not in name else sent // 2
+            if "coalesced" in name or name.startswith(("c10d::allreduce_", "c10d::allgather_", "c10d::reduce_scatter_")):
+                size = max(
+                    size,
+                    max((sum(map(nbytes, tensors_in(one))) for one in args if isinstance(one, (list, tuple))), default=0),
+                )
+        else:
+            size = max(received, sent)
+        device = tensors[0].device.type if tensors else "cpu"
+        return Collective(name, group, ranks, device, self._phase, 1, size)
+
+    def _group(self, arguments: Iterable[Any]) -> tuple[str, int]:
+        for argument in arguments:
+            known = self._groups.get(argument) if isinstance(argument, str) else None
+            if known is not None:
+                return known
+            group = process_group_of(argument)
+            if group is not None:
+                found = group.group_desc or group.group_name, dist.get_world_size(group)
+                if isinstance(argument, str):
+                    self._groups[argument] = found
+                return found
+        return "default_pg", dist.get_world_size()
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Follow ``UntypedStorage.resize_``, with which FSDP frees and allocates and which no mode sees."""
+        self.memory.resized(storage, "resize_", self.modules.current)
+
+    def take(self) -> tuple[dict[str, Any], tuple[Collective, ...], Counter[str], Counter[str]]:
+        """Return memory by phase, collectives, launches and flops since the last call."""
+        collectives = tuple(Collective(*key, count=count, bytes=size) for key, (count, size) in self._collectives.items())
+        found = self.memory.finish(), collectives, self._launches, self._flops
+        self._collectives.clear()
+        self._launches, self._flops = Counter(), Counter()
+        return found
+
+
+def _launches(name: str, args: Sequence[Any]) -> int:
+    short = name.partition("::")[2].partition(".")[0]
+    if short in _NO_KERNEL:
+        return 0
+    if "_foreach_" in short or "_fused_" in short:
+        return -(-len(args[0]) // TENSORS_PER_LAUNCH)
+    return 1
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; ``tensor`` itself if it is none."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

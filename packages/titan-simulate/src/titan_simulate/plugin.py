@@ -1,0 +1,22 @@
+"""The command of titan-simulate."""
+
+from __future__ import annotations
+
+from titan_core.api.command import Command
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="simulate",
+            summary="run one rank of a job of any size without a GPU: memory, collectives and launches",
+            arguments=Ref("titan_simulate.cli:arguments"),
+            run=Ref("titan_simulate.cli:run"),
+            overrides=True,
+        ),
+    ]

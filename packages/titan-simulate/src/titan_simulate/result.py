@@ -1,0 +1,147 @@
+"""What a simulation found. Plain values: they can be pickled, compared and written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from titan_simulate.host_waits import HostWait
+
+
+class Owner(StrEnum):
+    """What a piece of memory is for."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer state"
+    GATHERED = "gathered parameters"
+    """Whole parameters that FSDP has gathered for a while."""
+    LOSS = "logits and loss"
+    """All that the model's last module allocates: logits, their gradient, and what it keeps for them."""
+    COMMUNICATION = "communication"
+    ACTIVATIONS = "activations"
+    """Results of modules in forward, and of the backward pass."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A piece of memory that is alive at a peak. Pieces that differ in nothing but their address are counted together."""
+
+    bytes: int
+    """Of one of them."""
+    count: int
+    owner: Owner
+    operator: str
+    """The operator that made it."""
+    module: str
+    """Name of the module that was computing, ``""`` if none was."""
+    phase: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of a phase at which most memory was in use."""
+
+    bytes: int
+    owners: Mapping[Owner, int]
+    """Bytes by owner."""
+    modules: Mapping[str, int]
+    """Bytes by the module that allocated them."""
+    operator: str
+    """The operator that was running."""
+    module: str
+    allocations: tuple[Allocation, ...]
+    """Largest totals first."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Calls of one collective on one process group in one phase."""
+
+    operator: str
+    group: str
+    """Description of the group: ``"mesh_tp"``, or ``"default_pg"`` for all ranks."""
+    ranks: int
+    device: str
+    """``"cuda"``, or ``"cpu"`` for host values."""
+    phase: str
+    count: int
+    bytes: int
+    """Sum over the calls of the larger of input and output."""
+
+
+@dataclass(frozen=True)
+class PhaseFigures:
+    """A phase of a step: ``forward``, ``backward``, ``norm``, ``clip``, ``optimizer`` or ``end of step``."""
+
+    name: str
+    peak: Peak
+    live: int
+    """Bytes in use at its end."""
+    launches: int
+    """Operators that launch a kernel. Some launch several."""
+    flops: int
+    """Floating-point operations of matmuls and attention."""
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """One optimizer step, or what happens before the first (``step`` 0)."""
+
+    step: int
+    phases: tuple[PhaseFigures, ...]
+    collectives: tuple[Collective, ...]
+    waits: tuple[HostWait, ...]
+    """Where the host waited for the device, and was allowed to."""
+    garbage: int
+    """Bytes on the device that only Python's garbage collector frees: tensors in reference cycles."""
+    seconds: float
+    """That the simulation took."""
+
+    @property
+    def peak(self) -> Peak:
+        """The peak of the step."""
+        return max((phase.peak for phase in self.phases), key=lambda peak: peak.bytes)
+
+    @property
+    def launches(self) -> int:
+        """Operators that launch a kernel."""
+        return sum(phase.launches for phase in self.phases)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of matmuls and attention."""
+        return sum(phase.flops for phase in self.phases)
+
+    def phase(self, name: str) -> PhaseFigures:
+        """Return the phase called ``name``."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One rank of a job, simulated."""
+
+    rank: int
+    world_size: int
+    mesh: str
+    """The mesh, in words."""
+    device: str
+    """Name of the simulated device."""
+    start: StepFigures
+    """Everything before the first step."""
+    steps: tuple[StepFigures, ...]
+    resident: Mapping[Owner, int]
+    """Bytes between steps, by owner: parameters, buffers, optimizer state."""
+    on_host: int
+    """Largest number of bytes that this rank keeps on the host for its model: offloaded parameters and optimizer state."""
+
+    @property
+    def peak(self) -> Peak:
+        """The largest peak of all steps."""
+        return max((step.peak for step in self.steps), key=lambda peak: peak.bytes)

@@ -1,0 +1,104 @@
+"""All private PyTorch API that this package uses. Checked with torch 2.11 to 2.15.
+
+* ``torch._subclasses.fake_tensor``: tensors with a device and a shape but no values. torch has no public way to make them.
+* ``torch.testing._internal.distributed.fake_pg``: a process group whose collectives do nothing.
+* ``torch.utils._python_dispatch``: dispatch modes, which see every operator.
+* ``torch._C._set_only_lift_cpu_tensors``: makes ``torch.tensor(..., device="cuda")`` show its copy to the device to modes.
+* ``torch._C._get_dispatch_mode``: whether torch's own code runs in a fake mode, as DTensor does to find shapes.
+* ``torch._C._current_graph_task_id``: whether a backward pass is running.
+* ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
+* ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_traceable_wrapper_subclass_type
+
+_aten = torch.ops.aten
+TO_COPY: Final = _aten._to_copy.default
+PIN_MEMORY: Final = _aten._pin_memory.default
+NUMBERS: Final = frozenset({_aten._local_scalar_dense.default, _aten.item.default})
+"""Operators that read a value of a tensor."""
+SIZES_FROM_VALUES: Final = frozenset(
+    {
+        _aten.nonzero.default,
+        _aten.masked_select.default,
+        _aten._unique2.default,
+        _aten.unique_dim.default,
+        _aten.unique_consecutive.default,
+        _aten.bincount.default,
+        _aten.equal.default,
+        _aten.repeat_interleave.Tensor,
+    }
+)
+"""Operators whose result has a size, or is a number, that depends on values."""
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of class ``kind`` consist of other tensors, as DTensors do."""
+    return is_traceable_wrapper_subclass_type(kind)
+
+
+def only_lift_cpu_tensors(on: bool) -> bool:
+    """Set whether ``torch.tensor`` makes tensors on the CPU and then copies them, visibly; return the previous setting."""
+    before: bool = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(on)
+    return before
+
+
+def in_foreign_fake_mode() -> bool:
+    """Whether torch's own code computes shapes in a fake mode of its own."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def storage_key(storage: UntypedStorage) -> int:
+    """Return a number that identifies a living storage."""
+    return storage._cdata
+
+
+def init_fake_process_group(rank: int, world_size: int) -> None:
+    """Make the default process group: ``rank`` of ``world_size`` ranks, the others of which do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+
+
+def process_group_of(argument: Any) -> dist.ProcessGroup | None:
+    """Return the process group that an argument of a collective operator stands for, if any."""
+    if isinstance(argument, str):
+        try:
+            return distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined,arg-type]
+        except (RuntimeError, ValueError):
+            return None
+    if isinstance(argument, dist.ProcessGroup):
+        return argument
+    if isinstance(argument, torch.ScriptObject):
+        try:
+            return dist.ProcessGroup.unbox(argument)
+        except (RuntimeError, TypeError):
+            return None
+    return None
+
+
+def is_view(operator: Any) -> bool:
+    """Whether ``operator`` returns a view of its argument, and so neither computes nor allocates."""
+    return isinstance(operator, torch._ops.OpOverload) and operator.is_view
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Return the bytes of the elements of ``tensor``."""
+    return tensor.numel() * tensor.element_size()

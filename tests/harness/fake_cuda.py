@@ -1,0 +1,97 @@
+"""Runs CUDA code without a GPU: one rank of a job of any size, or a function, on fake CUDA tensors (titan-simulate)."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from titan_core.api.config import Override
+from titan_core.config.load import load_config
+from titan_core.job.assemble import assemble
+from titan_core.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from titan_simulate.result import Simulation
+
+T = TypeVar("T")
+
+PRELOADED = ("titan_core.train.trainer", "harness.jobs", "harness.fake_cuda")
+
+
+class FakeCuda:
+    """Calls functions in new processes, forked from one that has imported torch with a simulated device."""
+
+    def __init__(self) -> None:
+        from titan_simulate.fork_server import ForkServer
+
+        self._server = ForkServer(PRELOADED)
+
+    def train(
+        self,
+        recipe: str,
+        overrides: Mapping[str, object] | None = None,
+        world_size: int = 1,
+        rank: int = 0,
+        strict: bool = True,
+    ) -> Simulation:
+        """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
+
+        Args:
+            strict: whether a wait of the host for the device within the second step is an error. To check a step that is
+                not logged to its end, take three steps, because the last one is logged.
+
+        Raises:
+            HostSync: the host waits.
+            UserError: the job cannot run.
+        """
+        found: Simulation = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict)
+        return found
+
+    def run(
+        self, function: Callable[..., T], *args: Any, world_size: int = 1, rank: int = 0, strict: bool = False, **kwargs: Any
+    ) -> T:
+        """Return the result of the module-level ``function``, called where CUDA tensors are fake. Neither arguments nor
+        result may hold them.
+
+        Args:
+            world_size: size of the default process group, of which only ``rank`` exists.
+            strict: whether a wait of the host for the device is an error.
+        """
+        result: T = self._server.call(_run, function, world_size, rank, strict, args, kwargs)
+        return result
+
+    def close(self) -> None:
+        """End all processes."""
+        self._server.close()
+
+
+def why_not() -> str | None:
+    """Return why there is no fake CUDA here, for the message of a skipped test; ``None`` if there is."""
+    if importlib.util.find_spec("titan_simulate") is None:
+        return "titan-simulate is not installed"
+    from titan_simulate.stub_libraries import reason
+
+    return reason()
+
+
+def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool) -> Simulation:
+    from titan_core.train.trainer import train
+    from titan_simulate.engine import SETTINGS, simulate
+
+    installed = Registry.from_installed()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
+        known = [Override(key, str(value)) for key, value in settings.items()]
+        config, registry = load_config(recipe, known, installed)
+        return simulate(assemble(config, registry, world_size, missing_ok=True), train, rank, strict=strict)
+
+
+def _run(
+    function: Callable[..., Any], world_size: int, rank: int, strict: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from titan_simulate.engine import fake_cuda
+
+    with fake_cuda(rank, world_size, strict):
+        return function(*args, **kwargs)
