@@ -15,7 +15,7 @@ from titan_core.api.metric_log import Record
 from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.sections import TrainingSection
 from titan_core.api.world import World
-from titan_debug.peak_flops import IdealTime, ideal_time_per_token
+from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ class Mfu:
             flops = self._facts.model.flops_per_token(self._facts.batch.seq_len)
             dtype = getattr(torch, self._facts.section(TrainingSection).mixed_precision_param)
             self._ideal = ideal_time_per_token(flops, dtype, others, run.world.device)
+            slow = slow_precision(run.world.device, self._facts.section(TrainingSection))
+            if slow is not None:
+                log.warning("%s", slow)
 
     @hookimpl
     def titan_figures(self, record: Record) -> Mapping[str, float]:
@@ -54,6 +57,26 @@ class Mfu:
                 "it was probably measured on a busy machine" if self._ideal.estimated else "check the device's model name",
             )
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
+
+
+def slow_precision(device: torch.device, training: TrainingSection) -> str | None:
+    """Return what the job loses by computing in fp32, if its GPU is much faster in bf16."""
+    if device.type != "cuda" or training.mixed_precision_param != "float32":
+        return None
+    if torch.cuda.get_device_capability(device) < (8, 0):  # before Ampere, bf16 is emulated
+        return None
+    tf32 = training.float32_matmul_precision != "highest"
+    how = (
+        "in TF32, at half the speed"
+        if tf32
+        else "in fp32, which tensor cores do not compute: at a tenth of the speed or less"
+    )
+    peak = peak_flops(device, torch.bfloat16)
+    in_bf16 = "of bfloat16" if peak is None else f"of bfloat16 ({peak / 1e12:,.0f} TFLOP/s on this GPU)"
+    return (
+        f"matmuls run {how} {in_bf16}, and activations take twice the memory: set "
+        'training.mixed_precision_param = "bfloat16" (the optimizer keeps fp32 weights)'
+    )
 
 
 FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
