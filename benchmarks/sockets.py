@@ -51,7 +51,7 @@ def opened_by(rank: int, job: Job) -> int:
         patch.object(torch.cuda, "is_available", return_value=True),
         patch.object(torch.accelerator, "device_count", return_value=1),
         patch.object(torch.accelerator, "is_available", return_value=True),
-        patch.object(joining, "_forget_job"),  # the process ends
+        patch.object(joining, "reset_compiler"),  # takes seconds, and the process ends
         patch.object(torch.cuda, "get_device_properties", side_effect=lambda device: argparse.Namespace(uuid=rank)),
         joining.join_world(job) as world,
     ):

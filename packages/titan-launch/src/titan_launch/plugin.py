@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+from titan_core.api.components import Debugger
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
+from titan_launch.config import GarbageKeys
 
 api = (1, 0)
 
@@ -20,6 +22,19 @@ def titan_health_checks() -> list[HealthCheck]:
             name="rendezvous",
             summary="whether this machine can reach --rdzv-endpoint",
             run=Ref("titan_launch.health:check"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_debuggers() -> list[Debugger]:
+    return [
+        Debugger(
+            name="garbage_collection",
+            summary="collects Python's garbage at the same steps on all ranks",
+            config=GarbageKeys,
+            active=lambda context: context.section.gc_freq > 0,
+            build=Ref("titan_launch.garbage:GarbageCollection"),
         ),
     ]
 

@@ -79,7 +79,7 @@ class TrainingSection(Section):
     # steps; the learning-rate schedule then follows the new number of steps.
     may_change: ClassVar[tuple[str, ...]] = (
         "dataset", "dataset_path", "seed", "global_batch_size", "local_batch_size", "steps", "stop_at_step", "deterministic",
-        "enable_cpu_offload", "on_nan", "gc_freq",
+        "enable_cpu_offload", "on_nan",
     )  # fmt: skip
 
     dataset: str = "stdlib"
@@ -116,9 +116,6 @@ class TrainingSection(Section):
     enable_cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory, and on the device only those in current use. Slow; for
     models that do not fit otherwise."""
-    gc_freq: Steps = Field(default=50, ge=0)
-    """Number of steps between collections of Python's garbage, which all ranks do at the same step. 0 leaves them to Python:
-    ranks then often wait for one that collects."""
     on_nan: Literal["stop", "skip", "warn", "ignore"] = "stop"
     """Action if the loss or the gradient norm is not finite: stop the run, skip the update (on a GPU, each step then waits
     for its gradient norm), warn in the log and continue, or ignore it."""

@@ -41,7 +41,6 @@ from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
-from titan_core.train.garbage import GarbageCollection
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
@@ -94,7 +93,6 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
                 world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
-            lifecycle.register(stack.enter_context(GarbageCollection(job.config.section(TrainingSection).gc_freq)))
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()

@@ -31,45 +31,42 @@ def join_world(job: Job) -> Iterator[World]:
     """Join the ranks that torchrun's environment describes (without it, a world of one), and leave them at the end.
 
     Raises:
-        UserError: the device does not exist, or the ranks do not run the same job.
+        UserError: the device does not exist or is another rank's, or the ranks do not run the same job.
     """
     simulation = current_simulation()
-    if simulation is not None:
-        try:
-            with simulation.join(job) as world, attention_kernels(world.device):
-                yield world
-        finally:
-            _forget_job()
-        return
+    try:
+        with _joined(job) if simulation is None else simulation.join(job) as world, attention_kernels(world.device):
+            yield world
+    finally:  # nothing of this job may affect the next job of this process
+        reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
+        forget_meshes()
+
+
+@contextmanager
+def _joined(job: Job) -> Iterator[World]:
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
     store, rank, world_size = _meet(timeout)
     if device.type == "cuda" and world_size > 1:
         require_own_gpu(store, rank, world_size, device)
+    # With a device, NCCL connects now, not in the first collective, and splits the groups of the mesh from this one.
+    bound = device if device.type == "cuda" else None
     dist.init_process_group(
-        backend_for(device),
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-        # NCCL connects now, not in the first collective, and derives the groups of the mesh from this one.
-        device_id=device if device.type == "cuda" else None,
+        backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
     )
     failed = True
     try:
         # Before the mesh: ranks that disagree on its shape would deadlock while making it.
         require_same_job(job)
         mesh = JobMesh(plan, device.type, host_tensors=job.config.section(TrainingSection).enable_cpu_offload)
-        with attention_kernels(device):
-            yield World(rank, device, plan, mesh, _replica_group(plan))
+        yield World(rank, device, plan, mesh, _replica_group(plan))
         failed = False
     finally:
         # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,
         # which may never come after an error; there the process ends without it.
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
-        _forget_job()
 
 
 def _meet(timeout: timedelta) -> tuple[Store, int, int]:
@@ -114,12 +111,6 @@ def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
     made, _ = dist.new_subgroups_by_enumeration(replicas)
     assert isinstance(made, dist.ProcessGroup)  # every rank is in a group
     return made
-
-
-def _forget_job() -> None:
-    """Clear process-wide caches, so that nothing of this job affects the next job of this process."""
-    reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
-    forget_meshes()
 
 
 def require_same_job(job: Job) -> None:
