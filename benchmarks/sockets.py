@@ -49,6 +49,7 @@ def opened_by(rank: int, job: Job) -> int:
         patch.object(joining, "backend_for", return_value="cpu:gloo,cuda:fake"),
         patch.object(torch.cuda, "is_initialized", return_value=True),
         patch.object(torch.cuda, "is_available", return_value=True),
+        patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
         patch.object(torch.accelerator, "device_count", return_value=1),
         patch.object(torch.accelerator, "is_available", return_value=True),
         patch.object(joining, "reset_compiler"),  # takes seconds, and the process ends
