@@ -23,14 +23,13 @@ class GarbageCollection:
 
     @hookimpl(trylast=True)
     def titan_train_start(self) -> None:
-        """Free what set-up has left behind, so that it does not add to the memory of the first step."""
-        gc.collect()
+        """Stop Python's own collections."""
         self._was_enabled = gc.isenabled()
         gc.disable()
 
     @hookimpl(trylast=True)
     def titan_step_end(self, report: StepReport) -> None:
-        """Collect all generations: nothing else would collect what survives a younger one."""
+        """Collect all generations, because nothing else would collect what survives a younger one."""
         if not self._frozen or report.step % self._freq == 0:
             gc.collect()
         if not self._frozen:

@@ -52,10 +52,9 @@ def run(context: CommandContext) -> int:
 
         with early_lock(job.dump_folder):
             with phase("importing torch"):
-                gc.disable()  # modules are no garbage: neither look for any while they load, nor ever look at them again
+                gc.disable()  # loading modules leaves no garbage
                 import titan_core.train.trainer  # noqa: F401
 
-                gc.freeze()
                 gc.enable()
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 

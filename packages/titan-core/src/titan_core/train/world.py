@@ -87,10 +87,9 @@ def require_own_gpu(store: Store, rank: int, world_size: int, device: torch.devi
     """
     store.set(f"gpu/{rank}", f"GPU {torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}")
     if rank == 0:
-        users: dict[str, list[int]] = {}
-        for user, gpu in enumerate(store.multi_get([f"gpu/{user}" for user in range(world_size)])):
-            users.setdefault(gpu.decode(), []).append(user)
-        store.set("gpus", json.dumps({gpu: using for gpu, using in users.items() if len(using) > 1}))
+        gpus = [gpu.decode() for gpu in store.multi_get([f"gpu/{user}" for user in range(world_size)])]
+        users = {gpu: [user for user, its in enumerate(gpus) if its == gpu] for gpu in gpus if gpus.count(gpu) > 1}
+        store.set("gpus", json.dumps(users))
     shared: dict[str, list[int]] = json.loads(store.get("gpus"))
     if shared:
         fix = "start at most one rank per GPU, and give each rank its own in CUDA_VISIBLE_DEVICES or LOCAL_RANK"
