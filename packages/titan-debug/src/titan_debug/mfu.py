@@ -65,16 +65,15 @@ def slow_precision(device: torch.device, training: TrainingSection) -> str | Non
         return None
     if torch.cuda.get_device_capability(device) < (8, 0):  # before Ampere, bf16 is emulated
         return None
-    tf32 = training.float32_matmul_precision != "highest"
     how = (
-        "in TF32, at half the speed"
-        if tf32
-        else "in fp32, which tensor cores do not compute: at a tenth of the speed or less"
+        "without tensor cores"
+        if training.float32_matmul_precision == "highest"
+        else "in TF32, at half the speed of bfloat16"
     )
     peak = peak_flops(device, torch.bfloat16)
-    in_bf16 = "of bfloat16" if peak is None else f"of bfloat16 ({peak / 1e12:,.0f} TFLOP/s on this GPU)"
+    reaches = "" if peak is None else f" (in bfloat16, this GPU reaches {peak / 1e12:,.0f} TFLOP/s)"
     return (
-        f"matmuls run {how} {in_bf16}, and activations take twice the memory: set "
+        f"fp32 matmuls run {how}{reaches}, and fp32 activations take twice the memory: set "
         'training.mixed_precision_param = "bfloat16" (the optimizer keeps fp32 weights)'
     )
 

@@ -1,5 +1,5 @@
-"""Binds a rank to the processor cores of the NUMA node that its GPU is on. To use memory of other nodes is slower, and to
-copy it to the GPU as well.
+"""Binds a rank to the processor cores of the NUMA node that its GPU is on. Memory of other nodes is slower, for these cores
+and for copies to the GPU.
 
 Each rank binds itself, whatever started it. torch's launcher would use CUDA in its own process to find the GPU's node, and
 needs the program ``numactl`` (torch 2.15).
