@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from titan_completion.scripts import SHELLS, script
+from titan_completion.table import _values_of
 from titan_core.api.command import Command
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Registry
@@ -89,7 +91,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def complete(shell: str, script: Path, lines: list[str], folder: Path) -> list[str]:
     """Return what the shell completes for each line."""
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+        pytest.skip(f"runs the completion script in {shell}, which this machine does not have")
     program = PROGRAMS[shell].format(script=script)
     options = {"bash": ["--norc", "-c"], "zsh": ["-f", "-c"], "fish": ["--no-config", "-c"]}[shell]
     result = subprocess.run(
@@ -138,3 +140,9 @@ def test_the_command_prints_the_script(scripts: dict[str, Path], capsys: pytest.
 def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["training"]
+
+
+def test_an_option_that_is_named_for_a_kind_of_component_completes_its_names() -> None:
+    """Such as ``titan eval MODEL --dataset NAME``."""
+    action = argparse.ArgumentParser().add_argument("--dataset", metavar="NAME")
+    assert "stdlib" in _values_of(action, Registry.from_installed()).split()

@@ -112,6 +112,7 @@ def test_a_directory_that_cannot_be_removed_is_refused(in_tmp: Path) -> None:
     [
         (["tinny", "my.toml"], "recipe 'tinny': no installed plugin provides this recipe; did you mean 'tiny'?"),
         (["tiny", "my"], "my: must end in .toml; write to my.toml"),
+        (["tiny", "my.json"], "my.json: must end in .toml; write to my.toml"),
         (["tiny", "folder"], "folder: must end in .toml; write to folder/tiny.toml"),
         (["tiny", "there.toml"], "there.toml: exists already; add --force to overwrite it, or name another file"),
         (["tiny", "none/my.toml"], "none/my.toml: cannot be written: No such file or directory; name another file"),

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from harness.jobs import TINY, make_job
+from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools import status_line
 from titan_core.api.tools.phases import current_progress
 from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.train.trainer import train
@@ -26,8 +26,29 @@ def test_the_console(in_tmp: Path) -> None:
     assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
     assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
     assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
-    assert recorder.progress == [("tiny debug (37.0K)", 4, step, True) for step in (1, 2, 3, 4)]
-    assert current_progress() is None and status_line._shown is None  # nothing is left behind
+    assert recorder.progress == [("tiny debug (37.0K)", 4, step) for step in (1, 2, 3, 4)]
+    assert current_progress() is None  # nothing is left behind
+
+
+def test_the_end_of_a_failed_run_names_no_class(in_tmp: Path) -> None:
+    """The error is reported after it, in a line of its own."""
+    console = Console(width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
+    with pytest.raises(UserError):
+        train(make_job("tiny", TINY), [ConsoleRun(console), FailsAt(2)])
+    ends = [line for line in console.export_text().splitlines() if "stopped after" in line or "ended after" in line]
+    assert ends == ["stopped after step 1 of 4; config, plugins and metrics are in outputs/tiny"]
+
+
+class FailsAt:
+    """An observer whose user made a mistake."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == self.step:
+            raise UserError.one("a shard", "cannot be read", "restore it")
 
 
 STEP = {
@@ -64,7 +85,7 @@ class ConsoleRun:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.progress: list[tuple[str, int, int, bool]] = []
+        self.progress: list[tuple[str, int, int]] = []
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
@@ -77,7 +98,7 @@ class ConsoleRun:
         self.log.titan_step_end(report)
         progress = current_progress()
         assert progress is not None
-        self.progress.append((progress.name, progress.total, progress.done, status_line._shown is not None))
+        self.progress.append((progress.name, progress.total, progress.done))
         if report.step == 4:
             self.log.log({
                 "step": 4, "loss": report.loss.item(), "grad_norm": 1.0, "lr": 0.1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -122,3 +123,22 @@ def test_an_interrupt_at_the_start_of_a_rank_is_reported_once(
     monkeypatch.setattr("titan_core.cli.main._run", interrupt)
     assert main([]) == 130
     assert capsys.readouterr().err == ("" if launched else "titan: interrupted\n")
+
+
+@pytest.mark.parametrize("kind", [UserError, RunStopped])
+def test_a_failed_run_with_a_checkpoint_says_how_to_resume(
+    kind: type[Exception], in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = UserError.one("a shard", "cannot be read") if kind is UserError else RunStopped("a shard cannot be read")
+
+    def fail(job: Any, observers: Any, **more: Any) -> None:
+        observers[0].titan_checkpoint_saved(step=2, path="run/step-2")
+        observers[0].titan_exception(error)
+        raise error
+
+    monkeypatch.setattr(trainer, "train", fail)
+    monkeypatch.setattr(sys, "argv", ["titan", "train", "tiny"])
+    assert main(["train", "tiny"]) == (2 if kind is UserError else 1)
+    failure, resume = capsys.readouterr().err.splitlines()[-2:]
+    assert "a shard" in failure and resume.startswith("titan: to resume from the newest checkpoint: ")
+    assert resume.endswith("titan train tiny")

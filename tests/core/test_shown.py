@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from titan_core.api.tools.shown import describe_model, show_count
+from titan_core.api.tools.shown import describe_model, show_bytes, show_count
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,21 @@ from titan_core.api.tools.shown import describe_model, show_count
 )  # fmt: skip
 def test_counts(count: int, shown: str) -> None:
     assert show_count(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (102_400, "100.0 KiB"),
+        (16.1 * 2**30, "16.1 GiB"),
+        (2**52, "4096.0 TiB"),
+    ],
+)
+def test_sizes(size: float, shown: str) -> None:
+    assert show_bytes(size) == shown
 
 
 def test_a_model_is_shown_with_its_count() -> None:

@@ -65,7 +65,7 @@ def test_a_model_is_its_safetensors_configs_and_tokenizer(hub: FakeHub, capsys: 
     assert "hashes verified" in printed.out
     assert f"titan generate {folder} --prompt" in printed.out
     assert f'model.from_pretrained = "{folder}"' in printed.out
-    assert f"{FIRST} (102.4 kB)" in printed.err
+    assert f"{FIRST} (100.0 KiB)" in printed.err
     requested = [one.path for one in hub.requests]
     assert requested.index(f"/meta/Llama/resolve/{COMMIT}/config.json") == len(requested) - 1  # marks a whole model
     hub.requests.clear()
@@ -289,11 +289,11 @@ def test_a_repository_without_a_readable_tokenizer_is_refused(hub: FakeHub, caps
 def test_a_disk_that_is_too_small_is_refused_before_the_download(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=102_400))
     assert main(["model", "download", "meta/Llama"]) == 2
     printed = capsys.readouterr().err
-    assert "assets/models/meta/Llama: needs 179." in printed
-    assert "but its disk has only 100.0 kB free; free some space, or choose another disk with --output" in printed
+    assert "assets/models/meta/Llama: needs 175." in printed
+    assert "but its disk has only 100.0 KiB free; free some space, or choose another disk with --output" in printed
     assert not hub.downloads("")
 
 

@@ -234,7 +234,7 @@ def failing_check(context: HealthContext) -> Iterable[CheckResult]:
 )
 def test_a_check_that_raises_is_a_result(name: str, detail: str, fix: str) -> None:
     context = HealthContext(Registry(discover()), Path("outputs"), "")
-    results = list(_results(HealthCheck(name="odd", summary="", run=Ref(f"{__name__}:{name}")), context))
+    results = list(_results(HealthCheck(name="odd", summary="", check=Ref(f"{__name__}:{name}")), context))
     assert [result.health for result in results] == [Health.OK, Health.ERROR]
     assert re.fullmatch(detail, results[1].detail)
     assert re.fullmatch(fix, results[1].fix)

@@ -43,6 +43,7 @@ def agent_of(
     shown: Shown = RANK_0,
     console: Console | None = None,
     alone: Rendezvous | None = None,
+    trains: bool = True,
 ) -> RankAgent:
     """
     Args:
@@ -58,4 +59,6 @@ def agent_of(
     )  # fmt: skip
     console = console or Console()
     logs = RankLogs(folder / "torch", folder / "logs", "the test", console, shown)
-    return RankAgent(spec, options.machines, options.endpoint, folder / "outcomes", logs, console, lambda began: found)
+    return RankAgent(
+        spec, options.machines, options.endpoint, folder / "outcomes", logs, console, lambda began: found, trains
+    )

@@ -17,9 +17,9 @@ from transformers import LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.tools import status_line
 from titan_core.api.tools.phases import phase
 from titan_core.cli.main import main
+from titan_launch import status_line
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
 ARGS = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, vocab_size = 258, max_seq_len = 256}"
@@ -229,6 +229,7 @@ def test_tasks_on_one_device_and_under_tensor_parallelism(gloo: GlooPool, run: P
         ([RUN, "--dataset", "stdlib", "--training.seq_len", "512"], "seq_len"),
         pytest.param([RUN, "--tasks", "titan_choise"], "is not a task of lm-eval", marks=pytest.mark.full),
         (["nowhere", "--dataset", "stdlib"], "nowhere"),
+        (["nowhere"], "nowhere: does not exist"),
         ([RUN, "--dataset", "stdlib", "--parallelism.context_parallel_degree", "2"], "context_parallel_degree"),
     ],
 )

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.chat_model import save_model
 from harness.jobs import make_job, run_recipe
+from titan_ckpt import stored_model
 from titan_core.api.errors import UserError
 from titan_core.api.sections import ModelSection
 from titan_core.cli.main import main
@@ -225,6 +226,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "no table": ({"model.args": 3}, "model.args = 3"),
     "long name": ({"model.from_pretrained": "x" * 300}, "must not contain a name longer than 255 bytes"),
     "context": ({"training.seq_len": 257}, "the model accepts at most 256 tokens"),
+    "missing shard": ({"model.from_pretrained": "shards"}, "model-00002.safetensors: is missing, but the index lists it"),
     "two origins": ({"checkpoint.enable": "true", "checkpoint.initial_load_path": "model"}, "remove one of them"),
 }
 
@@ -237,14 +239,25 @@ def test_mistakes_are_one_line_each(here: Path, case: str, capsys: pytest.Captur
         "weights": ["model.safetensors"],
         "config": ["config.json", "tokenizer.json"],
         "bare": ["config.json", "model.safetensors"],
+        "shards": ["config.json", "model.safetensors", "tokenizer.json"],
     }.items():
         Path(folder).mkdir()
         for name in names:
             shutil.copy(Path("model") / name, folder)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    Path("shards/model.safetensors.index.json").write_text(json.dumps(index))
     arguments = [argument for key, value in changes.items() for argument in (f"--{key}", str(value))]
     assert main(["config", "check", "sft.toml", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("titan: error: ") and message in line
+
+
+def test_the_folder_is_read_once_to_assemble_a_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    find = stored_model.find
+    monkeypatch.setattr(stored_model, "find", lambda path, registry: (found.append(path), find(path, registry))[1])
+    assert make_job("sft.toml").config.pretrained is not None
+    assert found == ["model"]
 
 
 def test_a_name_is_found_in_the_cache_of_the_hub(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

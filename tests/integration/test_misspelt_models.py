@@ -20,6 +20,10 @@ from titan_core.cli.main import main
         (["generate", "owner/model"], "or run `titan model download owner/model`"),
         (["generate", "mine.toml"], "mine.toml: is a file; give a run's directory"),
         (["generate", "outputs/mine"], "outputs/mine: there are no checkpoints here"),
+        (
+            ["generate", "tiny"],
+            "tiny: is a recipe, not a trained model; train it first (`titan train tiny`), and give the run",
+        ),
         (["checkpoint", "show", "mine.toml"], "mine.toml: there are no checkpoints here"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from harness.agents import agent_of
 from titan_core.api.errors import UserError
-from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines
+from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
 from titan_launch import agent as agent_module
 from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
 
@@ -103,14 +103,25 @@ def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Pat
     assert agent.interrupts == 2
 
 
+@pytest.mark.parametrize(("trains", "line"), [(True, INTERRUPTED), (False, "titan: interrupted: ending the ranks; ")])
+def test_an_interrupt_says_what_the_ranks_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], trains: bool, line: str
+) -> None:
+    """Ranks that train complete their step; those that generate or evaluate end at once."""
+    agent = agent_of(tmp_path, "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", ranks=1, trains=trains)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+    assert line in capfd.readouterr().err
+
+
 def test_the_first_interrupt_shows_the_cursor_because_a_second_one_kills_the_ranks(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    announce_interrupt()
+    announce_interrupt(INTERRUPTED)
     assert capfd.readouterr().err == f"\r\x1b[2K\x1b[?25h{INTERRUPTED}\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    announce_interrupt()
+    announce_interrupt(INTERRUPTED)
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
 
 
@@ -192,3 +203,16 @@ def test_outcomes_are_read_from_files(tmp_path: Path) -> None:
 )
 def test_an_interrupted_run_says_how_to_resume(ended: Outcome, line: str) -> None:
     assert interrupted_line(ended, "titan x").startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        ([Outcome(0, step=3), Outcome(1, step=3)], ""),
+        ([Outcome(0, step=3, begun=2)], "to resume from the newest checkpoint: titan x"),
+        ([Outcome(0, step=3), Outcome(1, step=3, checkpoint="run/step-2")], "to resume from the newest checkpoint: titan x"),
+    ],
+    ids=["no checkpoint", "resumed", "saved"],
+)
+def test_a_failed_run_with_a_checkpoint_says_how_to_resume(ended: list[Outcome], line: str) -> None:
+    assert resume_line(ended, "titan x") == line

@@ -20,13 +20,12 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from harness.agents import agent_of
 from titan_core.api.errors import UserError
-from titan_core.api.tools import status_line
-from titan_core.api.tools.status_line import StatusLine
 from titan_core.cli.main import main
-from titan_launch import rendezvous
+from titan_launch import rendezvous, status_line
 from titan_launch.console import Console
 from titan_launch.options import machines, processes_per_node
 from titan_launch.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
+from titan_launch.status_line import StatusLine
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.shown import show_bytes
 
 EXIT_BROKEN = 1
 
@@ -99,7 +100,7 @@ def list_checkpoints(context: CommandContext) -> int:
         (
             str(checkpoint.step) if checkpoint.step >= 0 else "?",
             _mesh(checkpoint.manifest) if checkpoint.manifest else "?",
-            _size(checkpoint.manifest.num_bytes) if checkpoint.manifest else "?",
+            show_bytes(checkpoint.manifest.num_bytes) if checkpoint.manifest else "?",
             _age(checkpoint.manifest.created) if checkpoint.manifest else "?",
             _state(checkpoint),
         )
@@ -126,7 +127,7 @@ def show(context: CommandContext) -> int:
         ("model", str(manifest.about.get("model", "?"))),
         ("mesh", _mesh(manifest)),
         ("saved", f"{manifest.created} ({_age(manifest.created)} ago)"),
-        ("size", f"{_size(manifest.num_bytes)} in {len(manifest.files)} file(s), {len(manifest.tensors)} tensors"),
+        ("size", f"{show_bytes(manifest.num_bytes)} in {len(manifest.files)} file(s), {len(manifest.tensors)} tensors"),
         ("contents", "weights only" if manifest.model_only else "complete state of the run"),
         ("written by", ", ".join(f"{name} {version}" for name, version in plugins.items())),
         ("torch", str(manifest.about.get("torch", "?"))),
@@ -208,14 +209,6 @@ def _state(checkpoint: Entry) -> str:
 def _mesh(manifest: Manifest) -> str:
     mesh = manifest.about.get("mesh", {})
     return " x ".join(f"{name}={degree}" for name, degree in mesh.items()) or "one device"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
 
 
 def _age(created: str) -> str:

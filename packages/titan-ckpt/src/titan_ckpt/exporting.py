@@ -16,7 +16,8 @@ from titan_ckpt.dcp_export import described, write_dcp
 from titan_ckpt.diverging_replicas import require_equal_weights
 from titan_ckpt.dtypes import FLOATS, dtype_name, to_dtype
 from titan_ckpt.foreign_checks import declared_tensors
-from titan_ckpt.foreign_files import HF_INDEX, their_rows
+from titan_ckpt.foreign_config import HF_INDEX
+from titan_ckpt.foreign_files import their_rows
 from titan_ckpt.hf_export import (
     TOKENIZER_FIX,
     complete_tokenizer,

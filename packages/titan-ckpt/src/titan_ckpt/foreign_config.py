@@ -16,6 +16,7 @@ from titan_core.api.tools.plain_json import read_object
 from titan_core.api.weights import WeightFormat
 
 CONFIG_OF: Final = {"hf": "config.json", "meta": "params.json"}
+HF_INDEX: Final = "model.safetensors.index.json"
 DOWNLOAD_AGAIN: Final = "download it again"
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
@@ -95,3 +96,33 @@ def model_for(
 
 def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
     return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)
+
+
+def require_shards(folder: Path) -> None:
+    """Require each file that the index of a Hugging Face folder lists, if it has an index.
+
+    Raises:
+        UserError: the index is invalid, or a file is missing.
+    """
+    files = set(weight_map(folder / HF_INDEX).values()) if (folder / HF_INDEX).exists() else ()
+    missing = sorted(file for file in files if not (folder / file).exists())
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+        raise UserError.one(str(folder / missing[0]), f"is missing{more}, but the index lists it", "download it")
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor according to the index.
+
+    Raises:
+        UserError: the index is invalid, or lists a file outside its folder.
+    """
+    contents = read_object(index, DOWNLOAD_AGAIN).get("weight_map")
+    if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
+        raise UserError.one(str(index), "must contain a weight_map from tensors to files", DOWNLOAD_AGAIN)
+    for file in contents.values():
+        if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file or "\0" in file:
+            raise UserError.one(
+                str(index), f"lists {file!r}, which is not a .safetensors file in its folder", "do not use this folder"
+            )
+    return contents

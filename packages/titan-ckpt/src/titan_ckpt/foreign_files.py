@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from titan_ckpt.dtypes import dtype_name
-from titan_ckpt.foreign_config import DOWNLOAD_AGAIN
+from titan_ckpt.foreign_config import DOWNLOAD_AGAIN, HF_INDEX, require_shards, weight_map
 from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import read_object
 from titan_core.api.weights import ForeignTensor
 
 log = logging.getLogger(__name__)
 
-HF_INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names in ``torch`` of the dtypes that safetensors files store weights in. Other dtypes keep their name in safetensors."""
 
@@ -59,7 +57,8 @@ class SafetensorsFiles:
         from safetensors import SafetensorError, safe_open
 
         index = folder / HF_INDEX
-        listed = _weight_map(index) if index.exists() else None
+        require_shards(folder)
+        listed = weight_map(index) if index.exists() else None
         present = sorted(path.name for path in folder.glob("*.safetensors"))
         found = present if listed is None else sorted(set(listed.values()))
         if unread := [name for name in present if name not in found]:
@@ -71,8 +70,6 @@ class SafetensorsFiles:
             try:
                 self._files[file] = safe_open(folder / file, framework="pt")
                 names = list(self._files[file].keys())
-            except FileNotFoundError:
-                raise UserError.one(str(folder / file), "is missing, but the index lists it", "download it") from None
             except (SafetensorError, OSError) as error:
                 raise UserError.one(str(folder / file), f"cannot be read: {error}", DOWNLOAD_AGAIN) from None
             for name in names:
@@ -107,23 +104,6 @@ class SafetensorsFiles:
 
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(name)
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor according to the index.
-
-    Raises:
-        UserError: the index is invalid, or lists a file outside its folder.
-    """
-    contents = read_object(index, DOWNLOAD_AGAIN).get("weight_map")
-    if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
-        raise UserError.one(str(index), "must contain a weight_map from tensors to files", DOWNLOAD_AGAIN)
-    for file in contents.values():
-        if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file or "\0" in file:
-            raise UserError.one(
-                str(index), f"lists {file!r}, which is not a .safetensors file in its folder", "do not use this folder"
-            )
-    return contents
 
 
 class MetaFiles:

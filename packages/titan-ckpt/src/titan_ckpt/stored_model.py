@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.catalogue import pick
-from titan_ckpt.foreign_config import CONFIG_OF, hf_about, kind_of, model_for, read_config
+from titan_ckpt.foreign_config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
 from titan_ckpt.hf_export import tokenizer_in
+from titan_ckpt.located import located
 from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import Manifest
 from titan_core.api.components import Model
@@ -18,16 +19,18 @@ from titan_core.api.errors import UserError
 from titan_core.api.paths import nearest_path
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
-from titan_core.api.stored_model import StoredModel, WeightsContext
-from titan_core.api.weights import WeightFormat
+from titan_core.api.stored_model import WeightsContext
+from titan_core.api.weights import StoredModel, WeightFormat
 
 
 def find(path: str, registry: ComponentRegistry) -> StoredModel:
-    """Return the model at ``path``: a run's directory, a checkpoint, or a folder of Hugging Face or Meta weights.
+    """Return the model at ``path``: a run's directory, a checkpoint, a folder of Hugging Face or Meta weights, or the name
+    of a downloaded model.
 
     Raises:
         UserError: there is none, or no installed plugin knows the model.
     """
+    path = located(path, registry)
     folder = Path(path)
     kind = kind_of(folder) if folder.is_dir() else None
     if kind is not None:
@@ -57,6 +60,8 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
 def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredModel:
     config = read_config(folder, kind)
     model, form, args = model_for(kind, config, registry, None, folder)
+    if kind == "hf":
+        require_shards(folder)
     settings = {"name": model.name, "args": args.model_dump(mode="json"), **tokenizer_in(folder)}
     about = hf_about(folder) if kind == "hf" else {}
     load = Ref[Any]("titan_ckpt.stored_model:load_foreign")

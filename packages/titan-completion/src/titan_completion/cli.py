@@ -57,7 +57,9 @@ def copy(context: CommandContext) -> int:
     name, file, registry = context.arguments.recipe_name, context.arguments.file, context.registry
     recipe = registry.get(Recipe, name)
     if file.suffix != ".toml":  # `titan train my` would look for a recipe of this name
-        raise UserError.one(str(file), "must end in .toml", f"write to {file / name if file.is_dir() else file}.toml")
+        raise UserError.one(
+            str(file), "must end in .toml", f"write to {(file / name if file.is_dir() else file).with_suffix('.toml')}"
+        )
     text = f"{_LEAD.format(name=name)}\n{commented_copy(recipe, registry)}"
     try:
         with file.open("w" if context.arguments.force else "x", encoding="utf-8") as opened:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from titan_core.api.command import Command
-from titan_core.api.components import Recipe
+from titan_core.api.components import Component, Recipe
 from titan_core.api.launcher import Launcher
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.tools.fields import (
@@ -72,8 +72,10 @@ def _values_of(action: argparse.Action, registry: ComponentRegistry) -> str:
         return "-"
     if action.choices is not None:
         return " ".join(map(str, action.choices))
-    if action.dest == "recipe":
+    if action.dest == Recipe.kind:
         return "/" + " ".join(registry.names(Recipe))
+    if named := [component.name for component in registry.all(Component) if component.kind == action.dest]:
+        return " ".join(named)  # such as --dataset NAME
     is_path = action.type is None and (not action.option_strings or _PATHS.search(str(action.metavar)))
     return "/" if is_path else "@"
 

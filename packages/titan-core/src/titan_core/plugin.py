@@ -109,7 +109,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="plugins",
             summary="plugins that cannot be used, and components of one name",
-            run=Ref("titan_core.cli.plugins:check_health"),
+            check=Ref("titan_core.cli.plugins:check_health"),
         ),
     ]
 

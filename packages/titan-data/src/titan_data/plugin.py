@@ -78,7 +78,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="downloads",
             summary="whether the Hugging Face Hub answers",
-            run=Ref("titan_data.health:check"),
+            check=Ref("titan_data.health:check"),
             slow=True,
         ),
     ]

@@ -87,27 +87,27 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="software",
             summary="Python, torch, NCCL and compilers",
-            run=Ref("titan_debug.doctor.software:check"),
+            check=Ref("titan_debug.doctor.software:check"),
         ),
         HealthCheck(
             name="GPUs",
             summary="NVIDIA driver and the state of each GPU",
-            run=Ref("titan_debug.doctor.gpus:check"),
+            check=Ref("titan_debug.doctor.gpus:check"),
         ),
         HealthCheck(
             name="machine",
             summary="cores, memory, shared memory, limits and disk",
-            run=Ref("titan_debug.doctor.machine:check"),
+            check=Ref("titan_debug.doctor.machine:check"),
         ),
         HealthCheck(
             name="network",
             summary="host name, interfaces and their settings",
-            run=Ref("titan_debug.doctor.network:check"),
+            check=Ref("titan_debug.doctor.network:check"),
         ),
         HealthCheck(
             name="computing",
             summary="a matmul on each device, a compiled function, an all-reduce",
-            run=Ref("titan_debug.doctor.computing:check"),
+            check=Ref("titan_debug.doctor.computing:check"),
             slow=True,
         ),
     ]

@@ -44,7 +44,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="low precision",
             summary="which formats each GPU computes",
-            run=Ref("titan_float8.health:check"),
+            check=Ref("titan_float8.health:check"),
             slow=True,
         ),
     ]

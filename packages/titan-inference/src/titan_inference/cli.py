@@ -19,7 +19,7 @@ from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tokenizer import RendersChats
 from titan_core.api.tools.arguments import integer, json_argument, number
 from titan_core.api.tools.output import print_json
-from titan_core.api.tools.phases import phase
+from titan_core.api.tools.phases import phase, show_status
 from titan_inference.prompts import encode_prompt, end_ids_of
 
 MOST_TOKENS = 2**20
@@ -153,7 +153,6 @@ def _require_room(job: Job, prompts: Sequence[Sequence[int]], settings: argparse
 
 
 def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[int], settings: argparse.Namespace) -> int:
-    from titan_core.api.tools.status_line import StatusLine
     from titan_inference.generation import Generator
     from titan_inference.output import Continuation, Stream
     from titan_inference.sampling import Sampler, SamplingOptions
@@ -171,7 +170,7 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
     # A single text shows the progress itself; otherwise a line counts the tokens.
     counts = world.rank == 0 and (settings.json or len(prompts) > 1)
     with (
-        StatusLine() if counts else nullcontext(),
+        show_status(loaded.job.registry) if counts else nullcontext(),
         phase("generating", lambda: f"{sum(len(one.tokens) for one in results)} tokens"),
     ):
         for _ in steps:

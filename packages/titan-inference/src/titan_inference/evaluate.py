@@ -15,11 +15,12 @@ from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError, close_names
 from titan_core.api.job import Job
 from titan_core.api.launcher import RankJob
-from titan_core.api.stored_model import LoadedModel, StoredModel
+from titan_core.api.stored_model import LoadedModel
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.phases import phase
+from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.shown import shorten
+from titan_core.api.weights import StoredModel
 from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
@@ -53,19 +54,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Measure the model's perplexity on a dataset, its scores in tasks, or both."""
     settings = context.arguments
-    _require_work(settings)
     stored = context.models.find(settings.model)
+    _require_work(settings)
     assemble = partial(_job, context, stored)
     if settings.launcher is not None:
         status: int = settings.launcher.run.load()(context, RankJob(assemble, writes_run=False))
         return status
     job = assemble(int(os.environ.get("WORLD_SIZE", "1")))
-    from titan_core.api.tools.status_line import StatusLine
-
     with context.models.open(job, stored) as loaded:
         answer: dict[str, Any] = {}
         # The line is removed before the answer is printed. Progress bars of lm-eval appear in it.
-        with StatusLine() if loaded.world.rank == 0 else nullcontext():
+        with show_status(context.registry) if loaded.world.rank == 0 else nullcontext():
             if settings.dataset is not None:
                 answer |= _perplexity(context, loaded)
             if settings.tasks is not None:

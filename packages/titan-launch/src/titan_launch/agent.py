@@ -18,7 +18,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 
 from titan_core.api.errors import EXIT_PREEMPTED, UserError
-from titan_core.api.launcher import Outcome, announce_interrupt, report_lines
+from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, report_lines
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.rank_names import ranks
 from titan_launch.console import Console
@@ -59,6 +59,7 @@ class RankAgent(ExtensibleAgent):
         logs: RankLogs,
         console: Console,
         diagnose: Callable[[float], str | None],
+        trains: bool = True,
     ) -> None:
         """
         Args:
@@ -68,10 +69,12 @@ class RankAgent(ExtensibleAgent):
             logs: what the ranks print.
             diagnose: returns what observers recorded about unresponsive ranks, for an attempt that began at the given time
                 (seconds since the epoch).
+            trains: whether interrupted ranks complete their step, or end at once.
         """
         super().__init__(spec, logs)
         self._machines, self._endpoint, self._diagnose = machines, endpoint, diagnose
         self._outcomes, self._logs, self._console = outcomes, logs, console
+        self._interrupted = INTERRUPTED if trains else "titan: interrupted: ending the ranks; Ctrl-C again kills them"
         self._starting: phase | None = None
         self._attempt, self._attempts = 1, spec.max_restarts + 1
         self._began = 0.0
@@ -188,7 +191,7 @@ class RankAgent(ExtensibleAgent):
             raise KeyboardInterrupt
         self.interrupts += 1
         if self.interrupts == 1:
-            announce_interrupt()
+            announce_interrupt(self._interrupted)
         for pid in self._pids.values():
             _send(pid, signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
 

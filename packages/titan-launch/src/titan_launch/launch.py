@@ -27,16 +27,17 @@ from titan_core.api.launcher import (
     interrupted_line,
     lock_for_ranks,
     own_command,
+    resume_line,
     user_command,
 )
 from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
-from titan_core.api.tools.status_line import StatusLine
 from titan_launch.console import Console
 from titan_launch.options import NUMA_BINDING
 from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
+from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -82,7 +83,7 @@ def launch(
         if most == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
             stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
-        with phase("importing torch"):
+        with phase("preparing to start the ranks"):
             _quiet_torch()
             from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -109,7 +110,9 @@ def launch(
                 master_port=options.master[1],
             )
             outcomes = folder / "outcomes"
-            agent = RankAgent(spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began))
+            agent = RankAgent(
+                spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run
+            )
             # Ranks inherit the environment of this process from torch's agent.
             of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
             if settings.numa_binding is not None:
@@ -164,6 +167,8 @@ def _run(agent: RankAgent, spec: WorkerSpec, logs: RankLogs, console: Console) -
     logs.end_attempt()
     if agent.failure is not None:
         for line in agent.failure.lines:
+            console.say(line)
+        if line := resume_line(agent.outcomes.values(), own_command()):
             console.say(line)
         return agent.failure.status
     stopped = next((outcome for outcome in agent.outcomes.values() if outcome.interrupted), None)

@@ -79,8 +79,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         name = next(name for name in _DEFAULTS if name in given)
         option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
         raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
-    from titan_core.api.tools.status_line import StatusLine
     from titan_launch.launch import launch
+    from titan_launch.status_line import StatusLine
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
     with StatusLine() as status:

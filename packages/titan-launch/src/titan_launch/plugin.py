@@ -10,6 +10,7 @@ from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
+from titan_core.api.tools.phases import StatusDisplay
 from titan_launch.config import GarbageKeys
 
 api = (1, 0)
@@ -21,7 +22,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="rendezvous",
             summary="whether this machine can reach --rdzv-endpoint",
-            run=Ref("titan_launch.health:check"),
+            check=Ref("titan_launch.health:check"),
         ),
     ]
 
@@ -58,3 +59,14 @@ def titan_job_assembled(job: Job) -> None:
         from titan_launch.numa import bind
 
         bind(job, os.environ)
+
+
+@hookimpl
+def titan_status_displays() -> list[StatusDisplay]:
+    return [
+        StatusDisplay(
+            name="terminal",
+            summary="the last line of a terminal; elsewhere, a line for each phase that lasts",
+            show=Ref("titan_launch.status_line:StatusLine"),
+        ),
+    ]

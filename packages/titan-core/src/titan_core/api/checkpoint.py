@@ -14,7 +14,7 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
-from titan_core.api.stored_model import StoredModel
+from titan_core.api.weights import StoredModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,5 +175,5 @@ class Checkpoint(Component):
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     find_model: Ref[Callable[[str, ComponentRegistry], StoredModel]] | None = None
-    """(path, registry) -> the model at ``path``; raises :class:`~titan_core.api.errors.UserError` if there is none. Must not
-    import torch."""
+    """(path, registry) -> the model at ``path``, or the one that a hub knows by this name; raises
+    :class:`~titan_core.api.errors.UserError` if there is none. Must not import torch."""

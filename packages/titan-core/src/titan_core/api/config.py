@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from titan_core.api.errors import Problem
 from titan_core.api.section import Section
 from titan_core.api.tools.shown import show
+from titan_core.api.weights import StoredModel
 
 S = TypeVar("S", bound=Section)
 
@@ -29,6 +30,8 @@ class Config:
     notes: tuple[str, ...] = ()
     """Differences between this config and the recipe that a user should know, one line each: sections that are omitted
     (``plugins.optional``), and how ``model.from_pretrained`` completes ``[model]``."""
+    pretrained: StoredModel | None = None
+    """The model that ``model.from_pretrained`` names, if this machine has it."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""

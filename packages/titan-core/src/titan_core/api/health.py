@@ -39,7 +39,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class HealthContext:
-    """The argument of :attr:`HealthCheck.run`."""
+    """The argument of :attr:`HealthCheck.check`."""
 
     registry: ComponentRegistry
     folder: Path
@@ -53,7 +53,7 @@ class HealthCheck(Component):
     """A group of results about one part of the machine or of the installation."""
 
     kind = "health check"
-    run: Ref[Callable[[HealthContext], Iterable[CheckResult]]]
+    check: Ref[Callable[[HealthContext], Iterable[CheckResult]]]
     """Returns the results. Must not import torch, use the network or take longer than some 50 ms, unless ``slow``."""
     slow: bool = False
     """Whether the check runs only with ``titan doctor --full``."""

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from titan_core.api.job import Job
     from titan_core.api.launcher import Launcher
     from titan_core.api.metric_log import MetricLogger, Record
+    from titan_core.api.tools.phases import StatusDisplay
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -137,6 +138,11 @@ def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
 @hookspec
 def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
     """Ways to start the ranks of a job from ``titan train``."""
+
+
+@hookspec
+def titan_status_displays() -> Sequence[StatusDisplay]:  # type: ignore[empty-body]
+    """Displays of what a command is doing. The first one is used."""
 
 
 @hookspec

@@ -79,7 +79,7 @@ class Outcome:
     interrupted: bool = False
     """Whether a person stopped the rank, and it ended cleanly."""
     checkpoint: str = ""
-    """The checkpoint of the last step, if one was saved."""
+    """The checkpoint of the last step if the run ended cleanly, the newest one if it failed; empty if there is none."""
     time: float = 0.0
     """Seconds since the epoch."""
 
@@ -137,6 +137,12 @@ def interrupted_line(outcome: Outcome, command: str) -> str:
     return f"interrupted after step {outcome.step}; nothing was saved: checkpoints are disabled (checkpoint.enable)"
 
 
+def resume_line(outcomes: Iterable[Outcome], command: str) -> str:
+    """Return the line after the errors of a failed run: how to resume it. Empty if it has no checkpoint."""
+    has_checkpoint = any(outcome.checkpoint or outcome.begun for outcome in outcomes)
+    return f"to resume from the newest checkpoint: {command}" if has_checkpoint else ""
+
+
 def user_command() -> tuple[list[str], list[str] | None]:
     """Return the command that the user started this process with, or the job that it is a rank of: how to run ``titan`` in
     that shell, and its arguments without secrets (``None`` for a rank of another launcher than Titan's)."""
@@ -160,7 +166,7 @@ def own_command() -> str:
     return shell_command(user_command()[1] or redact_arguments(sys.argv[1:]))
 
 
-def announce_interrupt(line: str = INTERRUPTED) -> None:
+def announce_interrupt(line: str) -> None:
     """Print the effect of the first Ctrl-C, and show no progress from then on, because the next Ctrl-C ends the process at
     once. Safe in a signal handler, where ``print`` and logging are not."""
     hide_all()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 PARENT = "TITAN_PARENT"
 """Environment variable: id of the parent process that this process must not outlive."""
@@ -61,21 +58,3 @@ def pid_namespace() -> str | None:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
-
-
-def processes_are_gone(start: Mapping[str, Any]) -> bool:
-    """Whether the first rank's process in a ``start`` event no longer exists. ``False`` if it is not visible from here."""
-    processes = start.get("processes") or []
-    if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
-        return False
-    own = pid_namespace()
-    pid = processes[0].get("pid")
-    if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
-        return False  # containers on one host may each have their own process ids
-    try:
-        os.kill(pid, 0)  # signal 0 only checks existence
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # it exists and belongs to another user
-    return False

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from titan_core.api.ref import Ref
+from titan_core.api.weights import StoredModel
 
 if TYPE_CHECKING:
     from titan_core.api.events import ValidationReport
     from titan_core.api.job import Job
     from titan_core.api.model_part import ModelPart
     from titan_core.api.world import World
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """Weights that a checkpoint plugin can load, and the model that they belong to."""
-
-    path: str
-    """The checkpoint or folder of weights."""
-    sections: Mapping[str, Mapping[str, Any]]
-    """Config sections by name, with the keys that describe the model, its tokenizer and, if known, the length of the
-    sequences that it was trained on."""
-    load: Ref[Callable[[WeightsContext], None]]
-    """Loads the weights into a model, each rank those that it holds."""
-    end_ids: tuple[int, ...] = ()
-    """Token ids that end a text or a turn of a chat, in addition to the tokenizer's."""
-    step: int | None = None
-    """Optimizer steps that the weights were trained for, if known."""
-    notes: tuple[str, ...] = ()
-    """Differences between the model that the files describe and the model that the sections do, although both compute the
-    same; one line each."""
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """Entries that describe the weights' origin, as plain values. Checkpoints of a run that starts from the weights keep
-    them for exports."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Names and layouts of a model family's weights in other formats, as its plugin declares them. A checkpoint plugin reads the
-files; these descriptions define their contents. Free of torch."""
+"""Trained weights: their names and layouts in other formats, as the plugin of a model family declares them, and what a
+checkpoint plugin finds. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -53,3 +53,27 @@ class WeightFormat:
     ignored: tuple[str, ...] = ()
     """Patterns of tensors that files may contain but that hold no information, such as computed tables. All other tensors
     that ``tensors`` does not list are refused."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """Weights that a checkpoint plugin can load, and the model that they belong to."""
+
+    path: str
+    """The checkpoint or folder of weights."""
+    sections: Mapping[str, Mapping[str, Any]]
+    """Config sections by name, with the keys that describe the model, its tokenizer and, if known, the length of the
+    sequences that it was trained on."""
+    load: Ref[Callable[[Any], None]]
+    """Loads the weights into a model, each rank those that it holds. Its argument is a
+    :class:`~titan_core.api.stored_model.WeightsContext`."""
+    end_ids: tuple[int, ...] = ()
+    """Token ids that end a text or a turn of a chat, in addition to the tokenizer's."""
+    step: int | None = None
+    """Optimizer steps that the weights were trained for, if known."""
+    notes: tuple[str, ...] = ()
+    """Differences between the model that the files describe and the model that the sections do, although both compute the
+    same; one line each."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Entries that describe the weights' origin, as plain values. Checkpoints of a run that starts from the weights keep
+    them for exports."""

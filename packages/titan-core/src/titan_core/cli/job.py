@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from titan_core.api.command import CommandContext
@@ -47,12 +48,7 @@ def show(context: CommandContext) -> int:
 def describe(job: Job) -> dict[str, Any]:
     """Return the assembled job for JSON output."""
     batch = job.facts.batch
-    picked = {
-        "tokenizer": job.tokenizer,
-        "optimizer": job.optimizer,
-        "lr schedule": job.lr_schedule,
-    }
-    components = {kind: component.name for kind, component in picked.items()}
+    components = {component.kind: component.name for component in (job.tokenizer, job.optimizer, job.lr_schedule)}
     components["dataset"] = ", ".join(dataset.name for dataset in job.data.datasets)
     if job.validation is not None:
         components["validation"] = job.validation.datasets[0].name
@@ -69,14 +65,7 @@ def describe(job: Job) -> dict[str, Any]:
             "parameters": job.facts.model.num_params,
             "flops_per_token": job.facts.model.flops_per_token(batch.seq_len),
         },
-        "batch": {
-            "global_size": batch.global_size,
-            "local_size": batch.local_size,
-            "microbatches": batch.microbatches,
-            "ranks": batch.ranks,
-            "logical_shards": batch.logical_shards,
-            "seq_len": batch.seq_len,
-        },
+        "batch": asdict(batch),
         "components": components,
         "transforms": [
             {

@@ -85,8 +85,8 @@ def report(error: UserError) -> None:
     """Print one line per problem. Ranks other than 0 prefix their number."""
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
-    for problem in error.problems:
-        line = f"{prefix}{redact_text(str(problem))}"
+    notes = [f"titan: {note}" for note in getattr(error, "__notes__", ())]
+    for line in [*(f"{prefix}{redact_text(str(problem))}" for problem in error.problems), *notes]:
         print(
             line.encode(errors="backslashreplace").decode(), file=sys.stderr
         )  # arguments may contain bytes that are not text

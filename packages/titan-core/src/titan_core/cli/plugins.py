@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, cast
 
 import importlib_metadata
@@ -76,28 +77,15 @@ def as_json(registry: Registry) -> dict[str, Any]:
     return {
         "plugins": [
             {
-                "name": plugin.name,
-                "distribution": plugin.distribution,
-                "version": plugin.version,
+                **versions,
                 "provides": [
                     {"stage": component.kind, "name": component.name, "summary": component.summary}
                     for component in plugin.components
                 ],
             }
-            for plugin in found.plugins
+            for versions, plugin in zip(registry.versions(), found.plugins, strict=True)
         ],
-        "broken": [
-            {
-                "name": broken.name,
-                "distribution": broken.distribution,
-                "version": broken.version,
-                "reason": broken.reason,
-            }
-            for broken in found.broken
-        ],
-        "disabled": [
-            {"name": disabled.name, "distribution": disabled.distribution, "version": disabled.version}
-            for disabled in found.disabled
-        ],
+        "broken": [asdict(broken) for broken in found.broken],
+        "disabled": [asdict(disabled) for disabled in found.disabled],
         "conflicts": [str(problem) for problem in registry.conflicts],
     }

@@ -12,8 +12,9 @@ from titan_core.api.config import Config, Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.stored_model import LoadedModel, StoredModel
-from titan_core.api.tools.phases import phase
+from titan_core.api.stored_model import LoadedModel
+from titan_core.api.tools.phases import phase, show_status
+from titan_core.api.weights import StoredModel
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble, check_pretrained, mesh_of
@@ -70,10 +71,11 @@ class InstalledModels:
     @contextmanager
     def open(self, job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
         """See :meth:`titan_core.api.stored_model.StoredModels.open`."""
-        from titan_core.api.tools.status_line import StatusLine  # imports rich
-
         with ExitStack() as stack:
-            with StatusLine() if os.environ.get("RANK", "0") == "0" else nullcontext(), phase("loading the model"):
+            with (
+                show_status(self.registry) if os.environ.get("RANK", "0") == "0" else nullcontext(),
+                phase("loading the model"),
+            ):
                 from titan_core.train.stored_models import open_model  # imports torch
 
                 loaded = stack.enter_context(open_model(job, stored))

@@ -20,13 +20,12 @@ from titan_core.api.errors import (
     UserError,
 )
 from titan_core.api.job import Job
-from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher
+from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.phases import phase
+from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.secrets import redact_text
-from titan_core.api.tools.status_line import StatusLine
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def run(context: CommandContext) -> int:
         return launcher.run.load()(context, RankJob(context.job))
     rank, world_size = _place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
-    with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():
+    with show_status(context.registry) if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
             job = context.job(world_size)
         handler = logging.StreamHandler(sys.stderr)
@@ -70,8 +69,13 @@ def _train_alone(job: Job) -> int:
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
         end = train(job, [recorder], next_commands=True)
-    except RunStopped as error:
-        print(f"titan: stopped: {error}", file=sys.stderr)
+    except Exception as error:
+        line = resume_line([recorder.outcome], own_command())
+        if not isinstance(error, RunStopped):
+            if line:
+                error.add_note(line)  # printed after the error
+            raise
+        print("\n".join(filter(None, (f"titan: stopped: {error}", line and f"titan: {line}"))), file=sys.stderr)
         return EXIT_FAILURE
     if end.interrupted:
         print(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)

@@ -18,6 +18,7 @@ from titan_core.api.sections import JobSection, ModelSection, PluginsSection
 from titan_core.api.tools.secrets import is_redacted, redact_text
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
+from titan_core.api.weights import StoredModel
 from titan_core.config.overrides import value_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
@@ -135,8 +136,10 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
     config = Config(raw.source, {}, overridden)  # for its ``where``
 
     problems: list[Problem] = []
+    pretrained: StoredModel | None = None
     try:
-        notes += lay_under(tables, config, registry)
+        pretrained, more = lay_under(tables, config, registry)
+        notes += more
     except UserError as error:
         problems += error.problems
     for name, value in tables.items():
@@ -172,7 +175,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden, tuple(notes))
+    return Config(raw.source, sections, overridden, tuple(notes), pretrained)
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:

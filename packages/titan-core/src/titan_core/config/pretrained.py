@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Model, ModelHub
+from titan_core.api.components import Model
 from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.paths import nearest_path, require_nameable
+from titan_core.api.paths import require_nameable
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import ModelSection
-from titan_core.api.stored_model import StoredModel
 from titan_core.api.tools.shown import show
+from titan_core.api.weights import StoredModel
 
 KEY = "model.from_pretrained"
 NONE = "none"
 """Stands for ``None`` in ``model.args``, because TOML has no such value."""
 
-_NAME_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FREE_OF_WEIGHTS = ("max_seq_len",)
 """Arguments that weights do not determine."""
 
@@ -33,42 +30,12 @@ def find_model(path: str, registry: ComponentRegistry) -> StoredModel:
     readers = [one.find_model for one in registry.all(Checkpoint) if one.find_model is not None]
     if not readers:
         raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
-    located = _located(path, registry)
     problems: list[Problem] = []
     for reader in readers:
         try:
-            return reader.load()(located, registry)
+            return reader.load()(path, registry)
         except UserError as error:
             problems += error.problems
-    raise UserError(*problems)
-
-
-def _located(path: str, registry: ComponentRegistry) -> str:
-    """Return the folder of a model that a hub knows by the name ``path``; otherwise ``path``, with ``~`` expanded.
-
-    Raises:
-        UserError: the name is that of a model which this machine does not have.
-    """
-    local = Path(path).expanduser()
-    try:
-        exists = local.exists()
-    except OSError:  # such as a name that is too long
-        exists = False
-    if exists or not _NAME_ON_HUB.fullmatch(path):
-        return path if "://" in path else str(local)
-    hubs = registry.all(ModelHub)
-    if not hubs:
-        why = "does not exist, and no installed plugin finds models by name"
-        raise UserError.one(path, why, "check the path, or install titan-data")
-    problems: list[Problem] = []
-    for hub in hubs:
-        try:
-            return hub.locate.load()(path)
-        except UserError as error:
-            problems += error.problems
-    if local.parent.is_dir():  # more likely a path than the name of a model
-        why = "does not exist, and no installed plugin knows a model of this name"
-        raise UserError.one(path, why, nearest_path(str(local)))
     raise UserError(*problems)
 
 
@@ -92,7 +59,7 @@ def different_arguments(mine: Mapping[str, Any], stored: Mapping[str, Any]) -> l
     return [key for key, value in stored.items() if mine.get(key) != value and key not in _FREE_OF_WEIGHTS]
 
 
-def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistry) -> tuple[str, ...]:
+def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistry) -> tuple[StoredModel | None, list[str]]:
     """Add the keys of the model that ``model.from_pretrained`` names to ``tables``. Keys that are already there are kept.
     Assembly compares the resulting model with that of the weights.
 
@@ -100,7 +67,7 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
         config: provides the origins of values, for errors.
 
     Returns:
-        What the user should know about the model, one line each.
+        The model, if this machine has it, and what the user should know about it, one line each.
 
     Raises:
         UserError: there is no such model, it belongs to another family, or it has no tokenizer.
@@ -108,11 +75,11 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
     recipe = tables.get(ModelSection.section)
     path = recipe.get("from_pretrained") if isinstance(recipe, dict) else None
     if not isinstance(recipe, dict) or not isinstance(path, str) or not isinstance(recipe.get("args", {}), dict):
-        return ()  # not set, or the validation of the section reports it
+        return None, []  # not set, or the validation of the section reports it
     try:
         require_nameable(path)
     except ValueError:
-        return ()
+        return None, []
     where = config.where(KEY, path)
     try:
         stored = find_model(path, registry)
@@ -120,7 +87,7 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
         reasons = [one.why if one.where == path else f"{one.where}: {one.why}" for one in error.problems]
         if _is_complete(recipe, registry):
             # A run's own config: the run may resume from a checkpoint although the weights are gone.
-            return (f"{where}: {'; '.join(reasons)}. It is needed unless the run resumes from a checkpoint",)
+            return None, [f"{where}: {'; '.join(reasons)}. It is needed unless the run resumes from a checkpoint"]
         fixes = [one.fix for one in error.problems]
         raise UserError(*(Problem(where, why, fix) for why, fix in zip(reasons, fixes, strict=True))) from None
     found = described_by(stored, registry)
@@ -147,7 +114,7 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
     for name, table in found.items():
         if isinstance(recipe_table := tables.setdefault(name, {}), dict):
             tables[name] = {**table, **recipe_table}
-    return tuple(notes)
+    return stored, notes
 
 
 def _is_complete(recipe: Mapping[str, Any], registry: ComponentRegistry) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -39,7 +39,7 @@ class Prefetch:
         self._lanes = (
             [_Process(spec, part, positions) for part in _divided(indices, workers)]
             if workers
-            else [_Thread(spec, sources, tokenizer, indices, positions)]
+            else [_Thread(partial(_make_group, spec, sources, tokenizer, indices, positions))]
         )
         self._ahead: deque[list[Future[StepRows | None]]] = deque()
         for _ in range(ahead):
@@ -71,15 +71,8 @@ class Prefetch:
 class _Thread:
     """Reads in a daemon thread, which cannot keep the process alive after an interrupt."""
 
-    def __init__(
-        self,
-        spec: StreamSpec,
-        sources: Sequence[DocumentSource],
-        tokenizer: TextTokenizer,
-        indices: Sequence[int],
-        positions: Positions | None,
-    ) -> None:
-        self._make = partial(_make_group, spec, sources, tokenizer, indices, positions)
+    def __init__(self, make: Callable[[], ShardGroup]) -> None:
+        self._make = make
         self._group: ShardGroup | None = None
         self._requests: SimpleQueue[Future[StepRows | None] | None] = SimpleQueue()
         self._closed = False

@@ -174,26 +174,18 @@ class TokenStream:
     def _begin_next_epoch(self) -> bool:
         if self._on_end == "once":
             return False
+        where, shard = f"dataset {self._name!r}", f"logical shard {self._index} of {self._count}"
         if self._tokens_read == 0 and self._reader.excluded:
-            raise UserError.one(
-                f"dataset {self._name!r}",
-                f"its settings exclude every record of logical shard {self._index} of {self._count} (see the log)",
-                "change these settings or the records, or raise training.seq_len",
-            )
+            fix = "change these settings or the records, or raise training.seq_len"
+            raise UserError.one(where, f"its settings exclude every record of {shard} (see the log)", fix)
         if self._tokens_read == 0 and self._empty:
-            raise UserError.one(
-                f"dataset {self._name!r}",
-                f"all {self._empty:,} documents of logical shard {self._index} of {self._count} are empty",
-                "check data.text_field (or data.format), or add documents with text",
-            )
+            fix = "check data.text_field (or data.format), or add documents with text"
+            raise UserError.one(where, f"all {self._empty:,} documents of {shard} are empty", fix)
         if self._on_end != "repeat":
             return False
         if self._tokens_read == 0:
-            raise UserError.one(
-                f"dataset {self._name!r}",
-                f"logical shard {self._index} of {self._count} has no tokens",
-                "lower data.logical_shards (or training.global_batch_size), or add documents",
-            )
+            fix = "lower data.logical_shards (or training.global_batch_size), or add documents"
+            raise UserError.one(where, f"{shard} has no tokens", fix)
         if self._index == 0:
             log.info("dataset %r has ended; reading it again (epoch %d)", self._name, self._epoch + 2)
         self._start_epoch(self._epoch + 1)

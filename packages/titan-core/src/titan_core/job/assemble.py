@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -34,12 +33,12 @@ from titan_core.api.sections import (
     OptimizerSection,
     TrainingSection,
 )  # fmt: skip
-from titan_core.api.stored_model import StoredModel
 from titan_core.api.tokenizer import TextTokenizer, begin_and_end_ids
 from titan_core.api.tools.fields import model_at
 from titan_core.api.tools.shown import show
+from titan_core.api.weights import StoredModel
 from titan_core.config.overrides import value_of
-from titan_core.config.pretrained import NONE, different_arguments, find_model
+from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
@@ -93,11 +92,9 @@ def assemble(
     lr_schedule = attempt(_pick, config, registry, LRSchedule)
     mesh = attempt(mesh_of, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
-    stored = None
-    if (path := config.section(ModelSection).from_pretrained) is not None and args is not None:
-        with suppress(UserError):  # a note of the config says so
-            stored = find_model(path, registry)
-        problems += check_pretrained(config, stored, args) if stored is not None else ()
+    stored = config.pretrained
+    if stored is not None and args is not None:
+        problems += check_pretrained(config, stored, args)
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
         problems += check_document_mask(config, definition)
@@ -111,20 +108,18 @@ def assemble(
     problems += check_reduced(facts, active)
     loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(facts))]
     debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(facts))]
+    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
     objectives = [] if objective is None else [objective]
-    checked: list[Transform | MetricLogger | Debugger | Objective] = [*active, *loggers, *debuggers, *objectives]
+    checked: list[Transform | MetricLogger | Debugger | Objective | Checkpoint]
+    checked = [*active, *loggers, *debuggers, *objectives, *checkpoints]
     for component in checked:
         if component.check is not None:
             problems += component.check.load()(component.context(facts))
-    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
     if len(checkpoints) > 1:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints)
         problems.append(
             Problem(f"checkpoints {names}", "a job can use only one checkpoint format", "switch off all but one")
         )
-    for checkpoint in checkpoints:
-        if checkpoint.check is not None:
-            problems += checkpoint.check.load()(checkpoint.context(facts))
     if problems:
         raise UserError(*problems)
     if text_tokenizer is None:

@@ -69,14 +69,8 @@ def first_alike(model: nn.Module, layout: ModelLayout) -> dict[str, str]:
 
 def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
     """Return the memo for ``copy.deepcopy``: id of each block that is built like an earlier one -> its replacement."""
-    seen: set[Any] = set()
-    replaced: dict[int, Any] = {}
-    for number, block in enumerate(model.get_submodule(layout.blocks).children()):
-        structure = _structure(block, f"{layout.blocks}.{number}", layout)
-        if structure in seen:
-            replaced[id(block)] = _Addition(number)
-        seen.add(structure)
-    return replaced
+    alike = enumerate(first_alike(model, layout).items())
+    return {id(model.get_submodule(path)): _Addition(number) for number, (path, first) in alike if path != first}
 
 
 def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.api.command import Command
 from titan_core.api.components import Component, Phase
+from titan_core.api.health import HealthCheck
 from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
@@ -79,7 +80,9 @@ def with_origin(component: Component, origin: Origin) -> Component:
         if field.name == "build" and isinstance(component, MetricLogger):
             continue  # a logger that fails is switched off, and the run continues
         if isinstance(value, Ref):
-            guarded[field.name] = replace(value, origin=origin, purpose=field.name)
+            # A health check yields results, which are printed as they come; other checks yield problems.
+            purpose = component.kind if isinstance(component, HealthCheck) else field.name
+            guarded[field.name] = replace(value, origin=origin, purpose=purpose)
         elif field.name == "active":
             guarded[field.name] = origin.guard(field.name, value, RESULT_CHECKS[field.name])
     return replace(component, **guarded)
@@ -96,18 +99,9 @@ def _flaw_of_name(component: Component) -> str:
     return ""
 
 
-def _text(value: object) -> str:
-    return "" if isinstance(value, str) else f"is {shown(value)}, not a str"
-
-
-def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else f"is {shown(value)}, not a bool"
-
-
-def _reference(value: object) -> str:
-    if isinstance(value, Ref):
-        return ""
-    return f'is {shown(value)}, not a Ref: write Ref("package.module:function"), which is imported only when a job needs it'
+def _a(kind: type, hint: str = "") -> Callable[[object], str]:
+    """Return the rule of values that must be instances of ``kind``; ``hint`` follows the reason."""
+    return lambda value: "" if isinstance(value, kind) else f"is {shown(value)}, not a {kind.__name__}{hint}"
 
 
 def _function(value: object) -> str:
@@ -124,10 +118,6 @@ def _all_of(kind: type) -> Callable[[object], str]:
         return f"contains {shown(wrong[0])}, not a {kind.__name__}" if wrong else ""
 
     return rule
-
-
-def _phase(value: object) -> str:
-    return "" if isinstance(value, Phase) else f"is {shown(value)}, not a Phase such as Phase.DATA"
 
 
 def _flavors(value: object) -> str:
@@ -173,12 +163,12 @@ def _called(component: Component) -> str:
 
 
 RULES: Final[dict[str, Callable[[object], str]]] = {
-    "str": _text,
-    "bool": _flag,
+    "str": _a(str),
+    "bool": _a(bool),
     "type[Section]": _section,
-    "Ref[": _reference,
+    "Ref[": _a(Ref, ': write Ref("package.module:function"), which is imported only when a job needs it'),
     "Callable[": _function,
-    "Phase": _phase,
+    "Phase": _a(Phase, " such as Phase.DATA"),
     "tuple[str": _all_of(str),
     "tuple[MeshDim": _all_of(MeshDim),
     "tuple[MeshView": _all_of(MeshView),

@@ -30,6 +30,7 @@ from titan_core.api.components import (  # fmt: skip
 from titan_core.api.health import HealthCheck
 from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
+from titan_core.api.tools.phases import StatusDisplay
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
 
@@ -54,18 +55,25 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_recipes": Recipe,
     "titan_commands": Command,
     "titan_launchers": Launcher,
+    "titan_status_displays": StatusDisplay,
     "titan_health_checks": HealthCheck,
 }
 
 
 @dataclass(frozen=True)
-class Plugin:
-    """A usable plugin."""
+class InstalledPlugin:
+    """A plugin of an installed distribution."""
 
     name: str
     """Name of its entry point."""
     distribution: str
     version: str
+
+
+@dataclass(frozen=True)
+class Plugin(InstalledPlugin):
+    """A usable plugin."""
+
     module: ModuleType
     components: tuple[Component, ...]
 
@@ -76,22 +84,10 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class BrokenPlugin:
+class BrokenPlugin(InstalledPlugin):
     """A plugin that cannot be used, with the reason."""
 
-    name: str
-    distribution: str
-    version: str
     reason: str
-
-
-@dataclass(frozen=True)
-class DisabledPlugin:
-    """A plugin that is installed but switched off."""
-
-    name: str
-    distribution: str
-    version: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,8 @@ class Discovery:
 
     plugins: tuple[Plugin, ...]
     broken: tuple[BrokenPlugin, ...]
-    disabled: tuple[DisabledPlugin, ...] = ()
+    disabled: tuple[InstalledPlugin, ...] = ()
+    """Plugins that are switched off."""
 
 
 def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
@@ -110,7 +107,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
     switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
     plugins: list[Plugin] = []
     broken: list[BrokenPlugin] = []
-    disabled: list[DisabledPlugin] = []
+    disabled: list[InstalledPlugin] = []
     seen: set[tuple[str, str, str]] = set()
     # The core comes first, so that its commands head the help. The others are sorted by name: file systems have no order.
     for entry_point in sorted(entry_points, key=lambda point: (point.name != CORE, point.name, point.value)):
@@ -119,7 +116,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             continue  # a distribution found twice on sys.path, such as an editable install run from its own folder
         seen.add((entry_point.name, entry_point.value, distribution))
         if entry_point.name in switched_off and entry_point.name != CORE:
-            disabled.append(DisabledPlugin(entry_point.name, distribution, version))
+            disabled.append(InstalledPlugin(entry_point.name, distribution, version))
             continue
         try:
             module = _import(entry_point)

@@ -12,7 +12,7 @@ from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
-from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, BrokenPlugin, DisabledPlugin, Discovery, Plugin, discover
+from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, Discovery, InstalledPlugin, Plugin, discover
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.providers import provider
 
@@ -43,21 +43,19 @@ class Registry:
         if not names:
             return self
         found = self.found
-        everything: list[Plugin | BrokenPlugin | DisabledPlugin] = [*found.plugins, *found.broken, *found.disabled]
-        known = [plugin.name for plugin in everything]
-        for name in names:
-            if name not in known:
-                raise UserError.one(f"plugins.disable = {names}", f"no plugin is named {name!r}", nearest(name, known))
-        disabled = {
-            plugin.name: DisabledPlugin(plugin.name, plugin.distribution, plugin.version)
-            for plugin in everything
-            if plugin.name in names or plugin in found.disabled
+        installed: dict[str, InstalledPlugin] = {
+            plugin.name: plugin for plugin in (*found.plugins, *found.broken, *found.disabled)
         }
+        for name in names:
+            if name not in installed:
+                fix = nearest(name, list(installed))
+                raise UserError.one(f"plugins.disable = {names}", f"no plugin is named {name!r}", fix)
+        off = [plugin for plugin in installed.values() if plugin.name in names or plugin in found.disabled]
         return Registry(
             Discovery(
                 tuple(plugin for plugin in found.plugins if plugin.name not in names),
                 tuple(broken for broken in found.broken if broken.name not in names),
-                tuple(disabled.values()),
+                tuple(InstalledPlugin(plugin.name, plugin.distribution, plugin.version) for plugin in off),
             )
         )
 

@@ -11,9 +11,8 @@ from titan_core.api.dataset import StreamSpec
 from titan_core.api.events import Sample, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
-from titan_core.api.tools.phases import RunProgress, hide_progress, show_progress
+from titan_core.api.tools.phases import RunProgress, hide_progress, show_progress, show_status
 from titan_core.api.tools.shown import describe_model, printable, show_count
-from titan_core.api.tools.status_line import StatusLine
 
 
 class ConsoleLog:
@@ -27,7 +26,9 @@ class ConsoleLog:
             self._print(line if self._width is None else textwrap.fill(line, self._width, subsequent_indent=" " * 11))
         self._progress = RunProgress(f"{run.job.name} ({show_count(run.size.parameters)})", run.steps, run.step)
         self._open = ExitStack()
-        self._open.enter_context(StatusLine())  # of an application that calls the trainer; `titan train` has one
+        self._open.enter_context(
+            show_status(run.job.registry)
+        )  # of an application that calls the trainer; `titan train` has one
         show_progress(self._progress)
         self._open.callback(hide_progress, self._progress)
 
@@ -58,6 +59,8 @@ class ConsoleLog:
             ending = f"nothing to train: all {end.step} steps were done before"
         elif end.completed:
             ending = f"done: {end.step} steps"
+        elif end.failed:  # the error is reported after this line
+            ending = f"stopped after step {end.step} of {self._run.steps}"
         else:
             ending = f"ended after step {end.step} of {self._run.steps}: {end.reason}"
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")

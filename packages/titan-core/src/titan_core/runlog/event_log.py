@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from titan_core.api.events import Finding, RunStart, Sample, TrainEnd
 from titan_core.api.hookspecs import hookimpl
@@ -80,17 +82,8 @@ class EventLog:
     @hookimpl
     def titan_train_end(self, end: TrainEnd) -> None:
         """Log the end of the attempt."""
-        more = {"error": self._error} if self._error else {}
-        self._write(
-            "end",
-            end.step,
-            completed=end.completed,
-            failed=end.failed,
-            preempted=end.preempted,
-            interrupted=end.interrupted,
-            reason=end.reason,
-            **more,
-        )
+        more: dict[str, Any] = {"error": self._error} if self._error else {}
+        self._write("end", **asdict(end), **more)
 
     def _write(self, event: str, step: int, **more: object) -> None:
         file = self._file

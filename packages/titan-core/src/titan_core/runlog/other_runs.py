@@ -17,8 +17,8 @@ from typing import Any
 from titan_core.api.components import Recipe
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.runs.files import CONFIG
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api.runs.files import CONFIG, EVENTS
+from titan_core.api.runs.json_lines import read_lines
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import show
 from titan_core.api.tools.toml import parse_toml
@@ -60,8 +60,8 @@ def warn_of_other_recipe(folder: Path, job: Job) -> None:
 def _other_recipe(folder: Path, job: Job) -> str:
     """Return the recipe of the run in ``folder``; empty if it is that of ``job``, or not known."""
     events = []
-    with suppress(UserError):
-        events = [event for event in RunLog.read_events(folder) if event["event"] == "start"]
+    with suppress(UserError, OSError):
+        events = [event for event in read_lines(folder / EVENTS) if event.get("event") == "start"]
     before, now = events[-1].get("recipe") if events else None, recipe_of(job)
     if not isinstance(before, str) or before == now or _inside(now):
         return ""
@@ -77,8 +77,8 @@ def _inside(recipe: str) -> bool:
 def _other_model(folder: Path, job: Job) -> str:
     """Return the model of the run in ``folder``; empty if it is that of ``job``, or not known."""
     before: dict[str, Any] = {}
-    with suppress(UserError):
-        before = RunLog.read_config(folder).get("model") or {}
+    with suppress(OSError, ValueError):
+        before = parse_toml((folder / CONFIG).read_text(encoding="utf-8")).get("model") or {}
     now = parse_toml(to_toml(job.config))["model"]  # in the form in which the run wrote it
     changed = [key for key in _ABOUT_MODEL if before and before.get(key) != now.get(key)]
     return f"model ({', '.join(f'{key} = {show(before.get(key))}' for key in changed)})" if changed else ""

@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,35 +27,20 @@ OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG)
 """Files and folders of one run, from its fresh start to its end. There are logs too."""
 
 
-@contextmanager
-def run_lock(folder: str) -> Iterator[None]:
+def run_lock(folder: str) -> AbstractContextManager[object]:
     """Lock a run directory against other jobs. A job holds one lock: that of Titan's launcher if it starts all ranks, else
-    that of rank 0, taken before rank 0 waits for other ranks.
-
-    Raises:
-        UserError: another job uses the directory.
-    """
-    if os.environ.get("RANK", "0") != "0" or os.environ.get(LOCKED) == str(Path(folder).resolve()):
-        yield
-        return
-    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}"):
-        yield
+    that of rank 0, taken before rank 0 waits for other ranks. On entry, a directory that another job uses is a UserError."""
+    return FolderLock(Path(folder), f"job.dump_folder = {folder!r}") if _takes_lock(folder) else nullcontext()
 
 
-@contextmanager
-def early_lock(folder: str) -> Iterator[None]:
+def early_lock(folder: str) -> AbstractContextManager[object]:
     """Take :func:`run_lock` of an existing directory before torch is imported and data is opened, so that a second job fails
-    at once. A directory that does not exist has no writer, and is not created: mistakes in the data should not leave it.
+    at once. A directory that does not exist has no writer, and is not created: mistakes in the data should not leave it."""
+    return lock_for_ranks(folder) if Path(folder).is_dir() and _takes_lock(folder) else nullcontext()
 
-    Raises:
-        UserError: another job uses the directory.
-    """
-    locked = os.environ.get(LOCKED) == str(Path(folder).resolve())
-    if os.environ.get("RANK", "0") != "0" or locked or not Path(folder).is_dir():
-        yield
-        return
-    with lock_for_ranks(folder):
-        yield
+
+def _takes_lock(folder: str) -> bool:
+    return os.environ.get("RANK", "0") == "0" and os.environ.get(LOCKED) != str(Path(folder).resolve())
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class OutcomeRecorder:
             self.outcome,
             problems=tuple(redact_text(text) for text in texts),
             follows=caused_by_peer(error),
+            checkpoint=self._checkpoint[1],
             log=written,
             time=time.time(),
         )

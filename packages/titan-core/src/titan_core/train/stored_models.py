@@ -16,7 +16,8 @@ from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ModelSection, TrainingSection
 from titan_core.api.shared_request import SharedRequest
 from titan_core.api.step import GradientAccumulation
-from titan_core.api.stored_model import LoadedModel, StoredModel, WeightsContext
+from titan_core.api.stored_model import LoadedModel, WeightsContext
+from titan_core.api.weights import StoredModel
 from titan_core.api.world import World
 from titan_core.config.pretrained import find_model
 from titan_core.data.streams import open_sources
@@ -60,7 +61,7 @@ def load_pretrained(job: Job, world: World, parts: list[ModelPart]) -> Mapping[s
         return {}
     found, mistake = None, None
     try:
-        found = find_model(path, job.registry)
+        found = job.config.pretrained or find_model(path, job.registry)  # which says why there is none
     except UserError as error:
         mistake = error
     world.raise_together(mistake)

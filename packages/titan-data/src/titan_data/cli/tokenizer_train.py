@@ -15,8 +15,8 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments
 from titan_core.api.tools.output import print_json
-from titan_core.api.tools.phases import phase
-from titan_core.api.tools.shown import shorten
+from titan_core.api.tools.phases import phase, show_status
+from titan_core.api.tools.shown import shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def run(context: CommandContext) -> int:
     """Train the tokenizer, write it, and print the keys that select it."""
     arguments = context.arguments
     from titan_core.api.runs.folder_lock import FolderLock
-    from titan_core.api.tools.status_line import StatusLine
     from titan_data.hub.selection import TOKENIZER_FILES
 
     try:
@@ -75,7 +74,7 @@ def run(context: CommandContext) -> int:
             why = f"is less than {least}, the {bpe.NUM_BYTES} bytes and {len(special)} special tokens of every vocabulary"
             raise UserError.one(f"--vocab-size {arguments.vocab_size}", why, "raise it")
         corpus = _corpus(context)
-        with StatusLine(), phase("training the tokenizer", lambda: _progress(corpus)):
+        with show_status(context.registry), phase("training the tokenizer", lambda: _progress(corpus)):
             tokenizer = _interruptible(lambda: bpe.train(iter(corpus), arguments.vocab_size - len(special), special))
         _require_enough(corpus, tokenizer.get_vocab_size(), arguments.vocab_size)
         try:
@@ -174,7 +173,7 @@ def _interruptible(work: Callable[[], R]) -> R:
 
 def _progress(corpus: Corpus) -> str:
     """Return how far the training is, for the status line."""
-    size = f"{corpus.bytes / 1e6:,.0f} MB"
+    size = show_bytes(corpus.bytes)
     if corpus.ended:
         return f"learning merges from {size} of text"
     return f"reading: {corpus.documents:,} documents, {size}"

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.shown import shorten
+from titan_core.api.tools.shown import shorten, show_bytes
 from titan_data.hub.errors import hub_errors, without_token
 from titan_data.hub.repository import HubFile, Repository, access_token
 
@@ -181,15 +181,6 @@ def described(download: Download, new: int) -> str:
         names = shorten(", ".join(download.unverified))
         lines.append(f"the hub reports no hash for {names}: only sizes were checked")
     return "\n".join(lines)
-
-
-def show_bytes(size: float) -> str:
-    """Return ``size`` as in ``"16.1 GB"``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 class _Bar:

@@ -66,7 +66,7 @@ def run(context: CommandContext) -> int:
 def _results(check: HealthCheck, context: HealthContext) -> Iterator[CheckResult]:
     """Yield the results of ``check``. If it raises, the failure is a result, and the other checks still run."""
     try:
-        yield from check.run.load()(context)
+        yield from check.check.load()(context)
     except UserError as error:
         for problem in error.problems:
             yield CheckResult(check.name, Health.ERROR, f"{problem.where}: {problem.why}", problem.fix)

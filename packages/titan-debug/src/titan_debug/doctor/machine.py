@@ -125,7 +125,7 @@ def disk(folder: Path, machine: Machine) -> Iterator[CheckResult]:
     shown = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free in {existing}" + (f" ({kind})" if kind else "")
     if size.free < _LEAST_DISK:
         # Float32 weights and Adam's two moments.
-        why = f"{shown}: a checkpoint takes 12 bytes per parameter, 12 GB for a model of 1 billion"
+        why = f"{shown}: a checkpoint takes 12 bytes per parameter, 11 GiB for a model of 1 billion"
         fix = "free space, choose another job.dump_folder, or keep fewer (checkpoint.keep_latest_k)"
         yield CheckResult("disk", Health.WARNING, why, fix)
     else:

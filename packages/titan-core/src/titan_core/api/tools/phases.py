@@ -1,6 +1,6 @@
 """What this process is doing, for people who wait for it. Free of torch, and prints nothing.
 
-The code that works only sets values. :class:`~titan_core.api.tools.status_line.StatusLine` reads them a few times a second.
+The code that works only sets values. A :class:`StatusDisplay` reads them a few times a second.
 """
 
 from __future__ import annotations
@@ -8,7 +8,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+
+from titan_core.api.components import Component
+from titan_core.api.ref import Ref
+from titan_core.api.registry import ComponentRegistry
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusDisplay(Component):
+    """A display of phases and progress for people who wait."""
+
+    kind = "status display"
+    show: Ref[Callable[[], AbstractContextManager[object]]]
+    """Returns a context in which they are shown. Within another one, it does nothing."""
+
+
+def show_status(registry: ComponentRegistry) -> AbstractContextManager[object]:
+    """Show the phases and the progress of this process in the context, on the first display of the installed plugins."""
+    displays = registry.all(StatusDisplay)
+    return displays[0].show.load()() if displays else nullcontext()
 
 
 class phase:

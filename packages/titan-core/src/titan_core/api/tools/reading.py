@@ -46,9 +46,12 @@ class DocumentReader:
                 if self._policy.on_corrupt == "stop":
                     fix = f'{error.fix}, or skip such records: set data.on_corrupt = "skip"'
                     raise UserError.one(error.place, error.why, fix) from error
-                self._skip(error)
+                self.corrupt += 1
+                self._log_skipped(self.corrupt, "corrupt ", error)
             except ExcludedRecord as error:
-                self._exclude(error)
+                self.empty += 1
+                self.excluded += 1
+                self._log_skipped(self.excluded, "", error)
             except Exception as error:
                 # Network libraries have their own exception types; is_transient() recognises them.
                 if not is_transient(error):
@@ -63,21 +66,13 @@ class DocumentReader:
         if self.empty == 10 ** (len(str(self.empty)) - 1):
             log.warning("dataset %r: skipping documents without text; %d so far", self._name, self.empty)
 
-    def _skip(self, error: CorruptRecord) -> None:
-        self.corrupt += 1
-        # Logged as errors, because ranks other than rank 0 log errors only, and each rank reads different records.
-        if self.corrupt <= _MOST_LOGGED:
-            log.error("skipped a corrupt record: %s: %s", error.place, error.why)
-        if self.corrupt == _MOST_LOGGED:
-            log.error("further corrupt records of dataset %r are counted but not logged", self._name)
-
-    def _exclude(self, error: ExcludedRecord) -> None:
-        self.empty += 1
-        self.excluded += 1
-        if self.excluded <= _MOST_LOGGED:
-            log.error("skipped a record: %s: %s", error.place, error.why)
-        if self.excluded == _MOST_LOGGED:
-            log.error("further skipped records of dataset %r are counted but not logged", self._name)
+    def _log_skipped(self, count: int, kind: str, error: CorruptRecord | ExcludedRecord) -> None:
+        """Log the ``count``-th skipped record of a kind, as an error: ranks other than rank 0 log errors only, and each rank
+        reads different records."""
+        if count <= _MOST_LOGGED:
+            log.error("skipped a %srecord: %s: %s", kind, error.place, error.why)
+        if count == _MOST_LOGGED:
+            log.error("further %srecords of dataset %r are counted but not logged", kind or "skipped ", self._name)
 
     def _wait(self, error: Exception, attempt: int) -> None:
         reason = f"{type(error).__name__}: {error}"

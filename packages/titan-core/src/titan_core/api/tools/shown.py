@@ -44,6 +44,14 @@ def show(value: Any, key: str = "") -> str:
     return shorten(_show(value, is_secret(key), depth=0))
 
 
+def show_bytes(size: float) -> str:
+    """Return ``size`` as in ``"16.1 GiB"``."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = next((power for power in (1, 2, 3) if size < 1024 ** (power + 1)), 4)
+    return f"{size / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
 def show_count(count: int) -> str:
     """Return ``count`` in a few characters: ``"512"``, ``"1.3M"``, ``"406B"``."""
     size, unit = float(count), ""

@@ -15,15 +15,16 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
-from titan_core.api.tools import phases, status_line
+from titan_core.api.tools import phases
 from titan_core.api.tools.phases import RunProgress, current_phase, phase
-from titan_core.api.tools.status_line import StatusLine, _bar, _Pace
 from titan_core.train.trainer import train
+from titan_launch import status_line
+from titan_launch.status_line import StatusLine, _bar, _Pace
 
 START = """
 import os, signal, sys, time
 from titan_core.api.tools.phases import RunProgress, phase, show_progress
-from titan_core.api.tools.status_line import StatusLine
+from titan_launch.status_line import StatusLine
 
 def wait_for_a_line():
     input()
@@ -89,6 +90,7 @@ with StatusLine():
 
 
 def test_a_bar_of_a_library_appears_in_the_line() -> None:
+    pytest.importorskip("tqdm", reason="shows a bar of tqdm, which titan-launch itself does not need")
     script = f"""{START}
 from tqdm import tqdm
 with StatusLine(), phase("reading the data"):
@@ -203,7 +205,7 @@ with StatusLine():
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}])
 def test_without_a_terminal_long_phases_are_lines(environment: dict[str, str]) -> None:
     script = f"""{START}
-from titan_core.api.tools import status_line
+from titan_launch import status_line
 status_line.PLAIN_SECONDS = 0.3
 read, write = os.pipe()
 os.dup2(os.dup(2), 9); os.dup2(write, 2)   # what is printed to stderr arrives in the pipe

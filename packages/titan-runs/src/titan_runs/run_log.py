@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from titan_core.api.errors import UserError
+from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
-from titan_core.api.runs.record_checks import checked_records, event_flaw, metrics_flaw
 from titan_core.api.tools.toml import parse_toml
+from titan_runs.record_checks import checked_records, event_flaw, metrics_flaw
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,24 @@ class RunLog:
     def times(self) -> list[float]:
         """Times of the records in seconds since the epoch, first of steps, then of validations."""
         return [record["time"] for record in (*self.steps, *self.validations) if record.get("time") is not None]
+
+
+def processes_are_gone(start: Mapping[str, Any]) -> bool:
+    """Whether the first rank's process in a ``start`` event no longer exists. ``False`` if it is not visible from here."""
+    processes = start.get("processes") or []
+    if not processes or not isinstance(processes[0], Mapping) or processes[0].get("host") != socket.gethostname():
+        return False
+    own = pid_namespace()
+    pid = processes[0].get("pid")
+    if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
+        return False  # containers on one host may each have their own process ids
+    try:
+        os.kill(pid, 0)  # signal 0 only checks existence
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # it exists and belongs to another user
+    return False
 
 
 def _directory(path: str | Path) -> Path:

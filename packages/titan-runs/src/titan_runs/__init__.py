@@ -1,0 +1,1 @@
+"""Reads and follows the files of runs, and trains recipes in child processes. Imports no torch."""
