@@ -14,7 +14,7 @@ class GarbageCollection:
     """Collects Python's garbage every ``training.gc_freq`` steps.
 
     Python's own collector runs on each rank at another moment, and all ranks wait for the one that it interrupts. Whatever
-    exists after the first step (modules, the model, compiled code) is exempt: a collection then takes less than a millisecond.
+    exists after the first step (modules, the model, compiled code) is exempt, so a collection takes less than a millisecond.
     """
 
     def __init__(self, context: JobContext[GarbageKeys]) -> None:
