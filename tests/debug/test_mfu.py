@@ -13,6 +13,7 @@ import torch
 
 from harness.jobs import TINY, make_job
 from titan_core.api.metric_log import format_mfu
+from titan_core.api.sections import TrainingSection
 from titan_core.train import trainer
 from titan_debug import mfu, peak_flops
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, measured_flops
@@ -101,3 +102,41 @@ def test_matmuls_count_by_their_type() -> None:
         ideal = functools.partial(peak_flops.ideal_time_per_token, 6e12, torch.bfloat16)
         assert ideal({}, CPU) == peak_flops.IdealTime(6.0, estimated=False)
         assert ideal({torch.float8_e4m3fn: 4e12}, CPU) == peak_flops.IdealTime(2.0 + 2.0, estimated=False)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "settings", "message"),
+    [
+        (
+            "cuda",
+            (9, 0),
+            {},
+            "fp32 matmuls run without tensor cores (in bfloat16, this GPU reaches 989 TFLOP/s)",
+        ),
+        (
+            "cuda",
+            (9, 0),
+            {"training.float32_matmul_precision": "high"},
+            "fp32 matmuls run in TF32, at half the speed of bfloat16 (in bfloat16, this GPU reaches 989 TFLOP/s)",
+        ),
+        ("cuda", (9, 0), {"training.mixed_precision_param": "bfloat16"}, None),
+        ("cuda", (7, 5), {}, None),
+        ("cpu", (9, 0), {}, None),
+    ],
+)
+def test_computing_in_fp32_on_a_gpu_is_loud(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    capability: tuple[int, int],
+    settings: dict[str, object],
+    message: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    training = (
+        make_job("tiny")
+        .config.section(TrainingSection)
+        .model_copy(update={key.partition(".")[2]: value for key, value in settings.items()})
+    )
+    found = mfu.slow_precision(torch.device(device), training)
+    assert found is None if message is None else found is not None and found.startswith(message)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
+import torch
 
 from harness.flights import FLIGHT, PATIENT, analysed, asks
 from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, make_job
+from titan_core.api.hookspecs import hookimpl
+from titan_debug.flight.capacity import collectives_per_step
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import send_request
+from titan_debug.torch_private import flight_recorder_entries
 
 
 def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
@@ -20,3 +28,40 @@ def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tm
     )  # a slow poll may find a rank in its next collective
     assert {state.why for state in found.ranks} == {"a person asks"}
     assert all("tp" in "".join(group.label for group in dump.groups) for dump in read_dumps(tmp_path / FLIGHT).dumps)
+
+
+def collectives(folder: str, settings: dict[str, object]) -> tuple[int, int]:
+    """Return the number of this rank's collectives in a step, and the estimate of it."""
+    from titan_core.train.trainer import train
+
+    os.chdir(folder)
+    latest: list[int] = []
+
+    class Counter:
+        @hookimpl
+        def titan_step_end(self) -> None:
+            latest.append(max(entry["record_id"] for entry in flight_recorder_entries()))
+
+    torch.set_num_threads(1)
+    job = make_job("tiny", {**TINY, "job.device": "cpu", **settings})
+    train(job, [Counter()])
+    return latest[2] - latest[1], collectives_per_step(job.facts)
+
+
+RECOMPUTED = {"activation_checkpoint.mode": "full", "model.args.n_kv_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"parallelism.tensor_parallel_degree": 2, **RECOMPUTED},
+        pytest.param(RECOMPUTED, marks=pytest.mark.full),
+        pytest.param({"parallelism.context_parallel_degree": 2, **RECOMPUTED}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_the_number_of_collectives_in_a_step_is_known_beforehand(
+    gloo: GlooPool, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    for used, estimate in gloo.run(2, collectives, str(tmp_path), settings):
+        assert estimate / 4 < used <= estimate

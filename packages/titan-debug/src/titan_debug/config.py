@@ -48,8 +48,9 @@ class CommTraceSection(Section):
 
     flight_recorder: bool = True
     """Record each rank's most recent collectives in memory, and dump them when something goes wrong."""
-    trace_buf_size: Count = Field(default=2000, gt=0)
-    """Number of collectives that each rank records."""
+    trace_buf_size: Count | None = Field(default=None, gt=0)
+    """Number of collectives that each rank records. Default: about those of four steps, estimated from the model and the
+    mesh; at least 2000 and at most 50,000."""
     save_traces_folder: RunFolder = "debug/flight"
     """Folder for dumps, relative to the run's directory."""
     watchdog_seconds: Seconds = Field(default=0.0, ge=0.0)

@@ -15,7 +15,7 @@ from titan_core.api.metric_log import Record
 from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.sections import TrainingSection
 from titan_core.api.world import World
-from titan_debug.peak_flops import IdealTime, ideal_time_per_token
+from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ class Mfu:
             flops = self._facts.model.flops_per_token(self._facts.batch.seq_len)
             dtype = getattr(torch, self._facts.section(TrainingSection).mixed_precision_param)
             self._ideal = ideal_time_per_token(flops, dtype, others, run.world.device)
+            slow = slow_precision(run.world.device, self._facts.section(TrainingSection))
+            if slow is not None:
+                log.warning("%s", slow)
 
     @hookimpl
     def titan_figures(self, record: Record) -> Mapping[str, float]:
@@ -54,6 +57,25 @@ class Mfu:
                 "it was probably measured on a busy machine" if self._ideal.estimated else "check the device's model name",
             )
         return {"mfu": mfu, "mfu_estimated": self._ideal.estimated}
+
+
+def slow_precision(device: torch.device, training: TrainingSection) -> str | None:
+    """Return what the job loses by computing in fp32, if its GPU is much faster in bf16."""
+    if device.type != "cuda" or training.mixed_precision_param != "float32":
+        return None
+    if torch.cuda.get_device_capability(device) < (8, 0):  # before Ampere, bf16 is emulated
+        return None
+    how = (
+        "without tensor cores"
+        if training.float32_matmul_precision == "highest"
+        else "in TF32, at half the speed of bfloat16"
+    )
+    peak = peak_flops(device, torch.bfloat16)
+    reaches = "" if peak is None else f" (in bfloat16, this GPU reaches {peak / 1e12:,.0f} TFLOP/s)"
+    return (
+        f"fp32 matmuls run {how}{reaches}, and fp32 activations take twice the memory: set "
+        'training.mixed_precision_param = "bfloat16" (the optimizer keeps fp32 weights)'
+    )
 
 
 FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")

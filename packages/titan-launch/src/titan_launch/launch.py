@@ -35,6 +35,7 @@ from titan_core.api.runs.files import LOGS
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
 from titan_launch.console import Console
+from titan_launch.options import NUMA_BINDING
 from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
 from titan_launch.status_line import StatusLine
 
@@ -114,6 +115,8 @@ def launch(
             )
             # Ranks inherit the environment of this process from torch's agent.
             of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
+            if settings.numa_binding is not None:
+                of_ranks[NUMA_BINDING] = settings.numa_binding
             for name, value in {**environment_of_child(), **of_ranks}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)

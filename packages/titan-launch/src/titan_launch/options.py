@@ -16,6 +16,9 @@ from titan_core.api.tools.shown import shorten
 if TYPE_CHECKING:
     from titan_launch.console import Shown
 
+NUMA_BINDING = "TITAN_NUMA_BINDING"
+"""Environment variable of ranks: ``--numa-binding``."""
+NUMA_BINDINGS = ("auto", "node", "off")
 _BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 _DEFAULTS: dict[str, str | int | None] = {
     "node_rank": None,
@@ -26,6 +29,7 @@ _DEFAULTS: dict[str, str | int | None] = {
     "max_restarts": 0,
     "log_dir": None,
     "tee": None,
+    "numa_binding": None,
 }
 """Defaults of the options that take effect only with ``--nproc-per-node`` or ``--nnodes``."""
 
@@ -55,6 +59,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--tee", metavar="RANKS", help='ranks to print as well, as in "0,2-3", or "all" (default: rank 0, without prefix)'
     )
+    launch.add_argument(
+        "--numa-binding",
+        choices=NUMA_BINDINGS,
+        metavar="HOW",
+        help="cores of each rank: auto (those near its GPU), node (also on the CPU: those of one NUMA node) or off "
+        f"(default: ${NUMA_BINDING}, or auto)",
+    )
 
 
 def run(context: CommandContext, ranks: RankJob) -> int:
@@ -77,8 +88,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         least, most = machines(settings.nnodes)
         settings.shown = shown_ranks(settings.tee, per_node * most)
         with phase("reading the recipe"):
+            # The ranks check the hardware: doing so takes a CUDA context, and thereby memory of the first GPU.
             job = ranks.assemble(per_node * least if least == most else None)
-            job.require_hardware()
         return launch(settings, per_node, (least, most), context.rank_arguments, job, ranks.writes_run, status)
 
 

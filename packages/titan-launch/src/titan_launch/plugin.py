@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+from titan_core.api.components import Debugger
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
 from titan_core.api.tools.phases import StatusDisplay
+from titan_launch.config import GarbageKeys
 
 api = (1, 0)
 
@@ -23,6 +28,19 @@ def titan_health_checks() -> list[HealthCheck]:
 
 
 @hookimpl
+def titan_debuggers() -> list[Debugger]:
+    return [
+        Debugger(
+            name="garbage_collection",
+            summary="collects Python's garbage at the same steps on all ranks",
+            config=GarbageKeys,
+            active=lambda context: context.section.gc_freq > 0,
+            build=Ref("titan_launch.garbage:GarbageCollection"),
+        ),
+    ]
+
+
+@hookimpl
 def titan_launchers() -> list[Launcher]:
     return [
         Launcher(
@@ -32,6 +50,15 @@ def titan_launchers() -> list[Launcher]:
             run=Ref("titan_launch.options:run"),
         ),
     ]
+
+
+@hookimpl
+def titan_job_assembled(job: Job) -> None:
+    """Bind this process to the cores near its GPU if it is a rank."""
+    if "LOCAL_RANK" in os.environ:
+        from titan_launch.numa import bind
+
+        bind(job, os.environ)
 
 
 @hookimpl

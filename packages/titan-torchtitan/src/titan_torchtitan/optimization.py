@@ -33,7 +33,8 @@ def import_optimization(outcome: ImportOutcome, installed: Collection[str]) -> N
     outcome.keep("training.max_norm")
     outcome.keep(*(f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_ratio", "decay_type", "min_lr_factor")))
     _steps(outcome)
-    outcome.ignore("Titan leaves garbage collection to Python", "training.gc_freq", "training.gc_debug")
+    outcome.keep("training.gc_freq")
+    outcome.ignore("a diagnosis of Python's collector that Titan does not offer", "training.gc_debug")
     if old.get("debug.seed", 0) < 0:
         outcome.refuse("debug.seed", "a seed is at least 0: set training.seed")
     else:

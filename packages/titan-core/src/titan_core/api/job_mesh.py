@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.mesh import MeshPlan, MeshView
-from titan_core.api.torch_private import concatenate_meshes, flatten_mesh, unflatten_mesh
+from titan_core.api.torch_private import concatenate_meshes, flatten_mesh, mesh_groups, unflatten_mesh
 
 
 class JobMesh:
@@ -18,7 +18,15 @@ class JobMesh:
     ``mesh["tp"]`` is a dimension and ``mesh["ep"]`` a view; both are device meshes of one dimension.
     """
 
-    def __init__(self, plan: MeshPlan, device_type: str) -> None:
+    def __init__(self, plan: MeshPlan, device_type: str, host_tensors: bool = False) -> None:
+        """
+        Args:
+            host_tensors: whether the groups must also work on CPU tensors if the device is not the CPU (CPU offload).
+        """
+        with mesh_groups(device_type, host_tensors):
+            self._make(plan, device_type)
+
+    def _make(self, plan: MeshPlan, device_type: str) -> None:
         # Dimensions of size 1 are omitted: each would cost a process group on every rank. dp_shard is always included,
         # because FSDP's mixed precision is useful at any degree.
         dims = {name: degree for name, degree in plan.degrees.items() if degree > 1 or name == "dp_shard"}

@@ -5,6 +5,8 @@
 * ``DTensor._op_dispatcher``, ``torch._C._clear_DTensor_sharding_propagator_cache`` and the caches of
   ``torch.distributed.tensor._redistribute`` and ``_collective_utils.MeshTopoInfo``.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
+* ``torch.distributed.device_mesh.new_group`` and ``split_group``: public functions, replaced while a device mesh calls them,
+  because its ``backend_override`` does not reach groups that it splits from the group of all ranks (torch 2.15).
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
 * ``_init_group`` of torch's optimizers, which collects the tensors of an update; and their attributes ``found_inf`` and
   ``grad_scale``, through which ``torch.amp.GradScaler`` lets fused optimizers skip a step.
@@ -14,18 +16,58 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+@contextmanager
+def mesh_groups(device_type: str, host_tensors: bool) -> Iterator[None]:
+    """Keep the process groups of the meshes made within the block few, because each group of gloo connects to all its ranks.
+
+    On the CPU, meshes of the same ranks share one group. On other devices they do not, because collectives of one group wait
+    for each other; there a group has only the device's backend, unless it must also work on ``host_tensors``.
+    """
+    module: Any = device_mesh
+    new_group, split_group = module.new_group, module.split_group
+    backends = dict(entry.split(":") for entry in dist.get_backend_config().split(","))
+    backend = f"{device_type}:{backends.get(device_type)}"
+    made: dict[tuple[int, ...], Any] = {tuple(range(dist.get_world_size())): dist.group.WORLD}
+
+    def new_or_shared(ranks: Sequence[int], **options: Any) -> Any:  # all ranks make the same calls
+        if tuple(ranks) not in made:
+            made[tuple(ranks)] = new_group(ranks=ranks, **options)
+        return made[tuple(ranks)]
+
+    def new_on_device(ranks: Sequence[int], **options: Any) -> Any:
+        return new_group(ranks=ranks, **{**options, "backend": backend})
+
+    def split_one_by_one(split_ranks: Sequence[Sequence[int]], parent_pg: object, **options: Any) -> Any:
+        found = [new_on_device(list(ranks), **options) for ranks in split_ranks]
+        return next(group for group in found if isinstance(group, dist.ProcessGroup))  # a dimension includes every rank
+
+    if device_type == "cpu":
+        module.new_group = new_or_shared
+    elif len(set(backends.values())) > 1 and not host_tensors:
+        module.new_group = new_on_device
+        chooses_backend = "backend" in inspect.signature(split_group).parameters  # torch 2.15, not 2.11
+        module.split_group = partial(split_group, backend=backend) if chooses_backend else split_one_by_one
+    try:
+        yield
+    finally:
+        module.new_group, module.split_group = new_group, split_group
 
 
 def concatenate_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -50,7 +51,13 @@ def run(context: CommandContext) -> int:
 
         with early_lock(job.dump_folder):
             with phase("importing torch"):
+                gc.disable()  # loading modules leaves no garbage
+                first = "torch" not in sys.modules
                 import titan_core.train.trainer  # noqa: F401
+
+                if first:  # otherwise, what is left of an earlier job of this process would never be freed
+                    gc.freeze()  # collections skip the modules
+                gc.enable()
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not exported to type checkers
+from torch.distributed.rendezvous import rendezvous
 
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.sections import CommSection, JobSection
+from titan_core.api.sections import CommSection, JobSection, TrainingSection
 from titan_core.api.simulation import current_simulation
-from titan_core.api.tools.device import backend_for, choose_device
-from titan_core.api.torch_private import forget_meshes, reset_compiler
+from titan_core.api.tools.device import attention_kernels, backend_for, choose_device
+from titan_core.api.tools.rank_names import ranks
+from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
 from titan_core.api.world import World
 
 
@@ -26,55 +31,85 @@ def join_world(job: Job) -> Iterator[World]:
     """Join the ranks that torchrun's environment describes (without it, a world of one), and leave them at the end.
 
     Raises:
-        UserError: the device does not exist, or the ranks do not run the same job.
+        UserError: the device does not exist or is another rank's, or the ranks do not run the same job.
     """
     simulation = current_simulation()
-    if simulation is not None:
-        try:
-            with simulation.join(job) as world:
-                yield world
-        finally:
-            _forget_job()
-        return
+    try:
+        with _joined(job) if simulation is None else simulation.join(job) as world, attention_kernels(world.device):
+            yield world
+    finally:  # nothing of this job may affect the next job of this process
+        reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
+        forget_meshes()
+
+
+@contextmanager
+def _joined(job: Job) -> Iterator[World]:
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
-    if "RANK" in os.environ:
-        timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
-        dist.init_process_group(backend_for(device), timeout=timeout)
-    else:
-        # A world of one rank needs no network, and runs the same code as many ranks.
-        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to type checkers
-        dist.init_process_group(backend_for(device), store=store, rank=0, world_size=1)
+    timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
+    store, rank, world_size = _meet(timeout)
+    if device.type == "cuda" and world_size > 1:
+        require_own_gpu(store, rank, world_size, device)
+    # With a device, NCCL connects now, not in the first collective, and splits the groups of the mesh from this one.
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(
+        backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
+    )
     failed = True
     try:
         # Before the mesh: ranks that disagree on its shape would deadlock while making it.
         require_same_job(job)
-        yield World(dist.get_rank(), device, plan, JobMesh(plan, device.type), _replica_group(plan))
+        mesh = JobMesh(plan, device.type, host_tensors=job.config.section(TrainingSection).enable_cpu_offload)
+        yield World(rank, device, plan, mesh, _replica_group(plan))
         failed = False
     finally:
         # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,
         # which may never come after an error; there the process ends without it.
         if not (failed and device.type == "cuda" and plan.world_size > 1):
             dist.destroy_process_group()
-        _forget_job()
+
+
+def _meet(timeout: timedelta) -> tuple[Store, int, int]:
+    """Return the store that all ranks share, the rank, and the world size."""
+    if "RANK" in os.environ:
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        return store, rank, world_size
+    # A world of one rank needs no network, and runs the same code as many ranks.
+    return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # as above
+
+
+def require_own_gpu(store: Store, rank: int, world_size: int, device: torch.device) -> None:
+    """Check that no two ranks use the same GPU, before NCCL, which fails without naming them.
+
+    Raises:
+        UserError: ranks share a GPU. Raised on every rank, with one problem per GPU.
+    """
+    store.set(f"gpu/{rank}", f"GPU {torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}")
+    if rank == 0:
+        gpus = [gpu.decode() for gpu in store.multi_get([f"gpu/{user}" for user in range(world_size)])]
+        users = {gpu: [user for user, its in enumerate(gpus) if its == gpu] for gpu in gpus if gpus.count(gpu) > 1}
+        store.set("gpus", json.dumps(users))
+    shared: dict[str, list[int]] = json.loads(store.get("gpus"))
+    if shared:
+        fix = "start at most one rank per GPU, and give each rank its own in CUDA_VISIBLE_DEVICES or LOCAL_RANK"
+        raise UserError(*(Problem(ranks(using), f"use the same GPU: {gpu}", fix) for gpu, using in shared.items()))
 
 
 def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
-    """Make one group per diverging replica of the weights; return the group of this rank."""
+    """Return the group of the ranks that train the same diverging replica of the weights as this rank."""
     if plan.diverging_replicas == 1:
         return None
-    ranks = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
+    every_rank = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
     diverging = [axis for axis, dim in enumerate(plan.dims) if dim.diverges]
-    replicas = ranks.movedim(diverging, list(range(len(diverging)))).reshape(plan.diverging_replicas, -1)
-    group, _ = dist.new_subgroups_by_enumeration(replicas.tolist())
-    assert isinstance(group, dist.ProcessGroup)  # every rank is in a group
-    return group
-
-
-def _forget_job() -> None:
-    """Clear process-wide caches, so that nothing of this job affects the next job of this process."""
-    reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
-    forget_meshes()
+    replicas = every_rank.movedim(diverging, list(range(len(diverging)))).reshape(plan.diverging_replicas, -1).tolist()
+    mine = next(replica for replica in replicas if dist.get_rank() in replica)
+    for group in process_groups():  # a mesh divides all ranks alike: every rank finds a group, or none does
+        if dist.get_process_group_ranks(group) == mine and dist.get_backend_config(group) == dist.get_backend_config():
+            return group
+    made, _ = dist.new_subgroups_by_enumeration(replicas)
+    assert isinstance(made, dist.ProcessGroup)  # every rank is in a group
+    return made
 
 
 def require_same_job(job: Job) -> None:

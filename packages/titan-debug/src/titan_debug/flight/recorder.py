@@ -16,6 +16,7 @@ from titan_core.api.tools.error_chain import caused_by_peer
 from titan_core.api.tools.secrets import redact_text
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
+from titan_debug.flight.capacity import capacity
 from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.dump import Dump, write_dump
 from titan_debug.flight.progress import has_progressed
@@ -38,6 +39,7 @@ class FlightRecorder:
     def __init__(self, context: JobContext[CommTraceSection]) -> None:
         comm, section = context.facts.section(CommSection), context.section
         self._section = section
+        self._trace_buf_size = section.trace_buf_size or capacity(context.facts)
         self._folder = Path(context.facts.section(JobSection).dump_folder) / section.save_traces_folder
         self._first_limit = max(LEAST_WATCHED_SECONDS, SHARE * comm.init_timeout_seconds)
         self._limit = section.watchdog_seconds or max(LEAST_WATCHED_SECONDS, SHARE * comm.train_timeout_seconds)
@@ -56,7 +58,7 @@ class FlightRecorder:
     def titan_job_assembled(self) -> None:
         """Configure torch's recorder. No process group exists yet."""
         self._assembled = time.time()
-        prepare_environment(self._section.trace_buf_size, self._folder)
+        prepare_environment(self._trace_buf_size, self._folder)
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:

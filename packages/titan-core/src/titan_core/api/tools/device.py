@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from titan_core.api.errors import UserError
 
+log = logging.getLogger(__name__)
+
 
 def choose_device(choice: str) -> torch.device:
     """Return the device of this rank for a choice of ``"cpu"``, ``"cuda"`` or ``"auto"``.
+
+    A launcher may show each rank only its own GPU (``CUDA_VISIBLE_DEVICES``); that the GPU is not another rank's is checked
+    when the ranks meet.
 
     Raises:
         UserError: CUDA was requested but is not available, or this machine has more ranks than CUDA devices.
@@ -22,15 +29,47 @@ def choose_device(choice: str) -> torch.device:
         return torch.device("cpu")
     if not available:
         raise UserError.one('job.device = "cuda"', "torch finds no CUDA device", 'set job.device = "auto" or "cpu"')
-    index = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count()
+    index = int(os.environ.get("LOCAL_RANK", "0")) if count > 1 else 0
     if index >= count:
         raise UserError.one(
             f"local rank {index}", f"this machine has only {count} CUDA devices", f"start at most {count} processes on it"
         )
     device = torch.device("cuda", index)
+    _avoid_fragmentation()
     torch.cuda.set_device(device)
     return device
+
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+
+
+def _avoid_fragmentation() -> None:
+    """Let the caching allocator extend its segments, unless the user has configured it. It reads the setting when CUDA is
+    first used."""
+    if not torch.cuda.is_initialized() and not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
+        os.environ[_ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
+        log.info("GPU memory: expandable_segments (%s is not set)", _ALLOCATOR_SETTINGS[0])
+
+
+@contextmanager
+def attention_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU, set the order in which ``scaled_dot_product_attention`` tries its kernels: from the fastest, which need
+    certain shapes and types, to the one that computes everything. torch's own order changes between versions."""
+    if device.type != "cuda":
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if torch.cuda.get_device_capability(device) >= (9, 0):  # torch's flash attention does not use what is new in Hopper
+        order[:2] = reversed(order[:2])
+    log.info(
+        "attention kernels, in order of preference: %s",
+        ", ".join(one.name.removesuffix("_ATTENTION").lower() for one in order),
+    )
+    with sdpa_kernel(order, set_priority=True):
+        yield
 
 
 def backend_for(device: torch.device) -> str:

@@ -1,0 +1,19 @@
+"""Keys of ``[training]`` that concern a rank's process. Names follow TorchTitan's TOML."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from titan_core.api.numbers import Steps
+from titan_core.api.section import ALL_KEYS, Section
+
+
+class GarbageKeys(Section):
+    section: ClassVar[str] = "training"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    gc_freq: Steps = Field(default=50, ge=0)
+    """Number of steps between collections of Python's garbage, which all ranks do at the same step. 0 leaves them to Python:
+    ranks then often wait for one that collects."""

@@ -1,0 +1,206 @@
+"""The process groups and the device of a rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import make_job
+from titan_core.api.errors import UserError
+from titan_core.api.job_mesh import JobMesh
+from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
+from titan_core.api.tools.device import attention_kernels, choose_device
+from titan_core.api.torch_private import process_groups
+from titan_core.train.world import _replica_group, require_own_gpu
+
+SOCKETS = Path(__file__).parents[2] / "benchmarks/sockets.py"
+FOUR_DIMS = ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.tensor_parallel_degree=2"]
+
+
+def sockets(*arguments: str) -> int:
+    """Return how many more sockets than ranks each rank of a job on 8 simulated GPUs opens."""
+    command = [sys.executable, str(SOCKETS), "--ranks=8", "--recipe=tiny", *FOUR_DIMS, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout.rpartition("(")[2].split()[0])
+
+
+def test_a_rank_on_a_gpu_has_one_socket_per_rank() -> None:
+    assert sockets() <= 8
+
+
+@pytest.mark.full
+def test_cpu_offload_needs_gloo_on_every_mesh_dimension() -> None:
+    assert sockets("--training.enable_cpu_offload=true") > 8
+
+
+def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
+    """Return the ranks of all groups of this rank, and why its replica's group is wrong, if it is."""
+    island = MeshDim("island", "a.b", "batch", diverges=True)
+    dims = (island, *STANDARD_DIMS)
+    views = (MeshView("ep", "a.b", ("dp_shard", "cp")),) if ep > 1 else ()
+    plan = MeshPlan(dims, {dim.name: degrees.get(dim.name, 1) for dim in dims}, views, {"ep": ep} if ep > 1 else {})
+    dist.init_process_group("gloo")
+    try:
+        mesh = JobMesh(plan, "cpu")
+        replica = _replica_group(plan)
+        numbers = [dist.get_process_group_ranks(group) for group in process_groups()]
+        total = torch.ones(1)
+        dist.all_reduce(total, group=replica)
+        if ep > 1:
+            dist.all_reduce(total, group=mesh["ep"].get_group())
+        wrong = "" if total.item() == plan.world_size // plan.diverging_replicas * ep else str(total)
+        return sorted(numbers), wrong
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("degrees", "ep", "number"),
+    [
+        ({"dp_shard": 4}, 1, 1),  # the dimension is the world
+        ({"dp_shard": 2, "tp": 2}, 1, 3),
+        ({"dp_shard": 2, "cp": 2}, 2, 3),  # the view and its remainder are dimensions, and the data mesh is the world
+        ({"dp_shard": 2, "cp": 2}, 4, 4),  # the view is the world; its remainder has one rank
+        ({"tp": 4}, 1, 2),  # dp_shard has one rank
+        ({"island": 2, "dp_shard": 2}, 1, 3),  # a replica is a mesh dimension
+    ],
+    ids=str,
+)
+def test_cpu_meshes_of_the_same_ranks_share_a_group(gloo: GlooPool, degrees: dict[str, int], ep: int, number: int) -> None:
+    for ranks, wrong in gloo.run(4, groups, degrees, ep):
+        assert wrong == ""
+        assert len(ranks) == len({tuple(group) for group in ranks}) == number
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A machine with GPUs, as far as choosing one is concerned: ``gpus.count`` of them, and the chosen one."""
+    machine = SimpleNamespace(count=2, chosen=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: machine.count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: machine.count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(machine, "chosen", device.index))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: machine.chosen is not None)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # to be restored, whatever a test sets
+        monkeypatch.delenv(name)
+    return machine
+
+
+@pytest.mark.parametrize(("count", "local_rank", "index"), [(8, 0, 0), (8, 3, 3), (1, 0, 0), (1, 3, 0)])
+def test_a_rank_uses_the_gpu_of_its_number_or_the_only_one(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, count: int, local_rank: int, index: int
+) -> None:
+    gpus.count = count
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    assert choose_device("auto") == torch.device("cuda", index)
+    assert gpus.chosen == index
+
+
+def test_more_ranks_than_gpus_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="local rank 2: this machine has only 2 CUDA devices"):
+        choose_device("cuda")
+
+
+def test_the_allocator_extends_segments(gpus: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        choose_device("cuda")
+        choose_device("cuda")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU memory: expandable_segments (PYTORCH_ALLOC_CONF is not set)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_users_setting_of_the_allocator_stays(gpus: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    choose_device("cuda")
+    settings = {key: value for key, value in os.environ.items() if key.endswith("ALLOC_CONF")}
+    assert settings == {name: "max_split_size_mb:64"}
+
+
+def test_the_allocator_is_not_configured_for_a_job_on_the_cpu(gpus: Any) -> None:
+    choose_device("cpu")
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+def meet(uuids: list[str]) -> str:
+    """Return the error about shared GPUs that this rank raises, if any."""
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    properties = torch.cuda.get_device_properties
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=uuids[rank])  # type: ignore[assignment,return-value]
+    try:
+        require_own_gpu(store, rank, len(uuids), torch.device("cuda", 0))
+    except UserError as error:
+        return str(error)
+    finally:
+        torch.cuda.get_device_properties = properties  # type: ignore[assignment]
+    return ""
+
+
+def test_ranks_that_share_a_gpu_are_refused_on_every_rank(gloo: GlooPool) -> None:
+    assert gloo.run(4, meet, ["a", "b", "c", "d"]) == [""] * 4
+    for report in gloo.run(4, meet, ["a", "b", "a", "a"]):
+        assert report.startswith("ranks 0, 2-3: use the same GPU: GPU a of ")
+        assert "start at most one rank per GPU" in report
+
+
+def test_nccl_is_bound_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL then connects at once, and the groups of a mesh are split from that of all ranks."""
+    from titan_core.train import world as joining
+
+    class Stop(Exception):
+        pass
+
+    given: dict[str, Any] = {}
+
+    def init(backend: str, **options: Any) -> None:
+        given.update(options, backend=backend)
+        raise Stop
+
+    monkeypatch.setattr(joining, "choose_device", lambda choice: torch.device("cuda", 0))
+    monkeypatch.setattr(dist, "init_process_group", init)
+    with pytest.raises(Stop), joining.join_world(make_job("tiny")):
+        raise AssertionError
+    assert (given["backend"], given["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("capability", "first"), [((9, 0), ["cudnn", "flash"]), ((8, 0), ["flash", "cudnn"])])
+def test_the_order_of_attention_kernels_is_fixed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], first: list[str]
+) -> None:
+    def state() -> tuple[Any, ...]:
+        cuda = torch.backends.cuda
+        enabled = (
+            cuda.cudnn_sdp_enabled(),
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+        )
+        return *enabled, torch._C._get_sdp_priority_order()
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    before = state()
+    with caplog.at_level("INFO"), attention_kernels(torch.device("cuda", 0)):
+        *enabled, order = state()
+        assert enabled == [True] * 4
+        names = [SDPBackend(int(kernel)).name.removesuffix("_ATTENTION").lower() for kernel in order[:4]]
+        assert names == [*first, "efficient", "math"]
+    assert state() == before
+    assert caplog.messages == [f"attention kernels, in order of preference: {', '.join(names)}"]
+    with attention_kernels(torch.device("cpu")):
+        assert state() == before
