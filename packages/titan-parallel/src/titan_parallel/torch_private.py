@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
