@@ -7,17 +7,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_core.api.config import Override
-from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from harness.jobs import make_job
 
 if TYPE_CHECKING:
     from titan_simulate.result import Simulation
 
 T = TypeVar("T")
 
-PRELOADED = ("titan_core.train.trainer", "harness.jobs", "harness.fake_cuda")
+PRELOADED = ("titan_core.train.trainer", "harness.fake_cuda")
 
 
 class FakeCuda:
@@ -80,12 +77,9 @@ def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int
     from titan_core.train.trainer import train
     from titan_simulate.engine import SETTINGS, simulate
 
-    installed = Registry.from_installed()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
-        known = [Override(key, str(value)) for key, value in settings.items()]
-        config, registry = load_config(recipe, known, installed)
-        return simulate(assemble(config, registry, world_size, missing_ok=True), train, rank, strict=strict)
+        return simulate(make_job(recipe, settings, world_size, missing_ok=True), train, rank, strict=strict)
 
 
 def _run(
