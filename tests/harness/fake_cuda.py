@@ -32,18 +32,20 @@ class FakeCuda:
         world_size: int = 1,
         rank: int = 0,
         strict: bool = True,
+        device: str = "NVIDIA H100 80GB HBM3",
     ) -> Simulation:
         """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
 
         Args:
             strict: whether a wait of the host for the device within the second step is an error. To check a step that is
                 not logged to its end, take three steps, because the last one is logged.
+            device: a name in ``titan_simulate.stub_libraries.DEVICES``.
 
         Raises:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: Simulation = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict)
+        found: Simulation = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
         return found
 
     def run(
@@ -73,13 +75,15 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool) -> Simulation:
+def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str) -> Simulation:
     from titan_core.train.trainer import train
     from titan_simulate.engine import SETTINGS, simulate
+    from titan_simulate.stub_libraries import DEVICES
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
-        return simulate(make_job(recipe, settings, world_size, missing_ok=True), train, rank, strict=strict)
+        job = make_job(recipe, settings, world_size, missing_ok=True)
+        return simulate(job, train, rank, strict=strict, device=DEVICES[device])
 
 
 def _run(

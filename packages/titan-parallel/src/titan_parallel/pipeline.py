@@ -148,7 +148,9 @@ def _known_shapes(
     if current_simulation() is None:
         return {}
     facts, layout = context.facts, part.layout
-    whole = torch.empty(context.section.pipeline_parallel_microbatch_size, facts.batch.seq_len, dtype=torch.int64, device="meta")
+    whole = torch.empty(
+        context.section.pipeline_parallel_microbatch_size, facts.batch.seq_len, dtype=torch.int64, device="meta"
+    )
     tokens = part.transformed(Batch(whole, whole)).tokens
     dtype = getattr(torch, facts.section(TrainingSection).mixed_precision_param)
     parts = 1 if facts.section(TensorParallelKeys).disable_sequence_parallel else facts.mesh.degree("tp")

@@ -73,21 +73,13 @@ def _print(found: Simulation) -> None:
     print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
     print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
     print()
-    owners = list(
-        dict.fromkeys(
-            owner for phase in step.phases for owner in phase.peak.owners if phase.peak.owners[owner] >= GIB // 1000
-        )
-    )
-    print_table(
-        (f"GiB in step {step.step}", "peak", "end", *map(str, owners), "launches", "TFLOP"),
-        [
-            (
-                phase.name, _gib(phase.peak.bytes), _gib(phase.live), *(_gib(phase.peak.owners.get(owner, 0)) for owner in owners),
-                str(phase.launches), f"{phase.flops / 1e12:.2f}",
-            )
-            for phase in step.phases
-        ],
-    )  # fmt: skip
+    sizes = [(owner, size) for phase in step.phases for owner, size in phase.peak.owners.items()]
+    owners = list(dict.fromkeys(owner for owner, size in sizes if size >= peak.bytes // 1000))
+    rows = []
+    for phase in step.phases:
+        figures = [phase.peak.bytes, phase.live, *(phase.peak.owners.get(owner, 0) for owner in owners)]
+        rows.append((phase.name, *map(_gib, figures), str(phase.launches), f"{phase.flops / 1e12:.2f}"))
+    print_table((f"GiB in step {step.step}", "peak", "end", *map(str, owners), "launches", "TFLOP"), rows)
     print()
     print_table(
         ("at the peak", "GiB", "each", "owner", "module", "shape"),

@@ -22,9 +22,10 @@ from titan_core.api.simulation import simulating
 from titan_core.api.world import World
 from titan_simulate.data import with_simulated_data
 from titan_simulate.fake_device import FakeDevice, tensors_in
-from titan_simulate.host_waits import HostSync, HostWait, HostWaits
+from titan_simulate.host_waits import HostWaits
 from titan_simulate.observation import Observation, OperationObserver, local
 from titan_simulate.result import Owner, PhaseFigures, Simulation, StepFigures
+from titan_simulate.stub_libraries import Device, describe
 from titan_simulate.world import fake_process_group, fake_world, local_device
 
 Train = Callable[[Job, Iterable[object]], TrainEnd]
@@ -35,7 +36,12 @@ SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
 
 
 def simulate(
-    job: Job, train: Train, rank: int = 0, observers: Iterable[OperationObserver] = (), strict: bool = True
+    job: Job,
+    train: Train,
+    rank: int = 0,
+    observers: Iterable[OperationObserver] = (),
+    strict: bool = True,
+    device: Device | None = None,
 ) -> Simulation:
     """Run ``job`` as ``rank`` of its world until its last step.
 
@@ -44,6 +50,7 @@ def simulate(
     Args:
         observers: receive every operator.
         strict: whether a wait of the host for the device within a step is an error.
+        device: what to run on. Only the first simulation of a process can choose.
 
     Raises:
         HostSync: the host waits for the device where it must not.
@@ -52,6 +59,8 @@ def simulate(
     size = job.facts.mesh.world_size
     if not 0 <= rank < size:
         raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
+    if device is not None:
+        describe(device)
     job = replace(with_simulated_data(job), checkpoint=None, loggers=())
     engine = _Engine(job, rank, observers, strict)
     with simulating(engine):
@@ -225,6 +234,3 @@ class _Engine:
             resident=self._resident,
             on_host=self._observation.host_memory.most,
         )
-
-
-__all__ = ["SETTINGS", "HostSync", "HostWait", "Train", "fake_cuda", "simulate"]
