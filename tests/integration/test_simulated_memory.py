@@ -40,7 +40,7 @@ P = "parallelism."
             4, 2, {P + "tensor_parallel_degree": 4},
             (LAYERS * MATRICES + 2 * EMBEDDING) // 4 + LAYERS * NORMS + DIM, PARAMETERS, id="TP",
             marks=pytest.mark.xfail(
-                strict=True, reason="each rank computes the embedding's gradient for the whole vocabulary and keeps a slice of it"
+                strict=True, reason="the embedding's gradient is a slice of one for the whole vocabulary"
             ),
         ),
         pytest.param(

@@ -20,6 +20,7 @@ LLAMA: dict[str, object] = {
 }
 P = "parallelism."
 TP4 = {P + "tensor_parallel_degree": 4}
+FULL = {"activation_checkpoint.mode": "full"}
 DOCUMENTS = {"data.document_mask": "true"}
 FLOAT8 = {"float8.enable": "true"}
 
@@ -64,16 +65,15 @@ CP_UNPACKS_THREE = fails("context parallelism on CUDA unpacks three of four argu
         pytest.param(2, 0, DOCUMENTS, id="documents"),
         pytest.param(
             512, 511,
-            {**TP4, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2, "activation_checkpoint.mode": "full"},
+            {**TP4, **FULL, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
             id="4D at 512 ranks", marks=CP_UNPACKS_THREE,
         ),
         pytest.param(
             512, 300,
-            {**TP4, **DOCUMENTS, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2,
-             "activation_checkpoint.mode": "full"},
+            {**TP4, **FULL, **DOCUMENTS, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
             id="4D with documents at 512 ranks",
         ),
-        pytest.param(2, 0, {"activation_checkpoint.mode": "full"}, id="full recomputation"),
+        pytest.param(2, 0, FULL, id="full recomputation"),
         pytest.param(2, 0, {"activation_checkpoint.mode": "selective"}, id="selective recomputation"),
         pytest.param(
             2, 0, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"},

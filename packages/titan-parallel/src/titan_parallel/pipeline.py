@@ -143,8 +143,8 @@ class _Stage(StageFixes, PipelineStage):
 def _known_shapes(
     part: ModelPart, number: int, plan: PipelinePlan, context: TrainingContext[PipelineKeys]
 ) -> dict[str, Tensor]:
-    """Return examples of a microbatch's input and output of stage ``number``, as arguments of ``PipelineStage``, if the job is
-    simulated. Otherwise stages learn their shapes from each other, which also finds a model with other hidden states."""
+    """Return examples of a microbatch's input and output of stage ``number``, as arguments of ``PipelineStage``, if the job
+    is simulated. Otherwise stages learn their shapes from each other, which also finds a model with other hidden states."""
     if current_simulation() is None:
         return {}
     facts, layout = context.facts, part.layout
