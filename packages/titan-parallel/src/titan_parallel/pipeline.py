@@ -127,7 +127,7 @@ class _Stage(StageFixes, PipelineStage):
         count: int,
         device: torch.device,
         group: dist.ProcessGroup,
-        shapes: Mapping[str, Tensor],
+        shapes: Mapping[str, Any],
     ) -> None:
         super().__init__(part.module, number, count, device, group=group, **shapes)
         self.part = part
