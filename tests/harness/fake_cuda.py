@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.jobs import make_job
 
 if TYPE_CHECKING:
-    from titan_simulate.result import Simulation
+    from titan_simulate.result import SimulatedRank
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class FakeCuda:
         rank: int = 0,
         strict: bool = True,
         device: str = "NVIDIA H100 80GB HBM3",
-    ) -> Simulation:
+    ) -> SimulatedRank:
         """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
 
         Args:
@@ -45,7 +45,7 @@ class FakeCuda:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: Simulation = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
+        found: SimulatedRank = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
         return found
 
     def run(
@@ -75,7 +75,9 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str) -> Simulation:
+def _train(
+    recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
+) -> SimulatedRank:
     from titan_core.train.trainer import train
     from titan_simulate.engine import SETTINGS, simulate
     from titan_simulate.stub_libraries import DEVICES

@@ -18,7 +18,7 @@ from titan_core.api.tools.output import print_json, print_table
 from titan_simulate import stub_libraries
 
 if TYPE_CHECKING:
-    from titan_simulate.result import Peak, Simulation
+    from titan_simulate.result import Peak, SimulatedRank
 
 GIB = 2**30
 
@@ -63,12 +63,12 @@ def run(context: CommandContext) -> int:
     os._exit(0)  # torch's libraries would look for the driver as they end
 
 
-def as_json(found: Simulation) -> dict[str, Any]:
+def as_json(found: SimulatedRank) -> dict[str, Any]:
     """Return what was found as plain values."""
     return {**asdict(found), "peak_bytes": found.peak.bytes}
 
 
-def _print(found: Simulation) -> None:
+def _print(found: SimulatedRank) -> None:
     step, peak = found.steps[-1], found.peak
     print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
     print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")

@@ -24,7 +24,7 @@ from titan_simulate.data import with_simulated_data
 from titan_simulate.fake_device import FakeDevice, tensors_in
 from titan_simulate.host_waits import HostWaits
 from titan_simulate.observation import Observation, OperationObserver, local
-from titan_simulate.result import Owner, PhaseFigures, Simulation, StepFigures
+from titan_simulate.result import Owner, PhaseFigures, SimulatedRank, StepFigures
 from titan_simulate.stub_libraries import Device, describe
 from titan_simulate.world import fake_process_group, fake_world, local_device
 
@@ -42,7 +42,7 @@ def simulate(
     observers: Iterable[OperationObserver] = (),
     strict: bool = True,
     device: Device | None = None,
-) -> Simulation:
+) -> SimulatedRank:
     """Run ``job`` as ``rank`` of its world until its last step.
 
     The stub libraries must be loaded (:mod:`titan_simulate.stub_libraries`). Data is random, and nothing is saved.
@@ -216,7 +216,7 @@ class _Engine:
         self._known_waits = len(self.waits.found)
         return StepFigures(step, phases, collectives, waits, garbage, time.perf_counter() - self._began)
 
-    def result(self) -> Simulation:
+    def result(self) -> SimulatedRank:
         """Return what was found.
 
         Raises:
@@ -224,7 +224,7 @@ class _Engine:
         """
         if len(self._steps) < 2:
             raise UserError.one("the simulation", "took no step", "set training.steps to at least 1")
-        return Simulation(
+        return SimulatedRank(
             rank=self.rank,
             world_size=self.job.facts.mesh.world_size,
             mesh=str(self.job.facts.mesh),
