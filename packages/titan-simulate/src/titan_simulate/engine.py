@@ -64,13 +64,20 @@ def simulate(
     job = replace(with_simulated_data(job), checkpoint=None, loggers=())
     engine = _Engine(job, rank, observers, strict)
     with simulating(engine):
-        try:
+        with _own_error(engine.waits):
             train(job, [engine])
-        except BaseException as error:
-            if engine.waits.error is not None:
-                raise engine.waits.error from error
-            raise
     return engine.result()
+
+
+@contextmanager
+def _own_error(waits: HostWaits) -> Iterator[None]:
+    """Raise the error about a wait in place of those that it led to, in torch or in a plugin's guard."""
+    try:
+        yield
+    except BaseException as error:
+        if waits.error is None or waits.error is error:
+            raise
+        raise waits.error from error
 
 
 @contextmanager
@@ -81,7 +88,8 @@ def fake_cuda(rank: int = 0, world_size: int = 1, strict: bool = False) -> Itera
     waits.forbidden = strict
     with fake_process_group(rank, world_size), _observed(observation, waits):
         local_device(rank)
-        yield observation
+        with _own_error(waits):
+            yield observation
 
 
 @contextmanager
