@@ -86,7 +86,11 @@ CP_UNPACKS_THREE = fails("context parallelism on CUDA unpacks three of four argu
              "float8.precompute_float8_dynamic_scale_for_fsdp": "true"},
             id="float8, gathered in float8",
         ),
-        pytest.param(4, 0, {**FLOAT8, **TP4}, id="float8, TP"),
+        pytest.param(
+            4, 0,
+            {**FLOAT8, **TP4, "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 4, ffn_dim = 128}"},
+            id="float8, TP",
+        ),
         pytest.param(2, 0, {**FLOAT8, "float8.recipe_name": "rowwise"}, id="float8 rowwise"),
         pytest.param(2, 0, {"training.global_batch_size": 8}, id="accumulation"),
         pytest.param(

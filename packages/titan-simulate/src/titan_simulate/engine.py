@@ -63,9 +63,8 @@ def simulate(
         describe(device)
     job = replace(with_simulated_data(job), checkpoint=None, loggers=())
     engine = _Engine(job, rank, observers, strict)
-    with simulating(engine):
-        with _own_error(engine.waits):
-            train(job, [engine])
+    with simulating(engine), _own_error(engine.waits):
+        train(job, [engine])
     return engine.result()
 
 
