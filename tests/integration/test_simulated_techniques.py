@@ -136,6 +136,7 @@ def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
     assert found.steps[1].waits == ()
 
 
+@fails("where there is CUDA, importing torchao's MX kernels raises: their autotuner names an argument that they lack")
 def test_mxfp8_runs_on_a_blackwell(fake_cuda: FakeCuda) -> None:
     found = fake_cuda.train("llama3_debug", {**LLAMA, "mx.enable": "true"}, world_size=2, strict=False, device="NVIDIA B200")
     assert "B200" in found.device
