@@ -7,17 +7,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_core.api.config import Override
-from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from harness.jobs import make_job
 
 if TYPE_CHECKING:
-    from titan_simulate.result import Simulation
+    from titan_simulate.result import SimulatedRank
 
 T = TypeVar("T")
 
-PRELOADED = ("titan_core.train.trainer", "harness.jobs", "harness.fake_cuda")
+PRELOADED = ("titan_core.train.trainer", "harness.fake_cuda")
 
 
 class FakeCuda:
@@ -35,18 +32,20 @@ class FakeCuda:
         world_size: int = 1,
         rank: int = 0,
         strict: bool = True,
-    ) -> Simulation:
+        device: str = "NVIDIA H100 80GB HBM3",
+    ) -> SimulatedRank:
         """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
 
         Args:
             strict: whether a wait of the host for the device within the second step is an error. To check a step that is
                 not logged to its end, take three steps, because the last one is logged.
+            device: a name in ``titan_simulate.stub_libraries.DEVICES``.
 
         Raises:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: Simulation = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict)
+        found: SimulatedRank = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
         return found
 
     def run(
@@ -76,16 +75,17 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool) -> Simulation:
+def _train(
+    recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
+) -> SimulatedRank:
     from titan_core.train.trainer import train
     from titan_simulate.engine import SETTINGS, simulate
+    from titan_simulate.stub_libraries import DEVICES
 
-    installed = Registry.from_installed()
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
-        known = [Override(key, str(value)) for key, value in settings.items()]
-        config, registry = load_config(recipe, known, installed)
-        return simulate(assemble(config, registry, world_size, missing_ok=True), train, rank, strict=strict)
+        job = make_job(recipe, settings, world_size, missing_ok=True)
+        return simulate(job, train, rank, strict=strict, device=DEVICES[device])
 
 
 def _run(

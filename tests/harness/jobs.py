@@ -127,7 +127,9 @@ OF_THE_DEFAULT_RECIPE = {"checkpoint.enable": "false", "sample.enable": "false"}
 """What the default recipe does besides training, off: a test that is about it sets it."""
 
 
-def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
+def make_job(
+    recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None, missing_ok: bool = False
+) -> Job:
     """Assemble a job as the command line would."""
     installed = Registry.from_installed()
     settings = {**(overrides or {})}
@@ -136,7 +138,8 @@ def make_job(recipe: str, overrides: dict[str, object] | None = None, world_size
         settings = {**off, **settings}
     given = [Override(key, str(value)) for key, value in settings.items()]
     config, registry = load_config(recipe, given, installed)
-    return assemble(config, registry, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
+    size = world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1"))
+    return assemble(config, registry, size, missing_ok=missing_ok)
 
 
 def run_recipe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,14 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )  # fmt: skip
 
-from titan_core.api.batch import join_batches, with_positions
+from titan_core.api.batch import Batch, join_batches, with_positions
 from titan_core.api.build_context import TrainingContext
 from titan_core.api.microbatch import Microbatch
 from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
+from titan_core.api.sections import TrainingSection
+from titan_core.api.simulation import current_simulation
 from titan_core.api.step import StepInput, StepRunner
-from titan_parallel.config import PipelineKeys
+from titan_parallel.config import PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline, unit_of
 from titan_parallel.torch_private import StageFixes, schedule_from_csv
 
@@ -55,7 +57,7 @@ class PipelineStep:
         self._device = context.device
         group = context.mesh["pp"].get_group()
         self._stages = [
-            _Stage(part, number, len(plan.stages), context.device, group)
+            _Stage(part, number, len(plan.stages), context.device, group, _known_shapes(part, number, plan, context))
             for number, part in zip(self._numbers, parts, strict=True)
         ]
         self._microbatches = plan.microbatches
@@ -118,8 +120,16 @@ class PipelineStep:
 class _Stage(StageFixes, PipelineStage):
     """A stage that makes each microbatch current while its modules compute it."""
 
-    def __init__(self, part: ModelPart, number: int, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
-        super().__init__(part.module, number, count, device, group=group)
+    def __init__(
+        self,
+        part: ModelPart,
+        number: int,
+        count: int,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        shapes: Mapping[str, Any],
+    ) -> None:
+        super().__init__(part.module, number, count, device, group=group, **shapes)
         self.part = part
         self.microbatches: list[Microbatch] = []
         """Microbatches of the current step."""
@@ -128,6 +138,31 @@ class _Stage(StageFixes, PipelineStage):
         """Run the forward pass of one microbatch."""
         with self.part.computing(self.microbatches[fwd_chunk_id]):
             return super().forward_one_chunk(fwd_chunk_id, *arguments, **keywords)
+
+
+def _known_shapes(
+    part: ModelPart, number: int, plan: PipelinePlan, context: TrainingContext[PipelineKeys]
+) -> dict[str, Tensor]:
+    """Return examples of a microbatch's input and output of stage ``number``, as arguments of ``PipelineStage``, if the job
+    is simulated. Otherwise stages learn their shapes from each other, which also finds a model with other hidden states."""
+    if current_simulation() is None:
+        return {}
+    facts, layout = context.facts, part.layout
+    whole = torch.empty(
+        context.section.pipeline_parallel_microbatch_size, facts.batch.seq_len, dtype=torch.int64, device="meta"
+    )
+    tokens = part.transformed(Batch(whole, whole)).tokens
+    dtype = getattr(torch, facts.section(TrainingSection).mixed_precision_param)
+    parts = 1 if facts.section(TensorParallelKeys).disable_sequence_parallel else facts.mesh.degree("tp")
+    sequences, positions = tokens.shape
+    hidden = torch.empty(sequences, positions // parts, layout.dim, dtype=dtype, device="meta", requires_grad=True)
+    logits = torch.empty(sequences, positions, layout.vocab_size, dtype=dtype, device="meta", requires_grad=True)
+    loss = torch.empty((), device="meta", requires_grad=True)
+    last = loss if part.loss_in_head else logits
+    return {
+        "input_args": tokens if number == 0 else hidden,
+        "output_args": last if number == len(plan.stages) - 1 else hidden,
+    }
 
 
 def _rank(context: TrainingContext[PipelineKeys]) -> int:

@@ -18,7 +18,7 @@ from titan_core.api.tools.output import print_json, print_table
 from titan_simulate import stub_libraries
 
 if TYPE_CHECKING:
-    from titan_simulate.result import Peak, Simulation
+    from titan_simulate.result import Peak, SimulatedRank
 
 GIB = 2**30
 
@@ -63,31 +63,23 @@ def run(context: CommandContext) -> int:
     os._exit(0)  # torch's libraries would look for the driver as they end
 
 
-def as_json(found: Simulation) -> dict[str, Any]:
+def as_json(found: SimulatedRank) -> dict[str, Any]:
     """Return what was found as plain values."""
     return {**asdict(found), "peak_bytes": found.peak.bytes}
 
 
-def _print(found: Simulation) -> None:
+def _print(found: SimulatedRank) -> None:
     step, peak = found.steps[-1], found.peak
     print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
     print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
     print()
-    owners = list(
-        dict.fromkeys(
-            owner for phase in step.phases for owner in phase.peak.owners if phase.peak.owners[owner] >= GIB // 1000
-        )
-    )
-    print_table(
-        (f"GiB in step {step.step}", "peak", "end", *map(str, owners), "launches", "TFLOP"),
-        [
-            (
-                phase.name, _gib(phase.peak.bytes), _gib(phase.live), *(_gib(phase.peak.owners.get(owner, 0)) for owner in owners),
-                str(phase.launches), f"{phase.flops / 1e12:.2f}",
-            )
-            for phase in step.phases
-        ],
-    )  # fmt: skip
+    sizes = [(owner, size) for phase in step.phases for owner, size in phase.peak.owners.items()]
+    owners = list(dict.fromkeys(owner for owner, size in sizes if size >= peak.bytes // 1000))
+    rows = []
+    for phase in step.phases:
+        figures = [phase.peak.bytes, phase.live, *(phase.peak.owners.get(owner, 0) for owner in owners)]
+        rows.append((phase.name, *map(_gib, figures), str(phase.launches), f"{phase.flops / 1e12:.2f}"))
+    print_table((f"GiB in step {step.step}", "peak", "end", *map(str, owners), "launches", "TFLOP"), rows)
     print()
     print_table(
         ("at the peak", "GiB", "each", "owner", "module", "shape"),

@@ -22,9 +22,10 @@ from titan_core.api.simulation import simulating
 from titan_core.api.world import World
 from titan_simulate.data import with_simulated_data
 from titan_simulate.fake_device import FakeDevice, tensors_in
-from titan_simulate.host_waits import HostSync, HostWait, HostWaits
+from titan_simulate.host_waits import HostWaits
 from titan_simulate.observation import Observation, OperationObserver, local
-from titan_simulate.result import Owner, PhaseFigures, Simulation, StepFigures
+from titan_simulate.result import Owner, PhaseFigures, SimulatedRank, StepFigures
+from titan_simulate.stub_libraries import Device, describe
 from titan_simulate.world import fake_process_group, fake_world, local_device
 
 Train = Callable[[Job, Iterable[object]], TrainEnd]
@@ -35,8 +36,13 @@ SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
 
 
 def simulate(
-    job: Job, train: Train, rank: int = 0, observers: Iterable[OperationObserver] = (), strict: bool = True
-) -> Simulation:
+    job: Job,
+    train: Train,
+    rank: int = 0,
+    observers: Iterable[OperationObserver] = (),
+    strict: bool = True,
+    device: Device | None = None,
+) -> SimulatedRank:
     """Run ``job`` as ``rank`` of its world until its last step.
 
     The stub libraries must be loaded (:mod:`titan_simulate.stub_libraries`). Data is random, and nothing is saved.
@@ -44,6 +50,7 @@ def simulate(
     Args:
         observers: receive every operator.
         strict: whether a wait of the host for the device within a step is an error.
+        device: what to run on. Only the first simulation of a process can choose.
 
     Raises:
         HostSync: the host waits for the device where it must not.
@@ -52,16 +59,24 @@ def simulate(
     size = job.facts.mesh.world_size
     if not 0 <= rank < size:
         raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
+    if device is not None:
+        describe(device)
     job = replace(with_simulated_data(job), checkpoint=None, loggers=())
     engine = _Engine(job, rank, observers, strict)
-    with simulating(engine):
-        try:
-            train(job, [engine])
-        except BaseException as error:
-            if engine.waits.error is not None:
-                raise engine.waits.error from error
-            raise
+    with simulating(engine), _own_error(engine.waits):
+        train(job, [engine])
     return engine.result()
+
+
+@contextmanager
+def _own_error(waits: HostWaits) -> Iterator[None]:
+    """Raise the error about a wait in place of those that it led to, in torch or in a plugin's guard."""
+    try:
+        yield
+    except BaseException as error:
+        if waits.error is None or waits.error is error:
+            raise
+        raise waits.error from error
 
 
 @contextmanager
@@ -72,7 +87,8 @@ def fake_cuda(rank: int = 0, world_size: int = 1, strict: bool = False) -> Itera
     waits.forbidden = strict
     with fake_process_group(rank, world_size), _observed(observation, waits):
         local_device(rank)
-        yield observation
+        with _own_error(waits):
+            yield observation
 
 
 @contextmanager
@@ -207,7 +223,7 @@ class _Engine:
         self._known_waits = len(self.waits.found)
         return StepFigures(step, phases, collectives, waits, garbage, time.perf_counter() - self._began)
 
-    def result(self) -> Simulation:
+    def result(self) -> SimulatedRank:
         """Return what was found.
 
         Raises:
@@ -215,7 +231,7 @@ class _Engine:
         """
         if len(self._steps) < 2:
             raise UserError.one("the simulation", "took no step", "set training.steps to at least 1")
-        return Simulation(
+        return SimulatedRank(
             rank=self.rank,
             world_size=self.job.facts.mesh.world_size,
             mesh=str(self.job.facts.mesh),
@@ -225,6 +241,3 @@ class _Engine:
             resident=self._resident,
             on_host=self._observation.host_memory.most,
         )
-
-
-__all__ = ["SETTINGS", "HostSync", "HostWait", "Train", "fake_cuda", "simulate"]

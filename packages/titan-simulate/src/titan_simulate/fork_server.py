@@ -123,9 +123,8 @@ def _answer(pipe: Connection, request: bytes) -> None:
     """Run a request, send its result and end this process."""
     try:
         environment, folder, function, args, kwargs = pickle.loads(request)
-        kept = {name: os.environ[name] for name in ("OMP_NUM_THREADS", _loaded()) if name in os.environ}
         os.environ.clear()
-        os.environ.update({**environment, **kept})
+        os.environ.update(environment)
         os.chdir(folder)
         answer = pickle.dumps((True, function(*args, **kwargs), ""))
     except BaseException as error:  # noqa: BLE001 - raised by the caller
@@ -139,12 +138,6 @@ def _answer(pipe: Connection, request: bytes) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # torch's threads and libraries would look for the driver as they end
-
-
-def _loaded() -> str:
-    from titan_simulate.stub_libraries import LOADED
-
-    return LOADED
 
 
 if __name__ == "__main__":

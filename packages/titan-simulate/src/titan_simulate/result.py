@@ -124,7 +124,7 @@ class StepFigures:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class SimulatedRank:
     """One rank of a job, simulated."""
 
     rank: int

@@ -26,8 +26,6 @@ from titan_core.api.errors import Problem, UserError
 
 SOURCES = Path(__file__).parent / "stubs"
 COMPILERS = ("cc", "gcc", "clang")
-LOADED = "TITAN_SIMULATED_DEVICE"
-"""Environment variable that is set in a process whose device is simulated."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,17 @@ class Device:
     """Bytes."""
 
 
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(),
+        Device("NVIDIA A100-SXM4-80GB", capability=(8, 0), multiprocessors=108),
+        Device("NVIDIA B200", capability=(10, 0), multiprocessors=148, memory=180 * 2**30),
+    )
+}
+"""Some devices, by name."""
+
+
 class CannotSimulate(UserError):
     """This machine or installation cannot simulate a GPU."""
 
@@ -52,30 +61,29 @@ def load(device: Device | None = None) -> None:
     Raises:
         CannotSimulate: torch is loaded already, or the stub libraries cannot be built.
     """
-    if LOADED in os.environ and "torch" in sys.modules and _is_loaded():
+    global _libraries
+    if _libraries is not None:
         return
     if "torch" in sys.modules:
         raise _cannot("torch is already imported in this process", "simulate in a process of its own")
-    device = device or Device()
     driver, runtime = build()
-    global _libraries
     # The driver's soname is libcuda.so.1, so whatever opens that finds this one.
     _libraries = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL), ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
-    _libraries[1].titan_describe_device(
+    describe(device or Device())
+
+
+def describe(device: Device) -> None:
+    """Simulate devices of another kind from now on. Call it before torch has initialised CUDA."""
+    runtime().titan_describe_device(
         device.name.encode(),
         device.per_machine,
         10 * device.capability[0] + device.capability[1],
         device.multiprocessors,
         ctypes.c_size_t(device.memory),
     )
-    os.environ[LOADED] = device.name
 
 
 _libraries: tuple[ctypes.CDLL, ctypes.CDLL] | None = None
-
-
-def _is_loaded() -> bool:
-    return _libraries is not None
 
 
 def runtime() -> ctypes.CDLL:

@@ -42,8 +42,13 @@ FORWARD cudaSetDevice(int device) {
     return cudaSuccess;
 }
 FORWARD cudaDriverGetVersion(int *version) { *version = 13020; return cudaSuccess; }
-FORWARD cudaGetLastError(void) { return cudaSuccess; }
-FORWARD cudaPeekAtLastError(void) { return cudaSuccess; }
+static __thread cudaError_t last_error; /* of a launch: torch asks for it afterwards */
+FORWARD cudaGetLastError(void) {
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+FORWARD cudaPeekAtLastError(void) { return last_error; }
 FORWARD cudaDeviceSynchronize(void) { return wait_for("torch.cuda.synchronize"); }
 FORWARD cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = 1; return cudaSuccess; }
 FORWARD cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return cudaSuccess; }
@@ -172,10 +177,14 @@ FORWARD cudaGetDriverEntryPointByVersion(
     return cudaSuccess;
 }
 
-/* What cannot be done without a GPU. */
+/* What cannot be done without a GPU. A kernel<<<...>>> is not called if its configuration is refused. */
+EXPORT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
+    last_error = cudaErrorNotSupported;
+    return 1;
+}
 FORWARD cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream) {
-    return cudaErrorNotSupported;
+    return last_error = cudaErrorNotSupported;
 }
 FORWARD cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments) {
-    return cudaErrorNotSupported;
+    return last_error = cudaErrorNotSupported;
 }

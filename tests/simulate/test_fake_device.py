@@ -1,0 +1,130 @@
+"""The simulated device: what is fake, what is real, and where the host waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from harness.fake_cuda import FakeCuda
+
+host_waits = pytest.importorskip("titan_simulate.host_waits")
+fork_server = pytest.importorskip("titan_simulate.fork_server")
+
+
+def read_a_number() -> None:
+    torch.ones(3, device="cuda").sum().item()
+
+
+def decide_by_a_tensor() -> None:
+    if torch.ones((), device="cuda") > 0:
+        pass
+
+
+def find_indices() -> None:
+    torch.ones(3, device="cuda").nonzero()
+
+
+def index_by_a_mask() -> None:
+    values = torch.ones(3, device="cuda")
+    values[values > 0]
+
+
+def copy_to_the_host() -> None:
+    torch.ones(3, device="cuda").cpu()
+
+
+def copy_a_number_to_the_device() -> None:
+    torch.tensor(1.0, device="cuda")
+
+
+def copy_from_pageable_memory() -> None:
+    torch.ones(3).to("cuda", non_blocking=True)
+
+
+def copy_into_pageable_memory() -> None:
+    pageable = torch.empty_like(torch.ones(3, device="cuda"), device="cpu")
+    pageable.copy_(torch.ones(3, device="cuda"), non_blocking=True)
+
+
+def synchronize() -> None:
+    torch.cuda.synchronize()
+
+
+def synchronize_a_stream() -> None:
+    torch.cuda.Stream().synchronize()
+
+
+def synchronize_an_event() -> None:
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (read_a_number, "reading a value"),
+        (decide_by_a_tensor, "reading a value"),
+        (find_indices, "nonzero"),
+        (index_by_a_mask, "indexing by a mask"),
+        (copy_to_the_host, "a blocking copy of float32[3] to the host"),
+        (copy_a_number_to_the_device, "a blocking copy of float32[] to the device"),
+        (copy_from_pageable_memory, "from pageable memory"),
+        (copy_into_pageable_memory, "to pageable memory"),
+        (synchronize, "torch.cuda.synchronize"),
+        (synchronize_a_stream, "Stream.synchronize"),
+        (synchronize_an_event, "Event.synchronize"),
+    ],
+)
+def test_a_wait_is_an_error_that_names_its_line(fake_cuda: FakeCuda, function: Callable[[], None], what: str) -> None:
+    with pytest.raises(host_waits.HostSync, match=f"{re.escape(what)}.*test_fake_device.py:\\d+ in {function.__name__}"):
+        fake_cuda.run(function, strict=True)
+
+
+def work_without_waiting() -> float:
+    pinned = torch.arange(6, dtype=torch.float32).pin_memory()
+    values = pinned.to("cuda", non_blocking=True).requires_grad_()
+    ((values * 2).relu() @ torch.full((6,), 3.0, device="cuda")).backward()
+    assert values.grad is not None and values.grad.device == torch.device("cuda", 0)
+    back = values.grad.to("cpu", non_blocking=True)
+    assert back.is_pinned() and not torch.ones(3).is_pinned()
+    return float(pinned.sum())  # a real tensor, with real values
+
+
+def test_tensors_on_the_host_are_real_and_asynchronous_work_is_no_wait(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(work_without_waiting, strict=True) == 15.0
+
+
+def test_nothing_real_runs_on_the_device(fake_cuda: FakeCuda) -> None:
+    code = "from titan_simulate import stub_libraries as s; s.load(); import torch; torch.ones(3, device='cuda')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode and "CUDA error" in done.stderr
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def test_a_process_that_dies_is_an_error_and_the_next_call_works(fake_cuda: FakeCuda) -> None:
+    with pytest.raises(fork_server.RemoteError, match="exit code 3"):
+        fake_cuda.run(die)
+    assert fake_cuda.run(work_without_waiting) == 15.0
+
+
+def describe() -> tuple[bool, int, str, int, int]:
+    import torch.distributed as dist
+
+    return (
+        torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_name(),
+        torch.cuda.current_device(), dist.get_world_size(),
+    )  # fmt: skip
+
+
+def test_a_rank_has_the_device_of_its_place_on_the_machine(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(describe, world_size=64, rank=13) == (True, 8, "NVIDIA H100 80GB HBM3", 5, 64)
