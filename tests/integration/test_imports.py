@@ -142,8 +142,8 @@ def test_the_core_stays_small() -> None:
     """What only some jobs need belongs in a package of its own."""
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
-    assert contract < 3350
-    assert sum(lines.values()) < 8450
+    assert contract < 3475
+    assert sum(lines.values()) < 8800
 
 
 def test_the_core_names_no_plugin() -> None:

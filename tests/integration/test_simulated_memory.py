@@ -39,9 +39,6 @@ P = "parallelism."
         pytest.param(
             4, 2, {P + "tensor_parallel_degree": 4},
             (LAYERS * MATRICES + 2 * EMBEDDING) // 4 + LAYERS * NORMS + DIM, PARAMETERS, id="TP",
-            marks=pytest.mark.xfail(
-                strict=True, reason="the embedding's gradient is a slice of one for the whole vocabulary"
-            ),
         ),
         pytest.param(
             16, 9, {P + "tensor_parallel_degree": 4},

@@ -7,17 +7,23 @@ import logging
 
 import torch
 from torch import Tensor, nn
-from torchao.prototype.moe_training.mxfp8_linear import mx_mm
 from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice as Rows
 from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Columns
 from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.errors import UserError
 from titan_core.api.model_part import ModelPart
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.slots import record_flops
+
+try:
+    from torchao.prototype.moe_training.mxfp8_linear import mx_mm
+except ValueError as error:  # torchao 0.18 on a GPU with triton 3.9: github.com/pytorch/ao, pull request 4880
+    reason = f"its MX kernels cannot be imported ({error})"
+    raise UserError.one("package torchao", reason, "install torchao above 0.18, or triton below 3.9") from None
 
 log = logging.getLogger(__name__)
 
