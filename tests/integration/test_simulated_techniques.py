@@ -5,7 +5,11 @@ Two steps of a small Llama as one rank of a large world. Numbers do not exist he
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from importlib.metadata import version
+
 import pytest
+from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
 
@@ -122,11 +126,7 @@ def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
 
 
 def test_mxfp8_runs_on_a_blackwell_or_names_the_packages_that_do_not_fit(fake_cuda: FakeCuda) -> None:
-    overrides = {**LLAMA, "mx.enable": "true"}
-    try:
-        found = fake_cuda.train("llama3_debug", overrides, world_size=2, strict=False, device="NVIDIA B200")
-    except RuntimeError as error:
-        assert "package torchao: its MX kernels cannot be imported" in str(error)
-        assert "install torchao above 0.18" in str(error)
-    else:
-        assert "B200" in found.device
+    fits = Version(version("torchao")) > Version("0.18") or Version(version("triton")) < Version("3.9")
+    why = "package torchao: its MX kernels cannot be imported .*install torchao above 0.18"
+    with nullcontext() if fits else pytest.raises(RuntimeError, match=why):
+        fake_cuda.train("llama3_debug", {**LLAMA, "mx.enable": "true"}, 2, strict=False, device="NVIDIA B200")
