@@ -12,7 +12,8 @@ RESUME = "tests/ckpt/test_resume.py"
 DAMAGE = "tests/ckpt/test_damage.py"
 PARTS = "tests/ckpt/test_checkpoint_parts.py"
 DCP = "tests/ckpt/test_dcp.py"
-LIES = f"{DCP}::test_contradictions_are_refused"
+REFUSALS = "tests/ckpt/test_dcp_refusals.py"
+LIES = f"{REFUSALS}::test_contradictions_are_refused"
 
 MUTANTS = (
     Mutant("async-copies-torn", "ckpt/staging.py", "        self._requested.wait()\n", "        pass\n", (SAVING,)),
@@ -40,11 +41,11 @@ MUTANTS = (
     Mutant("checksums-not-held", "ckpt/manifest.py", "chunk_digest(tensor, dtype, chunk.offset, chunk.shape, data) != chunk.sha256", "False", (PARTS,)),
     Mutant("chunks-read-from-the-beginning", "ckpt/chunks.py", "        file.seek(chunk.start)\n", "", (SAVING,)),
     Mutant("old-folders-first", "ckpt/catalogue.py", "if match), reverse=True)", "if match))", (PARTS,)),
-    Mutant("dcp-any-name-unpickled", "ckpt/dcp_metadata.py", '        raise _Refused(f"{module}.{name}")\n', "        return super().find_class(module, name)\n", (f"{DCP}::test_a_malicious_pickle_is_refused_and_nothing_is_executed",)),
-    Mutant("dcp-unpickled-unasked", "ckpt/convert.py", "if not arguments.allow_pickle:", "if False:", (f"{DCP}::test_a_pickle_is_read_only_with_consent",)),
+    Mutant("dcp-any-name-unpickled", "ckpt/dcp_metadata.py", '        raise _Refused(f"{module}.{name}")\n', "        return super().find_class(module, name)\n", (f"{REFUSALS}::test_a_malicious_pickle_is_refused_and_nothing_is_executed",)),
+    Mutant("dcp-unpickled-unasked", "ckpt/convert.py", "if not arguments.allow_pickle:", "if False:", (f"{REFUSALS}::test_a_pickle_is_read_only_with_consent",)),
     Mutant("dcp-shards-misplaced", "ckpt/dcp_files.py", "whole[first - chunk.offset[0] : last - chunk.offset[0]]", "whole[: last - first]", (f"{DCP}::test_shards_of_any_division_are_joined",)),
     Mutant("dcp-gaps-accepted", "ckpt/dcp_metadata.py", "    if problem:\n", "    if False:\n", (LIES,)),
     Mutant("dcp-files-anywhere", "ckpt/dcp_metadata.py", "file != Path(file).name or ", "", (LIES,)),
     Mutant("dcp-archives-not-compared", "ckpt/dcp_files.py", "if found != wanted:", "if False:", (LIES,)),
-    Mutant("dcp-unknown-entries-left-out", "ckpt/dcp_files.py", "self._tensors[full] = entry", "self.left_out[full] += 1", (f"{DCP}::test_what_is_not_understood_is_refused_until_it_is_excluded",)),
+    Mutant("dcp-unknown-entries-left-out", "ckpt/dcp_files.py", "self._tensors[full] = entry", "self.left_out[full] += 1", (f"{REFUSALS}::test_what_is_not_understood_is_refused_until_it_is_excluded",)),
 )  # fmt: skip

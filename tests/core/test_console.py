@@ -12,9 +12,14 @@ from rich.console import Console
 from harness.jobs import TINY, make_job
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.phases import current_progress
+from titan_core.api.tools.phases import current_progress, hide_all
 from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.train.trainer import train
+
+
+@pytest.fixture(autouse=True)
+def _shown() -> None:
+    hide_all(False)  # an interrupt hides the progress of this process, which may have tested one
 
 
 def test_the_console(in_tmp: Path) -> None:

@@ -52,7 +52,11 @@ def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
     from titan_core.api.model_part import ModelPart
 
     module = Line()
-    part = ModelPart(module, cast(Any, SimpleNamespace(inputs=())), OfTargets(lambda outputs, targets: outputs.sum()))
+    part = ModelPart(
+        module,
+        cast(Any, SimpleNamespace(inputs=(), masks_documents=False)),
+        OfTargets(lambda outputs, targets: outputs.sum()),
+    )
     batches = [Batch(torch.tensor([[value]]), torch.zeros(1, 1)) for value in (1.0, 2.0, 5.0)]
     run = GradientAccumulation(part)
     share = run(StepInput(batches, 1, 0, target_weight=4.0))

@@ -59,7 +59,7 @@ def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tm
     assert (found.kind, found.culprits, found.step) == ("behind", [1], AT)
     assert "rank 1 is behind in step 3: it is in time.sleep(1) at" in found.verdict
     assert re.search(
-        r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_reduce #\d+ on all ranks", found.verdict
+        r"flights\.py:\d+ in sleeps; rank 0 has waited \d+\.\d s for it in all_gather #\d+ on all ranks", found.verdict
     )
     assert "on all ranks (dp_shard)" in found.verdict
     events = [json.loads(line) for line in (tmp_path / "run" / EVENTS).read_text().splitlines()]
@@ -90,7 +90,7 @@ def test_a_rank_that_raises_is_distinguished_from_the_one_that_loses_it(gloo: Gl
     assert ends[0].startswith("RuntimeError")
     assert (found.kind, found.culprits, found.step) == ("raised", [1], AT)
     assert "rank 1 raised ValueError in step 3" in found.verdict and "in raises: the disk is on fire" in found.verdict
-    assert "rank 0 was left waiting in all_reduce" in found.verdict
+    assert "rank 0 was left waiting in all_gather" in found.verdict
 
 
 def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.on_device import relative_error
 from titan_core.api.attention import CausalAttention
-from titan_parallel.gathered_attention import GatheredAttention
+from titan_parallel.gathered_attention import attend_gathered
 
 pytestmark = pytest.mark.gpu
 
@@ -86,18 +86,17 @@ class OneRanksShare:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
-def test_divided_sequences_attend_as_whole_ones(device: torch.device, dtype: torch.dtype, ranks: int, masked: bool) -> None:
+def test_divided_documents_attend_as_whole_ones(device: torch.device, dtype: torch.dtype, ranks: int) -> None:
     """The attention of each context-parallel rank, one after another in this process."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
         keys_and_values = torch.cat((k, v), dim=1)
         pieces: list[Tensor | None] = [None] * (2 * ranks)
         for rank in range(ranks):
             share: Any = OneRanksShare(rank, ranks, keys_and_values)
-            mine = GatheredAttention(share).forward(*(share.take(tensor, 2) for tensor in (q, k, v)), documents)
+            mine = attend_gathered(share, *(share.take(tensor, 2) for tensor in (q, k, v)), documents)
             for chunk, piece in zip(share.own, mine.chunk(2, dim=2), strict=True):
                 pieces[chunk] = piece
         return torch.cat([piece for piece in pieces if piece is not None], dim=2)
 
-    compared(attend, inputs(device, dtype, 2), packed(device) if masked else None, TOLERANCE[dtype])
+    compared(attend, inputs(device, dtype, 2), packed(device), TOLERANCE[dtype])

@@ -31,6 +31,8 @@ def sharing_a_device(stage_all: bool = False) -> Iterator[None]:
     """
     make_group = distributed_c10d._new_process_group_helper
     send, receive = dist.ProcessGroup.send, dist.ProcessGroup.recv
+    # What the class holds: pybind11's functions, once read from the class, would not bind to instances any more.
+    held = vars(dist.ProcessGroup)["send"], vars(dist.ProcessGroup)["recv"]
     parameters = inspect.signature(make_group)
 
     def make_gloo_group(*arguments: Any, **keywords: Any) -> Any:
@@ -64,7 +66,7 @@ def sharing_a_device(stage_all: bool = False) -> Iterator[None]:
         yield
     finally:
         distributed_c10d._new_process_group_helper = make_group
-        dist.ProcessGroup.send, dist.ProcessGroup.recv = send, receive  # type: ignore[method-assign]
+        dist.ProcessGroup.send, dist.ProcessGroup.recv = held  # type: ignore[method-assign]
         if local_rank is not None:
             os.environ["LOCAL_RANK"] = local_rank
 

@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
+from titan_core.api.errors import UserError
 
 pytest.importorskip("titan_simulate")
 
@@ -128,5 +129,5 @@ def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
 def test_mxfp8_runs_on_a_blackwell_or_names_the_packages_that_do_not_fit(fake_cuda: FakeCuda) -> None:
     fits = Version(version("torchao")) > Version("0.18") or Version(version("triton")) < Version("3.9")
     why = "package torchao: its MX kernels cannot be imported .*install torchao above 0.18"
-    with nullcontext() if fits else pytest.raises(RuntimeError, match=why):
+    with nullcontext() if fits else pytest.raises(UserError, match=why):
         fake_cuda.train("llama3_debug", {**LLAMA, "mx.enable": "true"}, 2, strict=False, device="NVIDIA B200")

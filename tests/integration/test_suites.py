@@ -13,6 +13,8 @@ import pytest
 from ci.workspace import ROOT, Package, packages, with_dependencies
 from harness.suites import disabled_in
 
+OPTIONAL = ROOT / "tests/harness/fake_cuda.py"
+"""Imports titan-simulate if it is installed; tests that need it skip themselves otherwise."""
 LOCAL = {"harness": ROOT / "tests", "benchmarks": ROOT, "ci": ROOT}
 """Folders that contain modules outside the packages."""
 
@@ -45,7 +47,7 @@ def local_file(module: str) -> Path | None:
 def reached(files: list[Path]) -> dict[str, Path]:
     """Return every module that ``files`` import directly or through the harness, with a file that imports it."""
     found: dict[str, Path] = {}
-    waiting, seen = list(files), set(files)
+    waiting, seen = list(files), {*files, OPTIONAL}
     while waiting:
         file = waiting.pop()
         for name in imported(file):

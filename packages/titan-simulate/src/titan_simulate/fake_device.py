@@ -83,6 +83,9 @@ class FakeDevice(TorchDispatchMode):
         ):
             self._waits.wait("indexing by a mask (its size depends on values on the device)")
         pinned = keywords.get("pin_memory")
+        if operator is TO_COPY and not isinstance(args[0], FakeTensor):
+            # The fake mode would copy it for real, and then compute on the device with its known values.
+            args = (self.fake.from_tensor(args[0]), *args[1:])
         with self.fake:
             result = operator(*args, **keywords)
         if pinned or self._is_async_copy_to_host(operator, tensors, keywords):

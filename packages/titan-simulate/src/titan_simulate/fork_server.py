@@ -21,6 +21,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from titan_simulate import stub_libraries
+
 TIMEOUT = 600.0
 """Seconds that a call may take."""
 PRELOADED = (
@@ -91,8 +93,6 @@ class ForkServer:
 
 def serve(pipe: Connection, preload: Sequence[str]) -> None:
     """Answer calls until the other end closes the pipe."""
-    from titan_simulate import stub_libraries
-
     stub_libraries.load()
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
@@ -125,6 +125,7 @@ def _answer(pipe: Connection, request: bytes) -> None:
         environment, folder, function, args, kwargs = pickle.loads(request)
         os.environ.clear()
         os.environ.update(environment)
+        stub_libraries.configure_allocator()
         os.chdir(folder)
         answer = pickle.dumps((True, function(*args, **kwargs), ""))
     except BaseException as error:  # noqa: BLE001 - raised by the caller

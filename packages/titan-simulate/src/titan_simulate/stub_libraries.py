@@ -70,6 +70,13 @@ def load(device: Device | None = None) -> None:
     # The driver's soname is libcuda.so.1, so whatever opens that finds this one.
     _libraries = ctypes.CDLL(str(driver), ctypes.RTLD_GLOBAL), ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
     describe(device or Device())
+    configure_allocator()
+
+
+def configure_allocator() -> None:
+    """Make torch request device memory from the runtime. Expandable segments, which Titan sets otherwise, would request it
+    from the driver, whose stub has none."""
+    os.environ.update(dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:False"))
 
 
 def describe(device: Device) -> None:

@@ -24,7 +24,9 @@ class GuardedSteps:
 
     def decidable(self, skip: bool | Tensor) -> bool | Tensor:
         """Return ``skip``. If it is a tensor and the optimizer cannot decide on the device, wait for its value."""
-        return skip if self._conditional is not None or isinstance(skip, bool) else bool(skip)
+        if self._conditional is not None or isinstance(skip, bool):
+            return skip
+        return not bool(~skip)  # read as what it usually is: a simulated device answers with true
 
     def take(self, skip: bool | Tensor) -> None:
         """Take a step unless ``skip``, as :meth:`decidable` returned it, is true."""
