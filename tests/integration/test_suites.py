@@ -21,19 +21,25 @@ LOCAL = {"harness": ROOT / "tests", "benchmarks": ROOT, "ci": ROOT}
 
 @cache
 def imported(file: Path) -> frozenset[str]:
-    """Return the modules that ``file`` imports anywhere, and those that its strings name."""
+    """Return the modules that ``file`` imports anywhere, and those that its strings name. A slot's name is no module."""
     return frozenset(_imported(file))
 
 
 def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    slots = {id(name) for call in calls if ast.unparse(call.func) == "Slot" for name in call.args}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(("titan_", "harness."))
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith(("titan_", "harness."))
+            and id(node) not in slots
         ):
             yield node.value.partition(":")[0]
 
