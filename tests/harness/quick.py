@@ -14,7 +14,19 @@ def rows(names: Iterable[str], quick: Collection[str]) -> list[Any]:
     Raises:
         ValueError: ``quick`` contains a name that is not in ``names``.
     """
-    names = list(names)
-    if unknown := set(quick) - set(names):
+    return quick_rows([pytest.param(name, id=name) for name in names], quick)
+
+
+def quick_rows(cases: Iterable[Any], quick: Collection[str]) -> list[Any]:
+    """Return ``cases``, made by :func:`pytest.param` with an id. Those whose id is not in ``quick`` are marked ``full``.
+
+    Raises:
+        ValueError: ``quick`` contains an id that no case has.
+    """
+    cases = list(cases)
+    if unknown := set(quick) - {case.id for case in cases}:
         raise ValueError(f"no such rows: {sorted(unknown)}")
-    return [pytest.param(name, id=name, marks=[] if name in quick else [pytest.mark.full]) for name in names]
+    return [
+        case if case.id in quick else pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.full])
+        for case in cases
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.fake_cuda import FakeCuda
+from harness.quick import quick_rows
 
 simulated = pytest.importorskip("titan_simulate.result")
 Owner = simulated.Owner
@@ -29,7 +30,7 @@ P = "parallelism."
 
 @pytest.mark.parametrize(
     ("world_size", "rank", "overrides", "elements", "parameters"),
-    [
+    quick_rows([
         pytest.param(1, 0, {}, WHOLE, PARAMETERS, id="one device"),
         pytest.param(8, 5, {}, WHOLE // 8, PARAMETERS, id="FSDP"),
         pytest.param(8, 3, {P + "data_parallel_replicate_degree": 2}, WHOLE // 4, PARAMETERS, id="HSDP"),
@@ -52,7 +53,7 @@ P = "parallelism."
             2, 1, {P + "pipeline_parallel_degree": 2, P + "pipeline_parallel_split_points": '["layers.2"]'},
             2 * BLOCK + EMBEDDING + DIM, 2 * PARAMETERS_OF_BLOCK + 2, id="PP, last stage",
         ),
-    ],
+    ], ("TP x FSDP", "PP, last stage")),
 )  # fmt: skip
 def test_parameters_gradients_and_adam_take_as_many_bytes_as_by_hand(
     fake_cuda: FakeCuda, world_size: int, rank: int, overrides: dict[str, object], elements: int, parameters: int
@@ -65,6 +66,7 @@ def test_parameters_gradients_and_adam_take_as_many_bytes_as_by_hand(
     assert all(step.garbage == 0 for step in found.steps), "tensors in reference cycles"
 
 
+@pytest.mark.full
 def test_bf16_parameters_are_gathered_in_half_the_bytes(fake_cuda: FakeCuda) -> None:
     gathered = {}
     for dtype in ("float32", "bfloat16"):
@@ -78,6 +80,7 @@ def test_bf16_parameters_are_gathered_in_half_the_bytes(fake_cuda: FakeCuda) -> 
     assert gathered == {"float32": 4 * WHOLE, "bfloat16": 2 * WHOLE}
 
 
+@pytest.mark.full
 def test_full_recomputation_keeps_less_than_selective_and_that_less_than_none(fake_cuda: FakeCuda) -> None:
     def peak(**settings: object) -> int:
         overrides = {f"activation_checkpoint.{key}": value for key, value in settings.items()}
@@ -112,6 +115,7 @@ def test_offloaded_parameters_and_optimizer_state_are_on_the_host(fake_cuda: Fak
     assert found.on_host >= 3 * 4 * WHOLE // 8
 
 
+@pytest.mark.full
 def test_every_rank_of_512_in_four_dimensions_sends_what_its_degree_needs(fake_cuda: FakeCuda) -> None:
     degrees = {"tensor_parallel_degree": 8, "pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2}
     overrides = {

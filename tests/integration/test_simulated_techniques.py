@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
+from harness.quick import quick_rows
 from titan_core.api.errors import UserError
 
 pytest.importorskip("titan_simulate")
@@ -34,72 +35,73 @@ def pipeline(schedule: str) -> dict[str, object]:
     return {P + "pipeline_parallel_degree": 2, P + "pipeline_parallel_schedule": schedule}
 
 
-@pytest.mark.parametrize(
-    ("world_size", "rank", "overrides"),
-    [
-        pytest.param(1, 0, {}, id="one device"),
-        pytest.param(256, 200, {}, id="FSDP"),
-        pytest.param(256, 17, {P + "data_parallel_replicate_degree": 32}, id="HSDP"),
-        pytest.param(64, 63, {P + "data_parallel_replicate_degree": 64, P + "data_parallel_shard_degree": 1}, id="DDP"),
-        pytest.param(128, 5, TP4, id="TP, SP, loss parallel, FSDP"),
-        pytest.param(
-            4, 3, {**TP4, P + "disable_sequence_parallel": "true", P + "disable_loss_parallel": "true"}, id="TP alone"
-        ),
-        pytest.param(
-            4, 0, {**TP4, P + "enable_async_tensor_parallel": "true", "compile.enable": "true"}, id="asynchronous TP"
-        ),
-        pytest.param(2, 0, pipeline("GPipe"), id="GPipe"),
-        pytest.param(64, 63, pipeline("1F1B"), id="1F1B"),
-        pytest.param(2, 1, pipeline("Interleaved1F1B"), id="Interleaved1F1B"),
-        pytest.param(2, 0, pipeline("InterleavedZeroBubble"), id="InterleavedZeroBubble"),
-        pytest.param(2, 1, pipeline("ZBVZeroBubble"), id="ZBVZeroBubble"),
-        pytest.param(8, 0, {P + "context_parallel_degree": 4}, id="CP"),
-        pytest.param(
-            4, 3, {P + "context_parallel_degree": 4, P + "context_parallel_rotate_method": "alltoall"},
-            id="CP, all-to-all",
-        ),
-        pytest.param(4, 3, {P + "context_parallel_degree": 4, **DOCUMENTS}, id="CP with documents"),
-        pytest.param(2, 0, DOCUMENTS, id="documents"),
-        pytest.param(
-            512, 511,
-            {**TP4, **FULL, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
-            id="4D at 512 ranks",
-        ),
-        pytest.param(
-            512, 300,
-            {**TP4, **FULL, **DOCUMENTS, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
-            id="4D with documents at 512 ranks",
-        ),
-        pytest.param(2, 0, FULL, id="full recomputation"),
-        pytest.param(2, 0, {"activation_checkpoint.mode": "selective"}, id="selective recomputation"),
-        pytest.param(
-            2, 0, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"},
-            id="recomputation of every second block",
-        ),
-        pytest.param(4, 0, {"activation_checkpoint.mode": "selective", **TP4}, id="selective recomputation, TP"),
-        pytest.param(
-            64, 9,
-            {**FLOAT8, "float8.enable_fsdp_float8_all_gather": "true",
-             "float8.precompute_float8_dynamic_scale_for_fsdp": "true"},
-            id="float8, gathered in float8",
-        ),
-        pytest.param(
-            4, 0,
-            {**FLOAT8, **TP4, "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 4, ffn_dim = 128}"},
-            id="float8, TP",
-        ),
-        pytest.param(2, 0, {**FLOAT8, "float8.recipe_name": "rowwise"}, id="float8 rowwise"),
-        pytest.param(2, 0, {"training.global_batch_size": 8}, id="accumulation"),
-        pytest.param(
-            2, 1,
-            {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1},
-            id="validation",
-        ),
-        pytest.param(2, 0, {"training.enable_cpu_offload": "true"}, id="CPU offload"),
-        pytest.param(2, 0, {"optimizer.implementation": "fused"}, id="fused AdamW"),
-        pytest.param(2, 0, {"optimizer.implementation": "foreach"}, id="foreach AdamW"),
-    ],
-)  # fmt: skip
+TECHNIQUES = [
+    pytest.param(1, 0, {}, id="one device"),
+    pytest.param(256, 200, {}, id="FSDP"),
+    pytest.param(256, 17, {P + "data_parallel_replicate_degree": 32}, id="HSDP"),
+    pytest.param(64, 63, {P + "data_parallel_replicate_degree": 64, P + "data_parallel_shard_degree": 1}, id="DDP"),
+    pytest.param(128, 5, TP4, id="TP, SP, loss parallel, FSDP"),
+    pytest.param(
+        4, 3, {**TP4, P + "disable_sequence_parallel": "true", P + "disable_loss_parallel": "true"}, id="TP alone"
+    ),
+    pytest.param(
+        4, 0, {**TP4, P + "enable_async_tensor_parallel": "true", "compile.enable": "true"}, id="asynchronous TP"
+    ),
+    pytest.param(2, 0, pipeline("GPipe"), id="GPipe"),
+    pytest.param(64, 63, pipeline("1F1B"), id="1F1B"),
+    pytest.param(2, 1, pipeline("Interleaved1F1B"), id="Interleaved1F1B"),
+    pytest.param(2, 0, pipeline("InterleavedZeroBubble"), id="InterleavedZeroBubble"),
+    pytest.param(2, 1, pipeline("ZBVZeroBubble"), id="ZBVZeroBubble"),
+    pytest.param(8, 0, {P + "context_parallel_degree": 4}, id="CP"),
+    pytest.param(
+        4, 3, {P + "context_parallel_degree": 4, P + "context_parallel_rotate_method": "alltoall"},
+        id="CP, all-to-all",
+    ),
+    pytest.param(4, 3, {P + "context_parallel_degree": 4, **DOCUMENTS}, id="CP with documents"),
+    pytest.param(2, 0, DOCUMENTS, id="documents"),
+    pytest.param(
+        512, 511,
+        {**TP4, **FULL, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
+        id="4D at 512 ranks",
+    ),
+    pytest.param(
+        512, 300,
+        {**TP4, **FULL, **DOCUMENTS, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
+        id="4D with documents at 512 ranks",
+    ),
+    pytest.param(2, 0, FULL, id="full recomputation"),
+    pytest.param(2, 0, {"activation_checkpoint.mode": "selective"}, id="selective recomputation"),
+    pytest.param(
+        2, 0, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"},
+        id="recomputation of every second block",
+    ),
+    pytest.param(4, 0, {"activation_checkpoint.mode": "selective", **TP4}, id="selective recomputation, TP"),
+    pytest.param(
+        64, 9,
+        {**FLOAT8, "float8.enable_fsdp_float8_all_gather": "true",
+         "float8.precompute_float8_dynamic_scale_for_fsdp": "true"},
+        id="float8, gathered in float8",
+    ),
+    pytest.param(
+        4, 0,
+        {**FLOAT8, **TP4, "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 4, ffn_dim = 128}"},
+        id="float8, TP",
+    ),
+    pytest.param(2, 0, {**FLOAT8, "float8.recipe_name": "rowwise"}, id="float8 rowwise"),
+    pytest.param(2, 0, {"training.global_batch_size": 8}, id="accumulation"),
+    pytest.param(
+        2, 1,
+        {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1},
+        id="validation",
+    ),
+    pytest.param(2, 0, {"training.enable_cpu_offload": "true"}, id="CPU offload"),
+    pytest.param(2, 0, {"optimizer.implementation": "fused"}, id="fused AdamW"),
+    pytest.param(2, 0, {"optimizer.implementation": "foreach"}, id="foreach AdamW"),
+]  # fmt: skip
+QUICK = ("TP, SP, loss parallel, FSDP", "Interleaved1F1B", "4D with documents at 512 ranks", "float8, gathered in float8")
+
+
+@pytest.mark.parametrize(("world_size", "rank", "overrides"), quick_rows(TECHNIQUES, QUICK))
 def test_runs_on_cuda(fake_cuda: FakeCuda, world_size: int, rank: int, overrides: dict[str, object]) -> None:
     found = fake_cuda.train("llama3_debug", {**LLAMA, **overrides}, world_size, rank, strict=False)
     first, second = found.steps
@@ -111,13 +113,16 @@ def test_runs_on_cuda(fake_cuda: FakeCuda, world_size: int, rank: int, overrides
 
 @pytest.mark.parametrize(
     ("world_size", "overrides"),
-    [
-        pytest.param(8, {}, id="FSDP"),
-        pytest.param(4, TP4, id="TP"),
-        pytest.param(2, pipeline("1F1B"), id="1F1B"),
-        pytest.param(2, {**FLOAT8, "float8.enable_fsdp_float8_all_gather": "true"}, id="float8"),
-        pytest.param(2, {"training.global_batch_size": 8}, id="accumulation"),
-    ],
+    quick_rows(
+        [
+            pytest.param(8, {}, id="FSDP"),
+            pytest.param(4, TP4, id="TP"),
+            pytest.param(2, pipeline("1F1B"), id="1F1B"),
+            pytest.param(2, {**FLOAT8, "float8.enable_fsdp_float8_all_gather": "true"}, id="float8"),
+            pytest.param(2, {"training.global_batch_size": 8}, id="accumulation"),
+        ],
+        ["float8"],
+    ),
 )
 def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
     fake_cuda: FakeCuda, world_size: int, overrides: dict[str, object]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.fake_cuda import FakeCuda
+from harness.quick import rows
 
 STEPS = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
@@ -21,8 +22,9 @@ JOBS: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "settings"), JOBS.values(), ids=JOBS.keys())
-def test_no_step_waits(fake_cuda: FakeCuda, ranks: int, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("job", rows(JOBS, ["shards"]))
+def test_no_step_waits(fake_cuda: FakeCuda, job: str) -> None:
+    ranks, settings = JOBS[job]
     found = fake_cuda.train("tiny", {**STEPS, **settings}, world_size=ranks)
     assert [wait for step in found.steps[1:3] for wait in step.waits] == []
 
