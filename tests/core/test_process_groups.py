@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,26 +20,6 @@ from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
 from titan_core.api.tools.device import attention_kernels, choose_device
 from titan_core.api.torch_private import process_groups
 from titan_core.train.world import _replica_group, require_own_gpu
-
-SOCKETS = Path(__file__).parents[2] / "benchmarks/sockets.py"
-FOUR_DIMS = ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.tensor_parallel_degree=2"]
-
-
-def sockets(*arguments: str) -> int:
-    """Return how many more sockets than ranks each rank of a job on 8 simulated GPUs opens."""
-    command = [sys.executable, str(SOCKETS), "--ranks=8", "--recipe=tiny", *FOUR_DIMS, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout.rpartition("(")[2].split()[0])
-
-
-def test_a_rank_on_a_gpu_has_one_socket_per_rank() -> None:
-    assert sockets() <= 8
-
-
-@pytest.mark.full
-def test_cpu_offload_needs_gloo_on_every_mesh_dimension() -> None:
-    assert sockets("--training.enable_cpu_offload=true") > 8
 
 
 def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
