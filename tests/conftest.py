@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "fake_cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("fake_cuda")
+            item.add_marker("full")  # each takes seconds; `-m fake_cuda` runs them all
 
 
 @pytest.fixture
