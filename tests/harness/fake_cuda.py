@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.jobs import make_job
 
 if TYPE_CHECKING:
-    from titan_simulate.result import SimulatedRank
+    from titan_simulate.engine.result import SimulatedRank
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class FakeCuda:
     """Calls functions in new processes, forked from one that has imported torch with a simulated device."""
 
     def __init__(self) -> None:
-        from titan_simulate.fork_server import ForkServer
+        from titan_simulate.engine.fork_server import ForkServer
 
         self._server = ForkServer(PRELOADED)
 
@@ -39,7 +39,7 @@ class FakeCuda:
         Args:
             strict: whether a wait of the host for the device within the second step is an error. To check a step that is
                 not logged to its end, take three steps, because the last one is logged.
-            device: a name in ``titan_simulate.stub_libraries.DEVICES``.
+            device: a name in ``titan_simulate.engine.stub_libraries.DEVICES``.
 
         Raises:
             HostSync: the host waits.
@@ -70,7 +70,7 @@ def why_not() -> str | None:
     """Return why there is no fake CUDA here, for the message of a skipped test; ``None`` if there is."""
     if importlib.util.find_spec("titan_simulate") is None:
         return "titan-simulate is not installed"
-    from titan_simulate.stub_libraries import reason
+    from titan_simulate.engine.stub_libraries import reason
 
     return reason()
 
@@ -79,8 +79,8 @@ def _train(
     recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
 ) -> SimulatedRank:
     from titan_core.train.trainer import train
-    from titan_simulate.engine import SETTINGS, simulate
-    from titan_simulate.stub_libraries import DEVICES
+    from titan_simulate.engine.simulate import SETTINGS, simulate
+    from titan_simulate.engine.stub_libraries import DEVICES
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
@@ -91,7 +91,7 @@ def _train(
 def _run(
     function: Callable[..., Any], world_size: int, rank: int, strict: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    from titan_simulate.engine import fake_cuda
+    from titan_simulate.engine.simulate import fake_cuda
 
     with fake_cuda(rank, world_size, strict):
         return function(*args, **kwargs)

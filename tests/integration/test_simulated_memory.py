@@ -7,7 +7,7 @@ import pytest
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
 
-simulated = pytest.importorskip("titan_simulate.result")
+simulated = pytest.importorskip("titan_simulate.engine.result")
 Owner = simulated.Owner
 
 DIM, LAYERS, HEADS, KV_HEADS, FFN, VOCABULARY, SEQ, BATCH = 64, 4, 8, 8, 128, 288, 64, 2

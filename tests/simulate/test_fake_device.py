@@ -13,8 +13,8 @@ import torch
 
 from harness.fake_cuda import FakeCuda
 
-host_waits = pytest.importorskip("titan_simulate.host_waits")
-fork_server = pytest.importorskip("titan_simulate.fork_server")
+host_waits = pytest.importorskip("titan_simulate.engine.host_waits")
+fork_server = pytest.importorskip("titan_simulate.engine.fork_server")
 
 
 def read_a_number() -> None:
@@ -102,7 +102,7 @@ def test_tensors_on_the_host_are_real_and_asynchronous_work_is_no_wait(fake_cuda
 
 
 def test_nothing_real_runs_on_the_device(fake_cuda: FakeCuda) -> None:
-    code = "from titan_simulate import stub_libraries as s; s.load(); import torch; torch.ones(3, device='cuda')"
+    code = "from titan_simulate.engine import stub_libraries as s; s.load(); import torch; torch.ones(3, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode and "CUDA error" in done.stderr
 

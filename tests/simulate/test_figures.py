@@ -6,7 +6,7 @@ import pytest
 
 from harness.fake_cuda import FakeCuda
 
-result = pytest.importorskip("titan_simulate.result")
+result = pytest.importorskip("titan_simulate.engine.result")
 
 MODEL = {"model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}", "training.seq_len": 64}
 

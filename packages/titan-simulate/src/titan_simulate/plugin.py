@@ -15,8 +15,8 @@ def titan_commands() -> list[Command]:
         Command(
             name="simulate",
             summary="run one rank of a job of any size without a GPU: memory, collectives and launches",
-            arguments=Ref("titan_simulate.cli:arguments"),
-            run=Ref("titan_simulate.cli:run"),
+            arguments=Ref("titan_simulate.cli.simulate:arguments"),
+            run=Ref("titan_simulate.cli.simulate:run"),
             overrides=True,
         ),
     ]

@@ -21,12 +21,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from titan_simulate import stub_libraries
+from titan_simulate.engine import stub_libraries
 
 TIMEOUT = 600.0
 """Seconds that a call may take."""
 PRELOADED = (
-    "titan_simulate.engine",
+    "titan_simulate.engine.simulate",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
@@ -49,7 +49,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment.setdefault("OMP_NUM_THREADS", "1")
-        command = [sys.executable, "-m", "titan_simulate.fork_server", str(theirs.fileno()), *preload]
+        command = [sys.executable, "-m", "titan_simulate.engine.fork_server", str(theirs.fileno()), *preload]
         with theirs:
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True

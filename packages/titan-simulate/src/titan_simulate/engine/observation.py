@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from titan_simulate.fake_device import tensors_in
-from titan_simulate.memory import DeviceMemory
-from titan_simulate.modules import ModuleTracker
-from titan_simulate.result import Collective, Owner
+from titan_simulate.engine.fake_device import tensors_in
+from titan_simulate.engine.memory import DeviceMemory
+from titan_simulate.engine.modules import ModuleTracker
+from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.torch_private import in_backward, is_view, nbytes, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
@@ -77,7 +77,7 @@ class Observation:
         self.memory.enter(phase)
 
     def seen(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> None:
-        """Observe an operator on the device (:data:`~titan_simulate.fake_device.Seen`)."""
+        """Observe an operator on the device (:data:`~titan_simulate.engine.fake_device.Seen`)."""
         if self._phase == "forward" and in_backward():
             self.enter("backward")
         elif self._phase == "backward" and not in_backward():

@@ -75,7 +75,7 @@ def with_simulated_data(job: Job) -> Job:
     """Return ``job`` with random documents in place of its datasets."""
 
     def simulated(spec: StreamSpec) -> StreamSpec:
-        build = Ref[Any]("titan_simulate.data:open_documents")
+        build = Ref[Any]("titan_simulate.engine.data:open_documents")
         return replace(spec, datasets=tuple(replace(dataset, build=build) for dataset in spec.datasets), on_end="repeat")
 
     return replace(

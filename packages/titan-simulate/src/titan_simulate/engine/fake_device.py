@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from titan_core.api.simulation import COMPOSED
-from titan_simulate.host_waits import HostWaits
+from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.torch_private import (
     NUMBERS,
     PIN_MEMORY,

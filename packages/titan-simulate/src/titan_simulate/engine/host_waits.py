@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_simulate.stub_libraries import runtime
+from titan_simulate.engine.stub_libraries import runtime
 
 _OWN = str(Path(__file__).parent)
 

@@ -101,7 +101,7 @@ def runtime() -> ctypes.CDLL:
     """
     if _libraries is None:
         raise _cannot(
-            "the stub libraries are not loaded", "call titan_simulate.stub_libraries.load() before importing torch"
+            "the stub libraries are not loaded", "call titan_simulate.engine.stub_libraries.load() before importing torch"
         )
     return _libraries[1]
 

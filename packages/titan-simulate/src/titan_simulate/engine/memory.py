@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, UntypedStorage
 
-from titan_simulate.result import Allocation, Owner, Peak
+from titan_simulate.engine.result import Allocation, Owner, Peak
 from titan_simulate.torch_private import storage_key
 
 KEPT_ALLOCATIONS = 40

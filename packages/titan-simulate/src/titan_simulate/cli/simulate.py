@@ -15,10 +15,10 @@ from titan_core.api.config import Override
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_simulate import stub_libraries
+from titan_simulate.engine import stub_libraries
 
 if TYPE_CHECKING:
-    from titan_simulate.result import Peak, SimulatedRank
+    from titan_simulate.engine.result import Peak, SimulatedRank
 
 GIB = 2**30
 
@@ -46,7 +46,7 @@ def run(context: CommandContext) -> int:
     """Simulate a rank and print what it needs. Ends the process, which the stub libraries have changed."""
     options = context.arguments
     stub_libraries.load()
-    from titan_simulate.engine import SETTINGS, simulate
+    from titan_simulate.engine.simulate import SETTINGS, simulate
 
     logging.getLogger("titan_core").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:

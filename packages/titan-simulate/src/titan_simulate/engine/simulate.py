@@ -20,13 +20,13 @@ from titan_core.api.job import Job
 from titan_core.api.sections import MetricsSection
 from titan_core.api.simulation import simulating
 from titan_core.api.world import World
-from titan_simulate.data import with_simulated_data
-from titan_simulate.fake_device import FakeDevice, tensors_in
-from titan_simulate.host_waits import HostWaits
-from titan_simulate.observation import Observation, OperationObserver, local
-from titan_simulate.result import Owner, PhaseFigures, SimulatedRank, StepFigures
-from titan_simulate.stub_libraries import Device, describe
-from titan_simulate.world import fake_process_group, fake_world, local_device
+from titan_simulate.engine.data import with_simulated_data
+from titan_simulate.engine.fake_device import FakeDevice, tensors_in
+from titan_simulate.engine.host_waits import HostWaits
+from titan_simulate.engine.observation import Observation, OperationObserver, local
+from titan_simulate.engine.result import Owner, PhaseFigures, SimulatedRank, StepFigures
+from titan_simulate.engine.stub_libraries import Device, describe
+from titan_simulate.engine.world import fake_process_group, fake_world, local_device
 
 Train = Callable[[Job, Iterable[object]], TrainEnd]
 """Trains a job in this process with observers: :meth:`titan_core.api.command.CommandContext.train`."""
@@ -45,7 +45,7 @@ def simulate(
 ) -> SimulatedRank:
     """Run ``job`` as ``rank`` of its world until its last step.
 
-    The stub libraries must be loaded (:mod:`titan_simulate.stub_libraries`). Data is random, and nothing is saved.
+    The stub libraries must be loaded (:mod:`titan_simulate.engine.stub_libraries`). Data is random, and nothing is saved.
 
     Args:
         observers: receive every operator.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from titan_simulate.host_waits import HostWait
+from titan_simulate.engine.host_waits import HostWait
 
 
 class Owner(StrEnum):
