@@ -12,11 +12,11 @@ import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_core.model.build import build_whole
 from titan_core.model.size import size_of
 from titan_report.summary import summary
-from titan_runs.run_log import RunLog
 
 PARAMETERS, EMBEDDING = 37_024, 288 * 32
 """Of the model of ``TINY``: far fewer than its flavor ``debug`` has."""

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Registry
 from titan_report.compare.outcome import csv_rows_of, loss_difference, outcome_of, rows_of, speed_up
 from titan_report.compare.purpose import purpose_of
 from titan_report.compare.variants import folders_of, split, variants_of
-from titan_runs.run_log import RunLog
 
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",

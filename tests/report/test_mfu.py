@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.made_runs import write_run
+from titan_core.api.runs.run_log import RunLog
 from titan_report.compare.outcome import outcome_of, rows_of
 from titan_report.summary import summary
-from titan_runs.run_log import RunLog
 
 
 @pytest.mark.parametrize("mfu", [0.5, 1.5], ids=["plausible", "impossible"])

@@ -15,6 +15,7 @@ import pytest
 from harness.browser import Visit, chromium, visit
 from harness.jobs import TINY, run_recipe
 from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_report.axes import positions
 from titan_report.charts import line_charts
@@ -22,7 +23,6 @@ from titan_report.page import page, write_report
 from titan_report.plots import write_plots
 from titan_report.table import Table
 from titan_report.thinning import POINTS
-from titan_runs.run_log import RunLog
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, write_run
 from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_report.names import distinct_names
 from titan_report.page import page
 from titan_report.summary import model_of, summary
 from titan_report.thinning import extremes
 from titan_report.timeline import timeline
-from titan_runs.run_log import RunLog
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=300), st.integers(5, 50))

@@ -22,15 +22,15 @@ from rich.console import Console
 from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
 from titan_core.api.processes import pid_namespace
+from titan_core.api.runs import tail
 from titan_core.api.runs.json_lines import read_lines
+from titan_core.api.runs.tail import Tail
 from titan_core.cli.main import main
 from titan_report import followed_run
 from titan_report.attempts import pace_of
 from titan_report.braille import plot
 from titan_report.dashboard import frame
 from titan_report.followed_run import FollowedRun
-from titan_runs import tail
-from titan_runs.tail import Tail
 
 HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}
 NOBODY = 2**22 + 1

@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from titan_core.api.runs.run_log import RunLog
 from titan_report.attempts import Attempt, attempts_of
 from titan_report.charts import Chart
 from titan_report.thinning import finite
-from titan_runs.run_log import RunLog
 
 Positions = dict[str, list[Any]]
 """``{"steps": [...], "tokens": [...], "hours": [...]}``, all of one length. A position that is unknown is ``None``."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from titan_core.api.runs.run_log import RunLog
 from titan_report.thinning import extremes, finite
-from titan_runs.run_log import RunLog
 
 Style = Literal["line", "faint", "dots"]
 

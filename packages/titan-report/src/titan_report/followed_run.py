@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS
+from titan_core.api.runs.record_checks import event_flaw, metrics_flaw
+from titan_core.api.runs.tail import Tail
 from titan_core.api.tools.toml import parse_toml
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
 from titan_report.thinning import extremes, finite
-from titan_runs.record_checks import event_flaw, metrics_flaw
-from titan_runs.tail import Tail
 
 _RECENT = 50
 """Number of latest metric lines that determine the pace of the run."""

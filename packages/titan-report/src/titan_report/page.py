@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.secrets import redact
 from titan_report import html_parts as parts
 from titan_report.axes import positions
@@ -23,7 +24,6 @@ from titan_report.stacks import stacks
 from titan_report.summary import summary
 from titan_report.table import Table
 from titan_report.timeline import Timeline, timelines
-from titan_runs.run_log import RunLog
 
 
 def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None) -> None:

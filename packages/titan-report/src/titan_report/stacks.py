@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from titan_core.api.runs.run_log import RunLog
 from titan_report.charts import Chart, Curve
 from titan_report.thinning import extremes, finite
-from titan_runs.run_log import RunLog
 
 TIME_PARTS = (
     ("forward and backward", "forward_backward_seconds"),

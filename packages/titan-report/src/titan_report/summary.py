@@ -8,12 +8,12 @@ from typing import Any
 
 from titan_core.api.metric_log import format_mfu, is_estimated
 from titan_core.api.numbers import LARGEST
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.shown import describe_model
 from titan_report.attempts import attempts_of, describe_end, state_now
 from titan_report.numbers import UNKNOWN, duration, figure
 from titan_report.table import Table
 from titan_report.thinning import finite
-from titan_runs.run_log import RunLog
 
 _HEADERS = (
     "run", "model", "steps", "last loss", "best validation", "last validation",

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from titan_core.api._random_bits import Words, element_bits, element_bits_into
-from titan_core.api.random_streams import RandomStream, like_dtensor
+from titan_core.api.random_streams import RandomStream
 
 _PART = (1 << 15) - 1
 """Number of elements to process at a time on the CPU: few enough to stay in its cache, and to keep torch from splitting each
@@ -44,8 +43,6 @@ class Dropout(RandomStream):
         """Return ``hidden`` with dropout applied; in evaluation, ``hidden`` itself."""
         if not self.training or self.p == 0.0:
             return hidden
-        if isinstance(hidden, DTensor):
-            return like_dtensor(hidden, self.forward(hidden.to_local()))
         words = self.words(hidden)
         if words is None:
             return F.dropout(hidden, self.p)

@@ -11,7 +11,6 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from titan_core.api._random_bits import Words, element_bits, feature_words, of_module, token_words
 from titan_core.api.errors import UserError
@@ -87,8 +86,6 @@ class RandomStream(nn.Module):
         Raises:
             UserError: see :meth:`words`.
         """
-        if isinstance(like, DTensor):
-            return like_dtensor(like, self.uniform(like.to_local()))
         words = self.words(like)
         if words is None:
             return torch.rand(like.shape, device=like.device)
@@ -138,10 +135,3 @@ def divide_streams(model: nn.Module, rank: int, ranks: int) -> None:
     for module in model.modules():
         if isinstance(module, RandomStream):
             module.divide(rank, ranks)
-
-
-def like_dtensor(like: DTensor, local: Tensor) -> DTensor:
-    """Return ``local`` as a DTensor with the mesh, placements and shape of ``like``."""
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )

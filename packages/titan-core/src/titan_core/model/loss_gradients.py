@@ -129,7 +129,8 @@ class _Attached(torch.autograd.Function):
         factor = outer[0] / gradients.scale  # exactly 1 unless the caller divides by something else
         for gradient in found:
             if gradient is not None:
-                _local(gradient).mul_(factor)
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                local.mul_(factor)
         return None, None, None, *found
 
 
@@ -152,14 +153,4 @@ def _depends_only_on(loss: Tensor, allowed: Sequence[Tensor]) -> bool:
 def _joined(gradients: Sequence[Tensor | None]) -> Tensor | None:
     """Return the gradients of successive positions, ``[batch, positions, dim]``, as one."""
     found = [gradient for gradient in gradients if gradient is not None]
-    if not found:
-        return None
-    whole = torch.cat([_local(gradient) for gradient in found], dim=1)
-    first = found[0]
-    if isinstance(first, DTensor):  # positions are not sharded
-        return DTensor.from_local(whole, first.device_mesh, first.placements, run_check=False)
-    return whole
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.cat(found, dim=1) if found else None

@@ -11,15 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from titan_core.api.batch import Batch, with_positions
+from titan_core.api.batch import with_positions
 from titan_core.api.microbatch import Microbatch, current_microbatch, microbatch_scope
 from titan_core.api.model_part import ModelPart
-from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.step import is_shape_inference
-from titan_core.api.vocabulary import Vocabulary
 from titan_core.model.loss_gradients import Gradients, attach_gradients, gradients_of
 
 LARGEST_CHUNK = 2**30
@@ -53,8 +50,7 @@ class LossHead:
         """Return the loss or the logits of ``hidden``, ``[batch, seq, dim]``."""
         forward = partial(self._forward, *arguments, **keywords) if arguments or keywords else self._forward
         if is_shape_inference():
-            local = hidden.to_local() if isinstance(hidden, DTensor) else hidden
-            return local.float().sum() * 0.0
+            return hidden.float().sum() * 0.0
         if self._part.batch is None:
             return forward(hidden)
         microbatch = current_microbatch()
@@ -95,21 +91,12 @@ class LossHead:
     def _loss(self, forward: Callable[..., Tensor], hidden: Tensor, microbatch: Microbatch) -> Tensor:
         with microbatch_scope(microbatch):
             logits = forward(hidden)
-        return loss_of(self._part.objective, logits, microbatch.batch, self._part.vocabulary)
+        return self._part.objective(logits, microbatch.batch, self._part.vocabulary)
 
 
 def _sum(losses: Iterable[Tensor]) -> Tensor:
     first, *others = losses
     return sum(others, start=first)
-
-
-def loss_of(objective: ObjectiveFunction, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-    """Return the loss of ``logits``. Gathers logits sharded by tensor parallelism if the objective needs all columns."""
-    if isinstance(logits, DTensor):
-        if vocabulary.group is None:
-            logits = logits.redistribute(placements=[Replicate()] * logits.device_mesh.ndim)
-        logits = logits.to_local()
-    return objective(logits, batch, vocabulary)
 
 
 def attach(part: ModelPart, chunk_tokens: int) -> None:

@@ -12,26 +12,24 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement
 
 from titan_core.api.torch_private import multiply_
 from titan_core.api.world import World
 
-SUM, REPLICATE = Partial(), Replicate()
-
 
 @torch.no_grad()
 def local_gradients(parameters: Iterable[nn.Parameter]) -> dict[int, list[Tensor]]:
-    """Return this rank's local gradients, grouped by the number of shards that the whole gradient is divided into."""
-    parameters = list(parameters)
-    _sum_partial(parameters)
+    """Return this rank's local gradients, grouped by the number of shards that the whole gradient is divided into. Gradients
+    that are still partial are summed in place."""
     by_pieces: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         gradient: Tensor | None = parameter.grad
         if isinstance(gradient, DTensor):
+            if _is_partial(gradient.placements):
+                assert isinstance(parameter, DTensor)
+                parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
             by_pieces[_pieces(gradient.placements, gradient.device_mesh.shape)].append(gradient.to_local())
         elif gradient is not None:
             by_pieces[1].append(gradient)
@@ -46,35 +44,10 @@ def _pieces(placements: tuple[Placement, ...], sizes: tuple[int, ...]) -> int:
 
 
 @lru_cache
-def _partial_dims(placements: tuple[Placement, ...]) -> tuple[int, ...]:
-    """Return the dimensions of the mesh over which a tensor remains to be summed."""
-    return tuple(dim for dim, placement in enumerate(placements) if placement.is_partial())
-
-
-def _sum_partial(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients that ranks computed from their own positions: once per step, not per microbatch, and all of them by
-    one collective for each dimension of the mesh, because each may be as small as a norm's gain."""
-    partial: dict[tuple[DeviceMesh, int, torch.dtype], list[tuple[nn.Parameter, DTensor]]] = defaultdict(list)
-    for parameter in parameters:
-        gradient = parameter.grad
-        if not isinstance(gradient, DTensor) or not (dims := _partial_dims(gradient.placements)):
-            continue
-        assert isinstance(parameter, DTensor)
-        if len(dims) == 1 and gradient.placements[dims[0]] == SUM and parameter.placements[dims[0]] == REPLICATE:
-            partial[gradient.device_mesh, dims[0], gradient.dtype].append((parameter, gradient))
-        else:
-            parameter.grad = gradient.redistribute(placements=parameter.placements)
-    for (mesh, dim, _), pairs in partial.items():
-        locals_ = [gradient.to_local() for _, gradient in pairs]
-        flat = torch.cat([local.reshape(-1) for local in locals_])
-        dist.all_reduce(flat, group=mesh.get_group(dim))
-        for (parameter, gradient), local, summed in zip(
-            pairs, locals_, flat.split([local.numel() for local in locals_]), strict=True
-        ):
-            placements = (*gradient.placements[:dim], REPLICATE, *gradient.placements[dim + 1 :])
-            parameter.grad = DTensor.from_local(
-                summed.view_as(local), mesh, placements, run_check=False, shape=gradient.shape, stride=gradient.stride()
-            )
+def _is_partial(placements: tuple[Placement, ...]) -> bool:
+    """Whether ranks hold addends of a tensor. Titan's own parallelisms sum their gradients; layers of a third party, such as
+    torch's tensor parallelism, may leave it to the optimizer step."""
+    return any(placement.is_partial() for placement in placements)
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.run_log import RunLog, processes_are_gone
 from titan_debug.request import send_request
-from titan_runs.run_log import RunLog, processes_are_gone
 
 POLL_SECONDS = 0.2
 

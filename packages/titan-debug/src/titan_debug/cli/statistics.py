@@ -11,6 +11,7 @@ from pathlib import Path
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.arguments import integer, json_argument, seconds
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.rank_names import ranks, spans
@@ -18,7 +19,6 @@ from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.moments import Moments
 from titan_debug.statistics.read import AddedStatistics, StepStatistics, read_statistics
-from titan_runs.run_log import RunLog
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,9 @@ from titan_core.api.command import CommandContext
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints, without_loggers
 from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import json_argument, number, recipe_arguments, step_count
 from titan_core.api.tools.output import print_json, print_table
@@ -20,8 +22,6 @@ from titan_debug.config import NumericsSection
 from titan_debug.statistics.read import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
 from titan_debug.verify.meshes import Mesh, job_on, mesh_dims, overrides_for, parse_mesh, same_batch
-from titan_runs.child_runs import ChildRun, without_checkpoints, without_loggers
-from titan_runs.run_log import RunLog
 
 EXIT_DIFFERENT = 1
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}

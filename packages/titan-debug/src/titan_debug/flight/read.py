@@ -8,11 +8,11 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.runs.files import CONFIG, EVENTS
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.tools.rank_names import ranks
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks
-from titan_runs.run_log import RunLog
 
 INCIDENT_SECONDS = 60.0
 """A dump of an earlier step belongs to another incident if it is older than the newest dump by more than this."""

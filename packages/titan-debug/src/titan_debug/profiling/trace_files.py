@@ -7,8 +7,8 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.runs.files import CONFIG
+from titan_core.api.runs.run_log import RunLog
 from titan_debug.config import ProfilingSection
-from titan_runs.run_log import RunLog
 
 _STEP = re.compile(r"step-(\d+)")
 _FILE = re.compile(r"[^.].*\.json(\.gz)?")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api.errors import UserError
+from titan_core.api.runs.record_checks import checked_records
+from titan_core.api.runs.tail import Tail
 from titan_debug.statistics.moments import Moments
-from titan_runs.record_checks import checked_records
-from titan_runs.tail import Tail
 
 RANK_FILE = "rank-{}.jsonl"
 

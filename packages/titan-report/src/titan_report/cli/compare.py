@@ -12,7 +12,9 @@ from titan_core.api.command import CommandContext
 from titan_core.api.config import Override
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
 from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer, step_count
 from titan_core.api.tools.output import print_table
@@ -23,8 +25,6 @@ from titan_report.compare.variants import Variant, folders_of, variants_of
 from titan_report.names import distinct_names
 from titan_report.page import write_report
 from titan_report.table import Table
-from titan_runs.child_runs import ChildRun, without_checkpoints
-from titan_runs.run_log import RunLog
 
 WINDOWS = 8
 """Number of speed measurements of a run that compares speed."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from titan_core.api.command import CommandContext
-from titan_runs.run_log import RunLog
+from titan_core.api.runs.run_log import RunLog
 
 DEFAULT_FILE = "report.html"
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_core.api.runs.run_log import RunLog
 from titan_report.compare.purpose import Purpose
 from titan_report.numbers import UNKNOWN
 from titan_report.thinning import finite
-from titan_runs.run_log import RunLog
 
 HEADERS: dict[Purpose, tuple[str, ...]] = {
     "speed": ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss"),

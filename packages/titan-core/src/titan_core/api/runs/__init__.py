@@ -1,1 +1,1 @@
-"""Run directories: the names of their files, write access to them, and files with one JSON object per line."""
+"""Run directories: their files, write access to them, and reading them during and after a job."""

@@ -13,8 +13,8 @@ from typing import Any
 from titan_core.api.errors import UserError
 from titan_core.api.processes import pid_namespace
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
+from titan_core.api.runs.record_checks import checked_records, event_flaw, metrics_flaw
 from titan_core.api.tools.toml import parse_toml
-from titan_runs.record_checks import checked_records, event_flaw, metrics_flaw
 
 
 @dataclass(frozen=True)
