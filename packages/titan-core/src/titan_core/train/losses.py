@@ -30,7 +30,8 @@ class LossSums:
     """Sums the losses of a step by one collective."""
 
     def __init__(self, world: World, parts: Iterable[ModelPart]) -> None:
-        self._world = world
+        self._world, self._data_rank = world, world.data_rank
+        self._first = world.is_first_along("weights")  # the other ranks compute the same losses
         of_ranks = world.gather([part.auxiliary_losses for part in parts])
         self._names = sorted({name for rank in of_ranks for names in rank for name in names})
 
@@ -44,14 +45,13 @@ class LossSums:
         """
         world, ranks = self._world, self._world.data_ranks
         losses = torch.zeros(1 + ranks + len(self._names), device=world.device)
-        first = world.is_first_along("weights")  # the other ranks computed the same losses
-        if first:
+        if self._first:
             losses[0] = share * (totals.replica_weight / totals.weight)
-            losses[1 + world.data_rank] = share * (totals.replica_weight / (target_weight or 1.0))
+            losses[1 + self._data_rank] = share * (totals.replica_weight / (target_weight or 1.0))
         for name, value in auxiliary.values.items():
             if name not in self._names:
                 raise RuntimeError(f"a module adds auxiliary loss {name!r}, which no part of the model declares")
-            if first or name in auxiliary.divided:
+            if self._first or name in auxiliary.divided:
                 losses[1 + ranks + self._names.index(name)] = value / world.plan.diverging_replicas
         world.sum(losses)
         return Losses(losses[0], losses[1 : 1 + ranks], dict(zip(self._names, losses[1 + ranks :], strict=True)))
