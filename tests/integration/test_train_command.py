@@ -20,8 +20,8 @@ from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 
 SMALL = [
-    "--training.steps", "20", "--metrics.log_freq", "1",
-    "--model.args.n_layers", "2", "--training.seq_len", "64", "--job.device", "cpu",
+    "--training.steps", "20", "--metrics.log_freq", "1", "--training.seq_len", "64", "--job.device", "cpu",
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
 ]  # fmt: skip
 
 
