@@ -54,7 +54,7 @@ SHAPES = {
 VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
     "one device": (1, {}),
     "FSDP 2": (2, {"training.global_batch_size": "4"}),
-    "FSDP 2, grouped": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "25"}),
+    "FSDP 2, each block": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "0"}),
     "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
 }
 """Number of ranks and settings of each variant; a rank has the same batch in each."""

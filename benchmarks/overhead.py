@@ -1,28 +1,54 @@
-"""Measures the overhead of the trainer: its steady-state tokens/s, compared with a hand-written loop.
+"""Compares Titan's trainer with a bare loop in plain torch (``benchmarks/gpu/bare_loop.py``): the same model, weights, tokens
+and optimizer and the same schedule, so the same losses, which is checked. Both train in the same process, in alternating blocks of
+steps, so that other load on the machine affects both; ranks meet at a barrier before and after each block. The bare loop has
+its batches ready; the trainer reads and tokenises its data, calls its hooks and logs its metrics.
 
-Both train the same model on batches of the same shape with the same optimizer, in one process in alternating blocks, so that
-other load on the machine affects both. The loop has its batches ready; the trainer reads and tokenises its data, calls its
-hooks and logs its metrics.
+    uv run python -m benchmarks.overhead                          # one device
+    uv run python -m benchmarks.overhead --compile
+    uv run python -m benchmarks.overhead --nproc 2                # two gloo ranks; the bare loop uses FSDP2
+    uv run python -m benchmarks.overhead --nproc 2 --compile
+    uv run python -m benchmarks.overhead --memory                 # bytes at the peak of a step, on one device
+    uv run python -m benchmarks.overhead --tiny --profile 40      # where the host time of the trainer's steps goes
 
-    uv run python benchmarks/overhead.py
+Each takes less than five minutes on two cores. A ratio is the median over the rounds of the bare loop's time divided by the
+trainer's: above 1, the trainer is faster. CPU time is that of all threads of all ranks: the steadier figure on a loaded
+machine. On a quiet one wall time counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import json
 import os
+import pstats
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch.nn import functional as F
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 
+from benchmarks.gpu.bare_loop import BareLoop
 from titan_core.api.batch import Batch
 from titan_core.api.config import Override
-from titan_core.api.world import World
+from titan_core.api.events import StepReport
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.sections import OptimizerSection, TrainingSection
 from titan_core.config.load import load_config
+from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
@@ -31,71 +57,247 @@ from titan_core.runlog.run_directory import RunDirectory
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
 
+SHAPES = {"training.seq_len": "256", "training.local_batch_size": "16"}
+TINY = {
+    "model.args": "{dim = 64, n_layers = 6, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
+    "training.seq_len": "32",
+    "training.local_batch_size": "2",
+}
+"""Kernels take almost no time, and the host's own work remains."""
+LARGE_VOCABULARY = {
+    "model.args": "{vocab_size = 16384}",
+    "training.seq_len": "256",
+    "training.local_batch_size": "8",
+    "objective.chunk_tokens": "256",
+}
+"""Logits of a whole batch take 128 MiB, those of a chunk 16 MiB."""
+WARM_UP = 3
+"""Steps of each before the first round, whose losses are compared."""
 
-def hand_written(trainer: Trainer) -> Callable[[], None]:
-    """Return one step of a loop as a user would write it for this model."""
-    definition = trainer.job.facts.model
-    model = definition.build()
-    model.load_state_dict(trainer.state.parts[0].module.state_dict())
+
+class FirstLosses:
+    """Collects losses."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    @hookimpl
+    def titan_step_end(self, report: StepReport) -> None:
+        """Keep the loss of the step."""
+        self.losses.append(report.loss.item())
+
+
+class Contenders:
+    """Titan's trainer, and a bare loop with the same weights and data."""
+
+    def __init__(self, trainer: Trainer, opened: OpenedData, steps: int) -> None:
+        """
+        Args:
+            steps: steps that the bare loop can take.
+        """
+        self.trainer = trainer
+        loader = data_loader(trainer.job, opened.training, trainer.world.data_rank)
+        data = [loader.next_step() for _ in range(steps)]
+        loader.close()
+        self._batches: Iterator[Batch] = iter([batch for step in data if step is not None for batch in step.microbatches])
+        self._loop, self._scheduler = bare_loop(trainer)
+        trainer.lifecycle.train_start(trainer.run_start())
+        trainer.requests.complete(trainer.world)
+
+    def bare_step(self) -> Tensor:
+        """Take a step of the bare loop; return its loss on this rank."""
+        batch = next(self._batches)
+        loss, _ = self._loop.step(batch.tokens, batch.targets)
+        self._scheduler.step()
+        return loss
+
+    def warm_up(self) -> None:
+        """Take the first steps of both.
+
+        Raises:
+            RuntimeError: their losses differ, so they do not train the same.
+        """
+        world, seen = self.trainer.world, FirstLosses()
+        self.trainer.lifecycle.register(seen)
+        for _ in range(WARM_UP):
+            self.trainer.step()
+        self.trainer.lifecycle.unregister(seen)
+        bare = [(world.sum(self.bare_step().clone()) / world.size).item() for _ in range(WARM_UP)]
+        torch.testing.assert_close(torch.tensor(seen.losses), torch.tensor(bare), rtol=1e-4, atol=0.0)
+
+
+def bare_loop(trainer: Trainer) -> tuple[BareLoop, LambdaLR]:
+    """Return the loop that a user would write for the trainer's model, and its schedule."""
+    config, definition = trainer.job.config, trainer.job.facts.model
+    optimizer = config.section(OptimizerSection)
+    model: Any = definition.build()
+    model.load_state_dict({name: whole(value) for name, value in trainer.state.parts[0].module.state_dict().items()})
     for name, compute in definition.layout.buffers.items():
         model.get_buffer(name).copy_(compute())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    data = trainer.state.loader.next_step()
-    assert data is not None
-    batches: list[Batch] = data.microbatches
-    num_targets = data.target_weight
+    blocks: list[nn.Module] = list(model.get_submodule(definition.layout.blocks).children())
+    if trainer.world.size > 1:
+        mesh = init_device_mesh("cpu", (trainer.world.size,))
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    loop = BareLoop(
+        model,
+        dtype=torch.float32,
+        compilation="blocks" if config.value("compile.enable") else "none",
+        blocks=blocks,
+        lr=optimizer.lr,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_norm=config.section(TrainingSection).max_norm,
+    )
+    schedule = trainer.state.lr_scheduler
+    assert isinstance(schedule, LambdaLR)
+    return loop, LambdaLR(loop.optimizer, schedule.lr_lambdas[0])
 
-    def step() -> None:
-        for batch in batches:
-            logits = model(batch.tokens)
-            loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum") / num_targets
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+def whole(value: Tensor) -> Tensor:
+    """Return the whole tensor, of which each rank may have a shard."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def measure(trainer: Trainer, world: World, rounds: int, block: int) -> tuple[float, float]:
-    """Return the median seconds per step of the loop and of the trainer."""
-    trainer.lifecycle.train_start(trainer.run_start())
-    loop = hand_written(trainer)
-    contenders: dict[str, Callable[[], object]] = {"loop": loop, "trainer": trainer.step}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for step in contenders.values():
-        for _ in range(3):
+@contextmanager
+def contenders(settings: dict[str, str], steps: int) -> Iterator[Contenders]:
+    """Join the other ranks, if any, and build the trainer and the bare loop."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {
+            **settings,
+            "job.dump_folder": folder,
+            "training.global_batch_size": str(ranks * int(settings["training.local_batch_size"])),
+            "training.mixed_precision_param": "float32",
+            "training.steps": "100000",
+            "checkpoint.enable": "false",
+            "sample.enable": "false",
+        }
+        given = [Override(key, value) for key, value in overrides.items()]
+        job = assemble(*load_config("llama3_debug", given, Registry.from_installed()), ranks)
+        with join_world(job) as world:
+            opened = OpenedData.of(job)
+            lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+            trainer = Trainer(job, world, opened, lifecycle, RunDirectory.create(folder))
+            try:
+                yield Contenders(trainer, opened, steps)
+            finally:
+                trainer.close()
+
+
+@dataclass
+class Times:
+    """Seconds of a step in each round."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, step: Callable[[], object], steps: int, meet: Callable[[], object]) -> None:
+        """Time a block of ``steps`` steps, between two barriers."""
+        meet()
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
             step()
+        meet()
+        self.wall.append((time.perf_counter() - wall) / steps)
+        self.cpu.append((time.process_time() - cpu) / steps)
+
+
+def measure(both: Contenders, rounds: int, block: int) -> tuple[Times, Times]:
+    """Return the times of the bare loop and of the trainer. CPU times are sums over ranks."""
+    world = both.trainer.world
+    meet: Callable[[], object] = dist.barrier if world.size > 1 else lambda: None
+    bare, ours = Times(), Times()
+    both.warm_up()
     for number in range(rounds):
-        order = list(contenders.items())
-        for name, step in order if number % 2 else reversed(order):
-            started = time.perf_counter()
-            for _ in range(block):
-                step()
-            seconds[name].append((time.perf_counter() - started) / block)
-    return statistics.median(seconds["loop"]), statistics.median(seconds["trainer"])
+        order = [(bare, both.bare_step), (ours, both.trainer.step)]
+        for times, step in order if number % 2 else reversed(order):
+            times.measure(step, block, meet)
+    for times in (bare, ours):
+        times.cpu = world.sum(torch.tensor(times.cpu)).tolist()
+    return bare, ours
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
+    """Return the most bytes that torch's CPU allocator has handed out at once in a step, beyond those before it:
+    activations, gradients and temporary tensors. Weights and optimizer state must have been allocated."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = [(event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
+    now = peak = 0
+    for _, change in sorted(changes, key=lambda change: change[0]):
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+def peaks(settings: dict[str, str]) -> tuple[int, int]:
+    """Return :func:`peak_bytes` of the bare loop and of the trainer."""
+    with contenders(settings, WARM_UP + 1) as both:
+        both.warm_up()
+        return peak_bytes(both.bare_step), peak_bytes(both.trainer.step)
+
+
+def profile(both: Contenders, lines: int) -> None:
+    """Print the functions in which the trainer's steps spend most of their time."""
+    both.warm_up()
+    with cProfile.Profile() as profiler:
+        for _ in range(50):
+            both.trainer.step()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(lines)
+
+
+def report(both: Contenders, bare: Times, ours: Times) -> None:
+    """Print a table."""
+    tokens, world = both.trainer.job.facts.batch.tokens_per_step, both.trainer.world
+    wall, cpu = (
+        statistics.median(theirs / mine for theirs, mine in zip(getattr(bare, kind), getattr(ours, kind), strict=True))
+        for kind in ("wall", "cpu")
+    )
+    print(
+        f"\ntorch {torch.__version__}, {world.size} ranks, {torch.get_num_threads()} threads each, {os.cpu_count()} CPUs, "
+        f"load {os.getloadavg()[0]:.1f}; {len(bare.wall)} rounds, {tokens:,} tokens a step\n"
+    )
+    print("| | tokens/s | ms of a step | CPU ms of a step |\n| --- | ---: | ---: | ---: |")
+    for name, times in (("bare loop", bare), ("Titan's trainer", ours)):
+        seconds, cpu_seconds = statistics.median(times.wall), statistics.median(times.cpu)
+        print(f"| {name} | {tokens / seconds:,.0f} | {1e3 * seconds:.2f} | {1e3 * cpu_seconds:.2f} |")
+    print(f"| bare loop / trainer, median of rounds | | {wall:.4f} | {cpu:.4f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--block", type=int, default=3, help="steps per block")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--block", type=int, default=2, help="steps per block")
+    parser.add_argument("--nproc", type=int, default=1, help="number of ranks")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks and the loss of both")
+    parser.add_argument("--tiny", action="store_true", help="shapes with which the host's own work dominates")
+    parser.add_argument("--memory", action="store_true", help="measure bytes instead of time")
+    parser.add_argument("--profile", type=int, metavar="LINES", help="profile the trainer's steps instead")
     arguments = parser.parse_args()
-    settings = {"job.dump_folder": tempfile.mkdtemp(), "training.steps": "100000"}
-    settings |= {"checkpoint.enable": "false", "sample.enable": "false"}
-    overrides = [Override(key, value) for key, value in settings.items()]
-    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
-    job = assemble(config, registry, 1)
-    with join_world(job) as world:
-        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
-        trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
-        loop, ours = measure(trainer, world, arguments.rounds, arguments.block)
-        trainer.close()
-    tokens = job.facts.batch.tokens_per_step
-    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, device {world.device}")
-    print(f"hand-written loop  {tokens / loop:10,.0f} tokens/s")
-    print(f"titan's trainer    {tokens / ours:10,.0f} tokens/s")
-    print(f"ratio of medians   {loop / ours:10.4f}")
+    if arguments.nproc > 1 and "RANK" not in os.environ:
+        threads = str(max(1, (os.cpu_count() or 1) // arguments.nproc))
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)]
+        command = [*launch, "-m", "benchmarks.overhead", *sys.argv[1:]]
+        raise SystemExit(subprocess.run(command, env={"OMP_NUM_THREADS": threads, **os.environ}, check=False).returncode)
+    if arguments.memory:
+        bare, ours = peaks(LARGE_VOCABULARY)
+        print(f"\nbytes at the peak of a step: bare loop {bare / 2**20:.0f} MiB, Titan's trainer {ours / 2**20:.0f} MiB")
+        return
+    settings = {**(TINY if arguments.tiny else SHAPES), "compile.enable": str(arguments.compile).lower()}
+    with contenders(settings, WARM_UP + arguments.rounds * arguments.block) as both:
+        if arguments.profile:
+            profile(both, arguments.profile)
+            return
+        bare_times, our_times = measure(both, arguments.rounds, arguments.block)
+        if both.trainer.world.rank == 0:
+            report(both, bare_times, our_times)
 
 
 if __name__ == "__main__":

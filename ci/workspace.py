@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def requirement_name(requirement: str) -> str:
     return found.group().lower().replace("_", "-")
 
 
+@cache
 def packages() -> dict[str, Package]:
     """Return all packages by name."""
     folders = [file.parent for file in sorted((ROOT / "packages").glob("*/pyproject.toml"))]

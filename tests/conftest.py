@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+
+if sys.dont_write_bytecode:
+    # Compiling torch's sources takes 3 s of each of the many processes that import it. Where bytecode is unwanted beside the
+    # sources, it goes to the virtual environment. This must come before the imports.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix) / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +66,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
     """Runs CUDA code on fake CUDA tensors."""
     reason = why_not()
     if reason is not None:
-        pytest.skip(reason)
+        # Nothing but a CUDA build of torch, its headers and a C compiler can stand in for a GPU.
+        pytest.skip(f"no GPU can be simulated here: {reason}")
     simulated = FakeCuda()
     yield simulated
     simulated.close()
@@ -76,6 +86,7 @@ def device() -> torch.device:
     if os.environ.get(GPU_TESTS_DEVICE) == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
+        # Most machines have no GPU. What these tests claim for the CPU, the other suites test.
         pytest.skip(f"needs a CUDA device ({GPU_TESTS_DEVICE}=cpu runs it on the CPU, to check the test itself)")
     return torch.device("cuda", 0)
 
@@ -84,6 +95,7 @@ def device() -> torch.device:
 def cuda() -> torch.device:
     """The device of a test marked ``gpu`` of something that exists on GPUs only."""
     if not torch.cuda.is_available():
+        # Measures or drives the hardware itself (kernels, the allocator, NCCL), for which fake tensors are no substitute.
         pytest.skip("needs a CUDA device: what it tests exists only there")
     return torch.device("cuda", 0)
 

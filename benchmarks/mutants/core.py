@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
     Mutant("reported-rate-of-the-last-group", TRAIN, 'state.optimizer.param_groups[0]["lr"]', 'state.optimizer.param_groups[-1]["lr"]', (ORACLE,)),
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_a_run_from_start_to_end",)),
-    Mutant("loss-counted-on-every-tp-rank", TRAIN, 'first = world.is_first_along("weights")', "first = True", (MESH + "[TP]",)),
+    Mutant("loss-counted-on-every-tp-rank", "core/train/losses.py", 'self._first = world.is_first_along("weights")', "self._first = True", (MESH + "[TP]",)),
     Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
     Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
     Mutant("microbatches-not-divided", STEP, "/ inputs.target_weight", "/ microbatch.batch.target_weights().sum()", (ORACLE,)),

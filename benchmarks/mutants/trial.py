@@ -54,12 +54,12 @@ def try_out(tree: Path, mutant: Mutant, timeout: float, wide: bool) -> Verdict:
     original, changed = file.read_text(encoding="utf-8"), mutant.mutated(tree)
     started = time.monotonic()
     try:
-        _write(file, changed)
+        _write(tree, file, changed)
         killed_by = run_tests(tree, mutant.tests, timeout)
         if not killed_by and wide:
             killed_by = run_tests(tree, WIDER[mutant.package], 4 * timeout)
     finally:
-        _write(file, original)
+        _write(tree, file, original)
     return Verdict(killed_by, time.monotonic() - started)
 
 
@@ -127,6 +127,9 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
         sys.path[:] = [*paths, *(path for path in sys.path if not _is_checkout(path))]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         os.environ["OMP_NUM_THREADS"] = "1"
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(_bytecode(tree))
         # Processes started by multiprocessing import the main module again, which must not be this command.
         sys.modules["__main__"] = types.ModuleType("__main__")
         for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
@@ -152,8 +155,13 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _write(file: Path, text: str) -> None:
+def _write(tree: Path, file: Path, text: str) -> None:
     """Write a source file, and delete its bytecode: the new file may have the old one's time and size."""
     file.write_text(text, encoding="utf-8")
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+    for compiled in _bytecode(tree).rglob(f"{file.stem}.*.pyc"):
         compiled.unlink()
+
+
+def _bytecode(tree: Path) -> Path:
+    """Return the folder of all bytecode that trials in ``tree`` write."""
+    return tree / "bytecode"

@@ -91,6 +91,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def complete(shell: str, script: Path, lines: list[str], folder: Path) -> list[str]:
     """Return what the shell completes for each line."""
     if shutil.which(shell) is None:
+        # Only the shell itself can tell what it completes, and few machines have all three.
         pytest.skip(f"runs the completion script in {shell}, which this machine does not have")
     program = PROGRAMS[shell].format(script=script)
     options = {"bash": ["--norc", "-c"], "zsh": ["-f", "-c"], "fish": ["--no-config", "-c"]}[shell]

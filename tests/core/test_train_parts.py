@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,10 +18,12 @@ from harness.one_of_many import CPU, OneOfMany
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.errors import UserError
 from titan_core.api.sections import TrainingSection, ValidationSection
+from titan_core.api.shared_request import SharedRequest
 from titan_core.api.step import GradientAccumulation, StepInput
 from titan_core.api.tools.device import backend_for, choose_device
 from titan_core.api.vocabulary import Vocabulary
 from titan_core.api.world import World
+from titan_core.data.loader import StepData
 from titan_core.model.next_token import NextToken
 from titan_core.runlog import stopwatch
 from titan_core.runlog.stopwatch import Stopwatch
@@ -148,3 +150,43 @@ def test_validation_is_due_at_its_frequency_and_at_the_end_once() -> None:
     validation._measured = 8
     assert not validation.is_due(8)
     assert not validation.is_due(8, last=True)
+
+
+class Batches:
+    """A loader of empty batches with one target each."""
+
+    def __init__(self, number: int) -> None:
+        self._left = [StepData([], 0, [1], 1.0)] * number
+
+    def peek(self) -> StepData | None:
+        return self._left[0] if self._left else None
+
+    def next_step(self) -> StepData | None:
+        return self._left.pop() if self._left else None
+
+
+class LoggedWorld(OneOfMany):
+    """Logs when an exchange begins and when its result is waited for."""
+
+    def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
+        cast(Any, self).summed.append("exchange")
+        return lambda: cast(Any, self).summed.append("wait") or tensor
+
+
+@pytest.mark.parametrize(("steps", "present"), [(2, 5), (-1, 2)])
+def test_validation_exchanges_counts_while_the_batch_before_is_computed(steps: int, present: int) -> None:
+    """All that is begun is waited for, whatever ends the validation."""
+    validation, world = Validation.__new__(Validation), LoggedWorld({"dp_shard": 2})
+    events = cast(Any, world).summed
+
+    def evaluate(inputs: StepInput) -> Tensor:
+        events.append("evaluate")
+        return torch.tensor(0.5)
+
+    validation._world, validation._run = world, cast(Any, SimpleNamespace(evaluate=evaluate))
+    validation._section, validation._stop = ValidationSection(steps=steps), SharedRequest()
+    validation._job = cast(Any, SimpleNamespace(config=SimpleNamespace(section=lambda section: TrainingSection())))
+    measured = validation._sum(cast(Any, Batches(present)), 1)
+    assert measured == (1.0, 2.0, 2, 2)
+    of_the_end = ["exchange", "evaluate", "wait"] if steps < 0 else ["evaluate"]
+    assert events == ["exchange", "wait", "exchange", "evaluate", "wait", *of_the_end]

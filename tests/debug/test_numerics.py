@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
+from harness.quick import rows
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
@@ -183,7 +184,7 @@ def spiked(folder: str, action: str) -> RunRecord | str:
         return str(error)
 
 
-@pytest.mark.parametrize("action", ["warn", "skip", "stop", "off"])
+@pytest.mark.parametrize("action", rows(["warn", "skip", "stop", "off"], ["skip", "stop"]))
 def test_a_planted_spike(gloo: GlooPool, tmp_path: Path, action: str) -> None:
     ends = gloo.run(2, spiked, str(tmp_path), action)
     found = findings(tmp_path)

@@ -299,8 +299,7 @@ def test_memory_snapshots_without_a_gpu_log_a_warning(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, whose allocator keeps a history")
-def test_on_a_gpu(in_tmp: Path) -> None:
+def test_on_a_gpu(cuda: torch.device, in_tmp: Path) -> None:
     more = {"job.device": "cuda", "profiling.enable_memory_snapshot": "true", "profiling.profile_freq": 3}
     run_recipe("tiny", {**ON, **more})
     assert snapshots(in_tmp) == ["step-3/rank-0.pickle", "step-6/rank-0.pickle"]

@@ -68,6 +68,7 @@ def test_ranks_on_one_gpu_train_as_one(
 ) -> None:
     for name, why in missing(device).items():
         if name in case.needs:
+            # The ranks share one GPU, which NCCL refuses; gloo supports only some collectives for CUDA tensors.
             pytest.skip(f"gloo of torch {torch.__version__} lacks {name} for {device.type} tensors: {why}")
     own = ("parallelism.", "training.local_batch_size", "activation_checkpoint.")
     one: RunRecord = train_on(device, {key: value for key, value in case.overrides.items() if not key.startswith(own)})

@@ -108,6 +108,7 @@ def require_float8(device: torch.device) -> dict[str, object]:
     if device.type == "cpu":
         return {"float8.emulate": "true"}
     if torch.cuda.get_device_capability(device) < (8, 9):
+        # Older GPUs have no float8 matrix product. Emulation, which they would need, is tested on the CPU.
         pytest.skip(f"float8 needs compute capability 8.9, and this is a {torch.cuda.get_device_name(device)}")
     return {}
 

@@ -31,7 +31,8 @@ def chromium() -> Iterator[Browser]:
         reason = f"no browser is installed (CHROMIUM, or one of {', '.join(_NAMES)})"
         if os.environ.get("TITAN_REQUIRE_BROWSER"):
             pytest.fail(reason)
-        pytest.skip(reason)  # where a browser can be installed, `.ci/run` installs and requires one
+        # A developer's machine may have none; `.ci/run` installs one where it can, and then requires it.
+        pytest.skip(f"opens pages in a real browser, and {reason}")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -44,12 +44,13 @@ def build_on_fake_ranks(overrides: dict[str, object]) -> tuple[ModelPart, JobMes
 
 
 class Operators(TorchDispatchMode):
-    """Counts collectives, by name, and operators on DTensors."""
+    """Counts collectives, by name, operators on DTensors, and all others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.collectives: Counter[str] = Counter()
         self.on_dtensors: Counter[str] = Counter()
+        self.others: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
         namespace, _, name = function._schema.name.partition("::")
@@ -57,4 +58,6 @@ class Operators(TorchDispatchMode):
             self.collectives[name] += 1
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves((arguments, keywords))):
             self.on_dtensors[name] += 1
+        elif "c10d" not in namespace:
+            self.others[name] += 1
         return function(*arguments, **(keywords or {}))

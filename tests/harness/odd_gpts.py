@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from harness import small_gpt
 from harness.small_gpt import DIM, HEAD_DIM, HEADS, LAYOUT, LONGEST, VOCAB, Attention, Block, SmallGPT
 from titan_core.api.layout_rules import Replicate, Rule, Shard, causal_attention
+from titan_core.api.microbatch import current_microbatch
 
 
 class PositionsApart(SmallGPT):
@@ -337,3 +338,37 @@ OWN_RULES: dict[str, Rule] = {
     **{key: rule for key, rule in LAYOUT.rules.items() if "mlp" not in key},
 }
 OWN = replace(LAYOUT, rules=OWN_RULES, sums=("blocks.*.mlp",))
+
+
+class LayerDrop(SmallGPT):
+    """Skips one block in each training step: the last, the first, and so on. Evaluation alternates as well."""
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        microbatch = current_microbatch()
+        h = self.embedding(tokens, positions)
+        for number, block in enumerate(self.blocks):
+            if microbatch is None or number == microbatch.step % len(self.blocks):
+                h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+class Backwards(SmallGPT):
+    """Runs the blocks from the last to the first, and the last one once more."""
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        h = self.embedding(tokens, positions)
+        for block in (*reversed(self.blocks), self.blocks[-1]):
+            h = block(h, documents)
+        return self.output(self.norm(h))
+
+
+class BlockOfAnyDtype(Block):
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        return super().forward(x.to(self.mlp.up.weight.dtype), documents)
+
+
+class FirstBlockInBfloat16(SmallGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(BlockOfAnyDtype() for _ in self.blocks)
+        self.blocks[0].to(torch.bfloat16)

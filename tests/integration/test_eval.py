@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
@@ -93,6 +92,8 @@ def test_slow_work_is_shown_while_it_lasts(
 
 
 def test_the_loss_is_that_of_transformers(run: Path) -> None:
+    from transformers import LlamaForCausalLM
+
     ids = torch.tensor([256, *TEXT.encode(), 257])
     model = LlamaForCausalLM.from_pretrained(run / "hf", dtype=torch.float32)
     total = tokens = 0.0
@@ -165,6 +166,7 @@ metric_list: [{{metric: exact_match}}]
 @pytest.mark.full  # lm-eval takes seconds to import and to index its tasks
 def test_scores_in_tasks_are_those_of_transformers(run: Path, tasks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval.api.instance import Instance
+    from transformers import LlamaForCausalLM
 
     from titan_inference.lm_eval_model import TitanLM
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from harness.chat_model import CHATS, MARKED, TEMPLATE, finetuning, save_model, write_chats
 from harness.gloo_pool import GlooPool
@@ -75,6 +74,8 @@ def documents_of(batches: list[Batch]) -> list[list[int]]:
 
 
 def test_loss_and_gradients_are_those_of_transformers_with_labels_on_the_answers(folder: Path, run: RunRecord) -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     masked = {}
@@ -105,6 +106,8 @@ def test_loss_and_gradients_are_those_of_transformers_with_labels_on_the_answers
 def test_positions_of_prompts_receive_no_gradient(folder: Path) -> None:
     """The logits there do not enter the loss. (The hidden states of earlier layers do, through the attention of the
     answers.)"""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
     (first, *_) = first_batch(folder)
     logits = model(first.tokens).logits.detach().requires_grad_()
@@ -141,6 +144,8 @@ def test_every_mesh_starts_from_the_weights_and_trains_the_same(
 
 def test_an_exported_model_stops_at_the_end_of_its_turn(folder: Path) -> None:
     """The template ends a turn with another token than that which ends documents, as Llama 3 does."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     write_chats(folder / "yes.jsonl", [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]] * 8)
     trained(
         folder,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
@@ -61,6 +60,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def greedy(run: Path) -> list[list[int]]:
     """The continuations that transformers generates."""
+    from transformers import LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(run / "hf", dtype=torch.float32)
     continued = []
     for text in PROMPTS:

@@ -46,11 +46,11 @@ def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.full),
         (2, {TP: 2}),
         (2, {PP: 2}),
         (2, {CP: 2}),
-        (2, {TP: 2, **DOCUMENTS}),
+        pytest.param(2, {TP: 2, **DOCUMENTS}, marks=pytest.mark.full),
         (2, {CP: 2, **DOCUMENTS}),
         pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.long),
         pytest.param(4, {TP: 2, "activation_checkpoint.mode": "selective"}, marks=pytest.mark.long),

@@ -87,6 +87,7 @@ def test_a_port_in_use(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_space_for_the_output() -> None:
     if not os.path.exists("/dev/full"):
+        # No other file refuses each write as a full disk does.
         pytest.skip("/dev/full, a device without space, exists on Linux only")
     with open("/dev/full", "w") as full:
         arguments = [sys.executable, "-m", "titan_core", "plugins"]

@@ -75,8 +75,10 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     [
         pytest.param(2, {}, id="FSDP 2"),
         pytest.param(2, {TP: 2}, id="TP 2 with SP"),
-        pytest.param(2, {TP: 2, "parallelism.disable_loss_parallel": "true"}, id="TP 2, whole logits"),
-        pytest.param(2, {DR: 2}, id="DDP 2"),
+        pytest.param(
+            2, {TP: 2, "parallelism.disable_loss_parallel": "true"}, id="TP 2, whole logits", marks=pytest.mark.full
+        ),
+        pytest.param(2, {DR: 2}, id="DDP 2", marks=pytest.mark.full),
         pytest.param(1, {"activation_checkpoint.mode": "full"}, id="recomputation"),
         pytest.param(4, {TP: 2}, id="FSDP 2 x TP 2", marks=pytest.mark.full),
     ],

@@ -20,6 +20,7 @@ def sockets(*arguments: str) -> int:
     return int(result.stdout.rpartition("(")[2].split()[0])
 
 
+@pytest.mark.full
 def test_a_rank_on_a_gpu_has_one_socket_per_rank() -> None:
     assert sockets() <= 8
 

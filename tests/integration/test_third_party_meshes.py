@@ -30,6 +30,13 @@ def zones(tmp_path_factory: pytest.TempPathFactory) -> str:
 SHORT: dict[str, object] = {**TINY_LLAMA, "training.steps": 3}
 
 
+@pytest.fixture(scope="module")
+def without_zones(gloo: GlooPool, zones: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """Train on one device."""
+    ((record, _),) = gloo.run(1, train_with, zones, str(tmp_path_factory.mktemp("one")), "llama3_debug", SHORT)
+    return record
+
+
 @pytest.mark.parametrize(
     ("ranks", "degrees"),
     [
@@ -37,20 +44,19 @@ SHORT: dict[str, object] = {**TINY_LLAMA, "training.steps": 3}
         (4, {"data_parallel_shard": 2}),
         pytest.param(4, {"data_parallel_replicate": 2}, marks=pytest.mark.full),
         pytest.param(4, {"context_parallel": 2}, marks=pytest.mark.full),
-        (4, {"pipeline_parallel": 2}),
+        pytest.param(4, {"pipeline_parallel": 2}, marks=pytest.mark.full),
         pytest.param(4, {"tensor_parallel": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )
 def test_a_dimension_that_divides_the_batch_trains_as_one_device(
-    gloo: GlooPool, zones: str, tmp_path: Path, ranks: int, degrees: dict[str, int]
+    gloo: GlooPool, zones: str, without_zones: RunRecord, tmp_path: Path, ranks: int, degrees: dict[str, int]
 ) -> None:
     mesh = {f"parallelism.{name}_degree": degree for name, degree in degrees.items()}
-    ((one, _),) = gloo.run(1, train_with, zones, str(tmp_path), "llama3_debug", SHORT)
     many = gloo.run(ranks, train_with, zones, str(tmp_path), "llama3_debug", {**SHORT, "zones.count": 2, **mesh})
     for record, _ in many:
-        assert record.losses == pytest.approx(one.losses, rel=1e-6)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
+        assert record.losses == pytest.approx(without_zones.losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(without_zones.grad_norms, rel=1e-5)
         assert len(record.rank_losses[0]) == 2 * degrees.get(
             "data_parallel_shard", degrees.get("data_parallel_replicate", 1)
         )
@@ -94,7 +100,7 @@ def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFa
         pytest.param(4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}, marks=pytest.mark.full),
         (2, {EP: 2, CP: 2}),
         pytest.param(4, {EP: 2, REPLICATE: 2, "activation_checkpoint.mode": "full"}, marks=pytest.mark.full),
-        (2, {TP: 2}),
+        pytest.param(2, {TP: 2}, marks=pytest.mark.full),
         pytest.param(8, {EP: 2, TP: 2, PP: 2}, marks=pytest.mark.long),
     ],
     ids=str,
@@ -240,9 +246,9 @@ def test_a_balance_loss_matches_the_formula(gloo: GlooPool, experts: str) -> Non
     [
         (2, {EP: 2}),
         (2, {PP: 2}),
-        (2, {CP: 2, "activation_checkpoint.mode": "full"}),
-        (4, {EP: 2, TP: 2}),
-        (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+        pytest.param(2, {CP: 2, "activation_checkpoint.mode": "full"}, marks=pytest.mark.full),
+        pytest.param(4, {EP: 2, TP: 2}, marks=pytest.mark.full),
+        pytest.param(2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}, marks=pytest.mark.full),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
 from harness.third_party import EXAMPLES, TINY_LLAMA, install, train_with
 from titan_core.api.batch import IGNORE, Batch
 from titan_core.api.vocabulary import Vocabulary
@@ -35,22 +36,35 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def one(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """Train on one device."""
+    folder = str(tmp_path_factory.mktemp("one"))
+    ((record, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", Z_LOSS)
+    ((plain, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", {**Z_LOSS, "z_loss.coefficient": 0.0})
+    assert record.losses[0] > 1.1 * plain.losses[0]
+    assert record.validation[2][0] > 1.1 * plain.validation[2][0]
+    return record
+
+
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
         (2, {"parallelism.tensor_parallel_degree": 2, "objective.chunk_tokens": 20}),
-        (2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_loss_parallel": "true"}),
+        pytest.param(
+            2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_loss_parallel": "true"}, marks=pytest.mark.full
+        ),
         (2, {"parallelism.pipeline_parallel_degree": 2, "objective.chunk_tokens": 7}),
         (2, {"parallelism.context_parallel_degree": 2, "objective.chunk_tokens": 30}),
-        (4, {"parallelism.tensor_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 2}),
+        pytest.param(
+            4, {"parallelism.tensor_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 2}, marks=pytest.mark.full
+        ),
     ],
     ids=str,
 )
-def test_it_trains_as_on_one_device(gloo: GlooPool, site: str, tmp_path: Path, ranks: int, more: dict[str, object]) -> None:
-    ((one, _),) = gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", Z_LOSS)
-    ((plain, _),) = gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", {**Z_LOSS, "z_loss.coefficient": 0.0})
-    assert one.losses[0] > 1.1 * plain.losses[0]
-    assert one.validation[2][0] > 1.1 * plain.validation[2][0]
+def test_it_trains_as_on_one_device(
+    gloo: GlooPool, site: str, one: RunRecord, tmp_path: Path, ranks: int, more: dict[str, object]
+) -> None:
     for record, _ in gloo.run(ranks, train_with, site, str(tmp_path), "llama3_debug", {**Z_LOSS, **more}):
         assert record.losses == pytest.approx(one.losses, rel=1e-6)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)

@@ -20,8 +20,8 @@ from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 
 SMALL = [
-    "--training.steps", "20", "--metrics.log_freq", "1",
-    "--model.args.n_layers", "2", "--training.seq_len", "64", "--job.device", "cpu",
+    "--training.steps", "20", "--metrics.log_freq", "1", "--training.seq_len", "64", "--job.device", "cpu",
+    "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
 ]  # fmt: skip
 
 
@@ -52,11 +52,11 @@ def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -
 
 @pytest.mark.full
 def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) -> None:
-    result = titan("train", "--training.steps", "60", cwd=tmp_path)
+    result = titan("train", "--training.steps", "36", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     last = metrics(tmp_path / "outputs/llama3_debug")[-1]
-    assert last["step"] == 60
-    assert last["loss"] < 0.85 * unigram_entropy()
+    assert last["step"] == 36
+    assert last["loss"] < 0.9 * unigram_entropy()
 
 
 def unigram_entropy() -> float:

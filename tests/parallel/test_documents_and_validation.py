@@ -64,7 +64,7 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-QUICK = ("accumulation", "FSDP 4", "TP 2, selective", "PP 2, Interleaved1F1B")
+QUICK = ("accumulation", "TP 2, selective", "PP 2, Interleaved1F1B")
 
 
 @pytest.mark.parametrize("case", rows(CASES, QUICK))

@@ -155,7 +155,7 @@ def test_mixed_precision_leaves_rotary_tables_exact(gloo: GlooPool, tmp_path: Pa
 def bad_record(folder: str) -> str:
     """Train on data of which only rank 1's share has unreadable records; return the error."""
     os.chdir(folder)
-    documents = "/".join(["600"] * 200 + ["!"] * 4)
+    documents = "/".join(["60"] * 200 + ["!"] * 4)
     overrides = {**TINY, "training.dataset": "letters", "training.dataset_path": documents, "training.steps": 500}
     try:
         run_recipe("tiny", overrides)

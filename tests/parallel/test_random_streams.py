@@ -32,13 +32,13 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tupl
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
-        (1, {AC: "full"}),
+        pytest.param(1, {AC: "full"}, marks=pytest.mark.full),
         (1, {AC: "selective"}),
         (1, {"training.local_batch_size": 4}),
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.full),
         (2, {TP: 2, AC: "full"}),
-        (2, {TP: 2, NO_SP: "true"}),
-        (2, {PP: 2, SCHEDULE: "1F1B", AC: "full"}),
+        pytest.param(2, {TP: 2, NO_SP: "true"}, marks=pytest.mark.full),
+        pytest.param(2, {PP: 2, SCHEDULE: "1F1B", AC: "full"}, marks=pytest.mark.full),
         (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", AC: "selective"}),
         (2, {CP: 2, AC: "selective"}),
         pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.full),

@@ -15,6 +15,7 @@ from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.objectives import first_step
 from titan_core.api.batch import Batch
 from titan_core.api.model_part import ModelPart
+from titan_parallel import region_collectives
 from titan_parallel.partial_gradients import PARTIAL_GRADIENTS, observe
 
 SIZES = "{{dim = 32, n_layers = {}, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}}"
@@ -60,6 +61,17 @@ def test_a_block_calls_the_collectives_of_theory(overrides: dict[str, object], e
     one, two = passes(overrides, 1), passes(overrides, 2)
     for shallow, deep in zip(one, two, strict=True):
         assert deep.collectives - shallow.collectives == Counter(expected)
+
+
+def test_large_sequences_are_gathered_and_scattered_without_a_copy_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = passes({}, 1), passes({}, 2)
+    monkeypatch.setattr(region_collectives, "LARGE_ROW", 0)
+    by_row = passes({}, 1), passes({}, 2)
+    for number in range(2):  # forward and backward
+        copies = (two[number].others - one[number].others)["cat"]
+        shallow, deep = by_row[0][number], by_row[1][number]
+        assert (deep.others - shallow.others)["cat"] == copies - 4
+        assert deep.collectives - shallow.collectives == Counter({"_allgather_base_": 4, "reduce_scatter_tensor": 4})
 
 
 TIED = {"model.args.tie_embeddings": "true"}

@@ -21,6 +21,7 @@ from titan_core.api.job import Job
 from titan_core.api.world import World
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
+from titan_parallel import region_collectives
 from titan_parallel.local_parameters import divide_parameters
 from titan_parallel.region_collectives import Ranks, ReplicatedPositions, ShardedPositions, gather_columns
 from titan_parallel.vocabulary_shards import divide_embedding
@@ -73,6 +74,29 @@ def test_gradients_of_every_parameter(gloo: GlooPool, tmp_path: Any, ranks: int,
         assert many.keys() == expected.keys()
         for name, gradient in expected.items():
             assert (many[name] / factor - gradient).norm() <= 1e-6 * gradient.norm(), (variant, name)
+
+
+def gradients_by_row(folder: str, variants: list[dict[str, object]]) -> list[dict[str, Tensor]]:
+    """As :func:`gradients`, with every sequence treated as a large one."""
+    before, region_collectives.LARGE_ROW = region_collectives.LARGE_ROW, 0
+    try:
+        return gradients(folder, variants)
+    finally:
+        region_collectives.LARGE_ROW = before
+
+
+def test_large_sequences_are_gathered_and_scattered_one_by_one(gloo: GlooPool, tmp_path: Any) -> None:
+    modes: list[dict[str, object]] = [{"activation_checkpoint.mode": mode} for mode in ("none", "selective", "full")]
+    variants = [*modes, {"training.mixed_precision_param": "bfloat16"}]
+    for variant, whole_batch, by_row in zip(
+        variants,
+        gloo.run(2, gradients, str(tmp_path), variants)[0],
+        gloo.run(2, gradients_by_row, str(tmp_path), variants)[0],
+        strict=True,
+    ):
+        assert whole_batch.keys() == by_row.keys()
+        for name, gradient in whole_batch.items():
+            assert torch.equal(by_row[name], gradient), (variant, name)
 
 
 def uneven(sharded: bool) -> list[float]:

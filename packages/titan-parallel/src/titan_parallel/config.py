@@ -19,10 +19,10 @@ class FSDPKeys(Section):
     """Whether to free a block's full parameters after its forward pass and gather them again for backward ("always", least
     memory), or to keep them ("never", least communication). "default" keeps only the head's, which backward needs first;
     under pipeline parallelism it keeps all."""
-    fsdp_group_mib: float = Field(default=0.0, ge=0.0, le=2.0**20)
+    fsdp_group_mib: float = Field(default=25.0, ge=0.0, le=2.0**20)
     """Gather neighbouring blocks together as long as their full parameters take at most this many MiB, and by default keep
     the last group for backward. Each gather and reduction costs the host about 0.3 ms, more than the computation of a small
-    block. 25 is a good value for small models. 0: each block on its own; compiled blocks always are."""
+    block. The blocks of large models exceed this, so each is gathered on its own; compiled blocks and 0 (never) as well."""
 
 
 class TensorParallelKeys(Section):

@@ -71,9 +71,9 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
                 module.set_unshard_in_backward(False)  # the gradient of a table needs the rows' numbers, not the rows
     groups = _groups(list(part.blocks().values()), context)
     for group in groups:
-        # Backward needs the last group next after the head; if groups are small by request, it need not be gathered again.
-        needed_next = policy == "default" and group is groups[-1] and context.section.fsdp_group_mib > 0
-        shard(group, reshard=policy != "never" and not needed_next)
+        # Backward needs the last group next after the head. A small one need not be gathered again.
+        kept = policy == "default" and group is groups[-1] and _gathered_bytes(group, context) <= _group_limit(context)
+        shard(group, reshard=policy != "never" and not kept)
     if not layout.tied:
         shard(head, reshard=policy == "always")
     shard([part.module], reshard=policy == "always")
@@ -85,22 +85,30 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
 
 
 def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list[list[nn.Module]]:
-    """Divide ``blocks``, in order, into groups to gather together: one block each, or as many as fit into
-    ``fsdp_group_mib``."""
-    # Compiled code contains a module's hooks; those of a group depend on which of its modules have run.
-    compiled = context.facts.section(CompileSection).enable
-    limit = 0.0 if compiled else context.section.fsdp_group_mib * 2**20
-    width = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
+    """Divide ``blocks``, in order, into groups to gather together: as many as fit into ``fsdp_group_mib``, or one block."""
     groups: list[list[nn.Module]] = []
-    filled = limit
     for block in blocks:
-        size = width * sum(_local(parameter).numel() for parameter in block.parameters())
-        if not groups or filled + size > limit:
-            groups.append([])
-            filled = 0.0
-        groups[-1].append(block)
-        filled += size
+        joined = [*groups[-1], block] if groups else [block]
+        # FSDP gathers only parameters of one dtype together.
+        alike = len({parameter.dtype for module in joined for parameter in module.parameters()}) <= 1
+        if groups and alike and _gathered_bytes(joined, context) <= _group_limit(context):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
     return groups
+
+
+def _group_limit(context: TrainingContext[FSDPKeys]) -> float:
+    """Return the bytes that groups of several blocks may have when gathered."""
+    # Compiled code contains a module's hooks; those of a group depend on which of its modules have run.
+    compile = context.facts.section(CompileSection)
+    return 0.0 if compile.enable and "model" in compile.components else context.section.fsdp_group_mib * 2**20
+
+
+def _gathered_bytes(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> int:
+    """Return the bytes of the parameters of ``modules`` on this rank when FSDP has gathered them."""
+    width: int = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
+    return width * sum(_local(parameter).numel() for module in modules for parameter in module.parameters())
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

@@ -27,9 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan_parallel.torch_private import all_gather, all_reduce, reduce_scatter
+from titan_parallel.torch_private import all_gather, all_gather_rows, all_reduce, reduce_scatter, start_reduce_scatter, wait
 
 _POSITIONS: Final = 1
+
+LARGE_ROW = 2**24
+"""Bytes of a sequence (of all positions) from which a collective per sequence costs less than copying them all, which one
+collective of the whole batch needs: it joins the ranks' shares in dimension 0."""
 
 
 class Ranks:
@@ -120,6 +124,8 @@ def gather_columns(columns: Tensor, ranks: Ranks, size: int) -> Tensor:
 
 
 def _gathered(share: Tensor, dim: int, group: str, size: int) -> Tensor:
+    if dim == _POSITIONS and _by_row(share, share.nbytes * size):
+        return all_gather_rows(share.contiguous(), size, group)
     # The all-gather next to its matmul, in this form, is what inductor overlaps (asynchronous tensor parallelism).
     stacked = all_gather(share.contiguous(), size, group)
     return stacked if dim == 0 else torch.cat(stacked.chunk(size), dim)
@@ -128,8 +134,17 @@ def _gathered(share: Tensor, dim: int, group: str, size: int) -> Tensor:
 def _scattered(addend: Tensor, dim: int, group: str, size: int) -> Tensor:
     if addend.shape[dim] % size:
         raise ValueError(f"{addend.shape[dim]} positions cannot be divided over {size} ranks")
+    if dim == _POSITIONS and _by_row(addend, addend.nbytes):
+        return torch.stack([wait(row) for row in [start_reduce_scatter(row, size, group) for row in addend.contiguous()]])
     stacked = addend.contiguous() if dim == 0 else torch.cat(addend.chunk(size, dim))
     return reduce_scatter(stacked, size, group)
+
+
+def _by_row(tensor: Tensor, whole_bytes: int) -> bool:
+    """Whether to call a collective for each sequence of ``tensor``. The compiler, which overlaps collectives with matmuls,
+    recognises only those of the whole batch; tensors of float8 are not plain memory."""
+    plain = not (torch.compiler.is_compiling() or hasattr(tensor, "__tensor_flatten__"))
+    return plain and whole_bytes >= len(tensor) * LARGE_ROW
 
 
 class _Gather(torch.autograd.Function):

@@ -146,9 +146,39 @@ def all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
     return _waited(_ALL_GATHER, shard, ranks, group)
 
 
+def all_gather_rows(shards: Tensor, ranks: int, group: str) -> Tensor:
+    """Return :func:`all_gather` of each row of ``shards``, ``[rows, shard, ...]`` to ``[rows, ranks * shard, ...]``, without
+    a copy. Not while compiling.
+
+    Args:
+        shards: contiguous.
+    """
+    rows, length, *rest = shards.shape
+    result = shards.new_empty(rows, ranks * length, *rest)
+    gather, gathering_group = dist.all_gather_into_tensor, process_group(group)
+    for work in [gather(*pair, gathering_group, async_op=True) for pair in zip(result, shards, strict=True)]:
+        assert work is not None  # this rank is in the group
+        work.wait()
+    return result
+
+
 def reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
     """Return this rank's shard, in dimension 0, of the sum of the ranks' ``addend``, contiguous. Has no gradient."""
     return _waited(_REDUCE_SCATTER, addend, "sum", ranks, group)
+
+
+def start_reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
+    """Start :func:`reduce_scatter` and return its result for :func:`wait`. Not while compiling."""
+    with torch._C._AutoDispatchBelowAutograd():
+        result: Tensor = _REDUCE_SCATTER(addend, "sum", ranks, group)
+    return result
+
+
+def wait(result: Tensor) -> Tensor:
+    """Return the result of a collective that has been started."""
+    with torch._C._AutoDispatchBelowAutograd():
+        waited: Tensor = _WAIT(result)
+    return waited
 
 
 def all_reduce(addend: Tensor, group: str) -> Tensor:

@@ -123,6 +123,8 @@ class OnLocalShards:
     def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> bool:
         has_complex: bool = super()._init_group(group, *lists)  # type: ignore[misc]
         parameters, gradients = lists[:2]
+        if not any(isinstance(parameter, DTensor) for parameter in parameters):
+            return has_complex
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             # Under tensor parallelism, the gradient of a divided table may be whole.
             if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:

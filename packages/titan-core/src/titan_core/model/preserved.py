@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
+from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.model_part import ModelPart
+from titan_core.api.step import StepInput, StepRunner
 from titan_core.api.tools.random_state import same_generators
 from titan_core.api.torch_private import version_of
 
@@ -35,6 +38,23 @@ def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
     with preserved_state(parts), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for part in parts:
             part.module.eval()
+        yield
+
+
+def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Tensor:
+    """See :attr:`titan_core.api.events.PendingUpdate.repeat_forward`."""
+    with preserved_state(parts):
+        return run.evaluate(replace(inputs, auxiliary=None))
+
+
+@contextmanager
+def repeat_backward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Iterator[None]:
+    """See :attr:`titan_core.api.events.PendingUpdate.repeat_backward`."""
+    assert inputs.auxiliary is not None
+    with preserved_state(parts):
+        for part in parts:
+            part.module.zero_grad()
+        run(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale)))
         yield
 
 

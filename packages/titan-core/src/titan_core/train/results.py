@@ -1,4 +1,4 @@
-"""What a run leaves to its user: weights, and the commands to continue with."""
+"""How a run ends, and what it leaves to its user: weights, and the commands to continue with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from titan_core.api.checkpoint import Checkpoint, CheckpointStore
 from titan_core.api.events import NextCommand, TrainEnd
 from titan_core.api.job import Job
 from titan_core.api.launcher import shell_command
+from titan_core.train.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,27 @@ def warn_if_unsaved(job: Job) -> None:
     else:
         fix = "install titan-ckpt, and set checkpoint.enable = true"
     log.warning("the trained weights will not be saved: %s", fix)
+
+
+def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption) -> TrainEnd:
+    """Return why a run ended after ``step`` without an error.
+
+    Args:
+        last_step: the last step that this run was to take.
+        steps: the last step of the job.
+    """
+    completed = step >= steps
+    if completed:
+        reason = "all steps are done"
+    elif step >= last_step:
+        reason = "training.stop_at_step was reached"
+    elif interruption.interrupt.agreed:
+        return TrainEnd(step, completed, reason="interrupted after a complete step", interrupted=True)
+    elif interruption.stop.agreed:
+        return TrainEnd(step, completed, reason="SIGTERM: stopped after a complete step, to be resumed", preempted=True)
+    else:
+        reason = "the dataset has ended"
+    return TrainEnd(step, completed, reason)
 
 
 def last_checkpoint(store: CheckpointStore | None, end: TrainEnd) -> str | None:

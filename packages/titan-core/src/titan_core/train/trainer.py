@@ -1,4 +1,4 @@
-"""The trainer: builds everything that a run needs, and runs its loop."""
+"""The trainer: puts together what a run needs, and runs its loop."""
 
 from __future__ import annotations
 
@@ -6,33 +6,24 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
-from titan_core.api.components import Component, Phase, Transform
+from titan_core.api.checkpoint import TrainState
+from titan_core.api.components import Phase
 from titan_core.api.errors import UserError
 from titan_core.api.events import EndedRun, PendingUpdate, RunStart, StepReport, TrainEnd
 from titan_core.api.job import Job
 from titan_core.api.launcher import user_command
 from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
-from titan_core.api.sections import CommSection, OptimizerSection, TrainingSection
+from titan_core.api.sections import CommSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
-from titan_core.api.step import GradientAccumulation, StepInput, StepRunner
+from titan_core.api.step import StepInput
 from titan_core.api.tools.phases import phase
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts, build_whole
-from titan_core.model.preserved import evaluation, preserved_state
+from titan_core.model.preserved import evaluation, repeat_backward, repeat_forward
 from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
@@ -41,12 +32,20 @@ from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.train.build import (
+    build_checkpoint_store,
+    build_lr_scheduler,
+    build_optimizer,
+    build_step_runner,
+    register_transform_observers,
+)
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.guarded_steps import GuardedSteps
 from titan_core.train.interruption import Interruption
 from titan_core.train.lookahead import Lookahead, StepTotals
+from titan_core.train.losses import LossSums
 from titan_core.train.missing_gradients import MissingGradients
-from titan_core.train.results import last_checkpoint, print_next_commands, warn_if_unsaved
+from titan_core.train.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.stored_models import load_pretrained
 from titan_core.train.timeouts import CollectiveTimeouts
@@ -136,22 +135,16 @@ class Trainer:
             whole = build_whole(job)
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole)
-        self.run_step = self._step_runner(parts)
-        for transform in job.transforms:
-            if transform.observe is not None:
-                observer = transform.observe.load()(parts, self._context_of(transform))
-                lifecycle.register(observer, origin=job.registry.origin(transform))
+        self.run_step = build_step_runner(job, world, parts)
+        register_transform_observers(job, world, parts, lifecycle)
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
-        self.auxiliary_losses = sorted(
-            {name for rank in world.gather([part.auxiliary_losses for part in parts]) for names in rank for name in names}
-        )
+        self.loss_sums = LossSums(world, parts)
         self.missing_gradients = MissingGradients(named, world, lifecycle)
         with phase("building the optimizer"):
-            optimizer = self._optimizer(parts)
-        lr_scheduler = self._lr_scheduler(optimizer)
-        self.state = TrainState(parts, optimizer, lr_scheduler, self.loader)
-        self.checkpoints = self._checkpoint_store(job.checkpoint, directory)
+            optimizer = build_optimizer(job, world, parts)
+        self.state = TrainState(parts, optimizer, build_lr_scheduler(job, optimizer), self.loader)
+        self.checkpoints = build_checkpoint_store(job, world, self.state, lifecycle, directory)
         resumed = False
         if self.checkpoints is not None:
             with phase("loading the checkpoint"):
@@ -190,7 +183,7 @@ class Trainer:
             self.save(last=True)
         self.validate(last=state.step > before)
         self.lifecycle.flush(state.step)
-        return self._end()
+        return end_of_run(state.step, self.last_step, self.training.steps, self.interruption)
 
     def run_start(self) -> RunStart:
         """Return the facts that observers receive before the first step."""
@@ -264,33 +257,20 @@ class Trainer:
             stack.callback(self.events.close)
             self.metrics.close()
 
-    def _end(self) -> TrainEnd:
-        step, completed = self.state.step, self.state.step >= self.training.steps
-        if completed:
-            reason = "all steps are done"
-        elif step >= self.last_step:
-            reason = "training.stop_at_step was reached"
-        elif self.interruption.interrupt.agreed:
-            return TrainEnd(step, completed, reason="interrupted after a complete step", interrupted=True)
-        elif self.preempted:
-            return TrainEnd(step, completed, reason="SIGTERM: stopped after a complete step, to be resumed", preempted=True)
-        else:
-            reason = "the dataset has ended"
-        return TrainEnd(step, completed, reason)
-
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip and update."""
         state, device, training = self.state, self.world.device, self.training
+        auxiliary = AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step)
         inputs = StepInput(
             [batch.to(device) for batch in data.microbatches],
             step=state.step + 1,
             seed=training.seed,
             # A diverging replica may have no target in a step: its gradients are then 0, not 0 / 0.
             target_weight=totals.replica_weight or 1.0,
-            auxiliary=AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step),
+            auxiliary=auxiliary,
         )
         with self.stopwatch.measure("forward_backward"):
-            loss, rank_losses, auxiliary = self._losses(self.run_step(inputs), inputs, data, totals)
+            losses = self.loss_sums(self.run_step(inputs), auxiliary, totals, data.target_weight)
         if state.step + 1 < self.last_step:
             self.lookahead.begin(self.updates.last_skipped)
         self.lifecycle.gradients_complete(state.step + 1)
@@ -298,8 +278,9 @@ class Trainer:
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
         lr = float(state.optimizer.param_groups[0]["lr"])
-        repeat = partial(self._repeat_forward, inputs), partial(self._repeat_backward, inputs)
-        pending = PendingUpdate(state.step + 1, loss, rank_losses, grad_norm, inputs.batches, *repeat)
+        repeated = self.run_step, inputs, state.parts
+        repeat = partial(repeat_forward, *repeated), partial(repeat_backward, *repeated)
+        pending = PendingUpdate(state.step + 1, losses.mean, losses.of_ranks, grad_norm, inputs.batches, *repeat)
         skipped = self.updates.decidable(self.lifecycle.before_update(pending))
         if skipped is not True:
             self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
@@ -318,8 +299,8 @@ class Trainer:
             state.tokens_by_dataset[dataset.name] = state.tokens_by_dataset.get(dataset.name, 0) + count
         return StepReport(
             step=state.step,
-            loss=loss,
-            rank_losses=rank_losses,
+            loss=losses.mean,
+            rank_losses=losses.of_ranks,
             grad_norm=grad_norm,
             lr=lr,
             num_targets=totals.num_targets,
@@ -327,42 +308,9 @@ class Trainer:
             data_seconds=totals.data_seconds,
             corrupt=totals.corrupt,
             empty=totals.empty,
-            auxiliary=auxiliary,
+            auxiliary=losses.auxiliary,
             skipped=skipped,
         )
-
-    def _repeat_forward(self, inputs: StepInput) -> torch.Tensor:
-        with preserved_state(self.state.parts):
-            return self.run_step.evaluate(replace(inputs, auxiliary=None))
-
-    @contextmanager
-    def _repeat_backward(self, inputs: StepInput) -> Iterator[None]:
-        with preserved_state(self.state.parts):
-            for parameter in self.parameters:
-                parameter.grad = None
-            assert inputs.auxiliary is not None
-            self.run_step(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale)))
-            yield
-
-    def _losses(
-        self, share: torch.Tensor, inputs: StepInput, data: StepData, totals: StepTotals
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Sum the ranks' shares; return the loss, the loss of each data-parallel rank's part of the batch, and the auxiliary
-        losses."""
-        world, names, ranks = self.world, self.auxiliary_losses, self.world.data_ranks
-        losses = torch.zeros(1 + ranks + len(names), device=world.device)
-        first = world.is_first_along("weights")  # the other ranks computed the same losses
-        if first:
-            losses[0] = share * (totals.replica_weight / totals.weight)
-            losses[1 + world.data_rank] = share * (totals.replica_weight / (data.target_weight or 1.0))
-        assert inputs.auxiliary is not None
-        for name, value in inputs.auxiliary.values.items():
-            if name not in names:
-                raise RuntimeError(f"a module adds auxiliary loss {name!r}, which no part of the model declares")
-            if first or name in inputs.auxiliary.divided:
-                losses[1 + ranks + names.index(name)] = value / world.plan.diverging_replicas
-        world.sum(losses)
-        return losses[0], losses[1 : 1 + ranks], dict(zip(names, losses[1 + ranks :], strict=True))
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
@@ -371,38 +319,3 @@ class Trainer:
         with evaluation(self.state.parts):
             yield
         self.metrics.exclude(time.perf_counter() - started)
-
-    def _context_of(self, transform: Transform) -> TrainingContext[Any]:
-        return transform.training_context(self.job.facts, self.world.mesh, self.world.device)
-
-    def _step_runner(self, parts: list[ModelPart]) -> StepRunner:
-        runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
-        for transform in self.job.transforms:
-            if transform.step is not None:
-                runner = transform.step.load()(runner, parts, self._context_of(transform))
-        return runner
-
-    def _optimizer(self, parts: list[ModelPart]) -> Optimizer:
-        job, world = self.job, self.world
-        groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
-        return job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
-
-    def _lr_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        section = self.job.lr_schedule.section_in(self.job.config)
-        context = LRScheduleContext(section=section, facts=self.job.facts, optimizer=optimizer, steps=self.training.steps)
-        return self.job.lr_schedule.build.load()(context)
-
-    def _checkpoint_store(self, checkpoint: Component | None, directory: RunDirectory) -> CheckpointStore | None:
-        if checkpoint is None:
-            return None
-        assert isinstance(checkpoint, Checkpoint)
-        context = CheckpointContext(
-            section=checkpoint.section_in(self.job.config),
-            facts=self.job.facts,
-            job=self.job,
-            world=self.world,
-            state=self.state,
-            lifecycle=self.lifecycle,
-            lock_folder=directory.lock_folder,
-        )
-        return checkpoint.build.load()(context)

@@ -58,7 +58,12 @@ class Validation:
         started = time.perf_counter()
         document_mask = self._job.config.section(DataSection).document_mask
         loader = DataLoader(
-            self._spec, self._sources, self._job.text_tokenizer, self._world.data_rank, document_mask=document_mask
+            self._spec,
+            self._sources,
+            self._job.text_tokenizer,
+            self._world.data_rank,
+            document_mask=document_mask,
+            pin=self._world.device.type == "cuda",
         )
         self._progress = ""
         try:
@@ -87,16 +92,19 @@ class Validation:
         weight, targets, batches = 0.0, 0, 0
         stop = SharedRequest()  # a separate request: agreeing on the original would hide it from the next training step
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
-        while batches != self._section.steps:
-            stop.pending = self._stop.pending
+        most = self._section.steps
+        stop.pending = self._stop.pending
+        while batches != most:
             totals = lookahead.take()
             if stop.agreed:
                 return None
             data = loader.next_step()
             if not totals.num_targets or data is None:
                 break
+            if batches + 1 != most:  # exchanged while this batch is computed
+                stop.pending = self._stop.pending
+                lookahead.begin(skipped=lambda: False)
             loss += self._run.evaluate(StepInput([batch.to(self._world.device) for batch in data.microbatches], step, seed))
             weight, targets, batches = weight + totals.weight, targets + totals.num_targets, batches + 1
-            most = self._section.steps
             self._progress = f"{targets:,} tokens" + (f", batch {batches} of {most}" if most > 0 else "")
         return loss, weight, targets, batches

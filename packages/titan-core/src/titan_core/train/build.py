@@ -1,0 +1,74 @@
+"""Builds the objects of a run that the job's components provide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
+from titan_core.api.components import Transform
+from titan_core.api.job import Job
+from titan_core.api.model_part import ModelPart
+from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
+from titan_core.api.sections import OptimizerSection, TrainingSection
+from titan_core.api.step import GradientAccumulation, StepRunner
+from titan_core.api.world import World
+from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.runlog.run_directory import RunDirectory
+
+
+def build_step_runner(job: Job, world: World, parts: list[ModelPart]) -> StepRunner:
+    """Build what runs a step forward and backward: gradient accumulation, or what a transform puts in its place."""
+    runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
+    for transform in job.transforms:
+        if transform.step is not None:
+            runner = transform.step.load()(runner, parts, _context(transform, job, world))
+    return runner
+
+
+def register_transform_observers(job: Job, world: World, parts: list[ModelPart], lifecycle: Lifecycle) -> None:
+    """Register the observers that the job's transforms bring."""
+    for transform in job.transforms:
+        if transform.observe is not None:
+            observer = transform.observe.load()(parts, _context(transform, job, world))
+            lifecycle.register(observer, origin=job.registry.origin(transform))
+
+
+def build_optimizer(job: Job, world: World, parts: list[ModelPart]) -> Optimizer:
+    """Build the optimizer of this rank's parameters."""
+    groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
+    return job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
+
+
+def build_lr_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler:
+    """Build the learning-rate schedule over all steps of the job, whatever step this run stops at."""
+    steps = job.config.section(TrainingSection).steps
+    section = job.lr_schedule.section_in(job.config)
+    context = LRScheduleContext(section=section, facts=job.facts, optimizer=optimizer, steps=steps)
+    return job.lr_schedule.build.load()(context)
+
+
+def build_checkpoint_store(
+    job: Job, world: World, state: TrainState, lifecycle: Lifecycle, directory: RunDirectory
+) -> CheckpointStore | None:
+    """Build what saves and restores ``state``; ``None`` if the job saves no checkpoints."""
+    if job.checkpoint is None:
+        return None
+    assert isinstance(job.checkpoint, Checkpoint)
+    context = CheckpointContext(
+        section=job.checkpoint.section_in(job.config),
+        facts=job.facts,
+        job=job,
+        world=world,
+        state=state,
+        lifecycle=lifecycle,
+        lock_folder=directory.lock_folder,
+    )
+    return job.checkpoint.build.load()(context)
+
+
+def _context(transform: Transform, job: Job, world: World) -> TrainingContext[Any]:
+    return transform.training_context(job.facts, world.mesh, world.device)

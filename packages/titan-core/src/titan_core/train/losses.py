@@ -1,0 +1,57 @@
+"""The losses of a step, summed over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from titan_core.api.microbatch import AuxiliaryLosses
+from titan_core.api.model_part import ModelPart
+from titan_core.api.world import World
+from titan_core.train.lookahead import StepTotals
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses of a step on the device, the same on all ranks."""
+
+    mean: Tensor
+    """Mean loss of the global batch, a scalar."""
+    of_ranks: Tensor
+    """Mean loss of each data-parallel rank's part of the batch, ``[data ranks]``."""
+    auxiliary: dict[str, Tensor]
+    """Auxiliary losses by name, scalars."""
+
+
+class LossSums:
+    """Sums the losses of a step by one collective."""
+
+    def __init__(self, world: World, parts: Iterable[ModelPart]) -> None:
+        self._world, self._data_rank = world, world.data_rank
+        self._first = world.is_first_along("weights")  # the other ranks compute the same losses
+        of_ranks = world.gather([part.auxiliary_losses for part in parts])
+        self._names = sorted({name for rank in of_ranks for names in rank for name in names})
+
+    def __call__(self, share: Tensor, auxiliary: AuxiliaryLosses, totals: StepTotals, target_weight: float) -> Losses:
+        """Return the losses of a step. All ranks must call this.
+
+        Args:
+            share: this rank's share of the loss (:class:`~titan_core.api.step.StepRunner`).
+            auxiliary: the auxiliary losses of this rank's modules.
+            target_weight: total weight of the targets in this rank's part of the batch.
+        """
+        world, ranks = self._world, self._world.data_ranks
+        losses = torch.zeros(1 + ranks + len(self._names), device=world.device)
+        if self._first:
+            losses[0] = share * (totals.replica_weight / totals.weight)
+            losses[1 + self._data_rank] = share * (totals.replica_weight / (target_weight or 1.0))
+        for name, value in auxiliary.values.items():
+            if name not in self._names:
+                raise RuntimeError(f"a module adds auxiliary loss {name!r}, which no part of the model declares")
+            if self._first or name in auxiliary.divided:
+                losses[1 + ranks + self._names.index(name)] = value / world.plan.diverging_replicas
+        world.sum(losses)
+        return Losses(losses[0], losses[1 : 1 + ranks], dict(zip(self._names, losses[1 + ranks :], strict=True)))

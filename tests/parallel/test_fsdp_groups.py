@@ -1,0 +1,92 @@
+"""Small neighbouring blocks that FSDP gathers together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import odd_gpts, small_gpt
+from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_job
+from harness.objectives import first_step
+from titan_core.api.batch import Batch
+
+LAYERS, DIM, FFN = 4, 32, 64
+BLOCK = 3 * DIM * DIM + 3 * DIM * FFN + 2 * DIM
+MIB = 4 * BLOCK / 2**20
+SETTINGS: dict[str, object] = {
+    "model.args": f"{{dim = {DIM}, n_layers = {LAYERS}, n_heads = 4, n_kv_heads = 2, ffn_dim = {FFN}}}",
+    "training.seq_len": 16,
+    "training.local_batch_size": 2,
+}
+GROUP = "parallelism.fsdp_group_mib"
+# No graph is compiled here, where a dispatch mode counts operators.
+COMPILED = {"compile.enable": "true", "compile.backend": "eager", "compile.fullgraph": "false"}
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    with fake_ranks(2):
+        yield
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("overrides", "groups", "kept"),
+    [
+        ({}, 1, 1),
+        ({GROUP: 2.1 * MIB}, 2, 1),
+        ({GROUP: 2.1 * MIB, "parallelism.fsdp_reshard_after_forward": "always"}, 2, 0),
+        ({GROUP: 2.1 * MIB, "training.mixed_precision_param": "bfloat16"}, 1, 1),
+        ({GROUP: 0.9 * MIB}, LAYERS, 0),
+        ({GROUP: 0}, LAYERS, 0),
+        (COMPILED, LAYERS, 0),
+    ],
+    ids=str,
+)
+def test_blocks_share_gathers_up_to_a_size(overrides: dict[str, object], groups: int, kept: int) -> None:
+    part = build_on_fake_ranks({**SETTINGS, **overrides})[0]
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    with Operators() as forward:
+        loss = part.forward_loss(first_step(Batch(tokens, tokens)))
+    with Operators() as backward:
+        loss.backward()
+    always = "parallelism.fsdp_reshard_after_forward" in overrides
+    # Besides the blocks: the embedding and the head. Backward needs no rows of the embedding, and the head stays gathered.
+    assert forward.collectives["_allgather_base_"] == groups + 2
+    assert backward.collectives["_allgather_base_"] == groups - kept + always
+    assert backward.collectives["_reduce_scatter_base_"] == groups + 2
+
+
+def train(folder: str, model: str, overrides: dict[str, object]) -> RunRecord:
+    os.chdir(folder)
+    definition = small_gpt.definition(getattr(odd_gpts, model))
+    brief = {"training.steps": 4, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
+    return run_job(small_gpt.job_of(definition, {**brief, **overrides}, int(os.environ["WORLD_SIZE"])))
+
+
+VALIDATION = {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1}
+
+
+@pytest.mark.parametrize("model", ["LayerDrop", "Backwards"])
+@pytest.mark.parametrize("overrides", [{}, {**VALIDATION, "activation_checkpoint.mode": "full"}], ids=["plain", "validated"])
+def test_blocks_that_do_not_run_in_order_train_as_on_one_device(
+    gloo: GlooPool, tmp_path: Path, model: str, overrides: dict[str, object]
+) -> None:
+    (one,) = gloo.run(1, train, str(tmp_path), model, overrides)
+    for many in gloo.run(2, train, str(tmp_path), model, overrides):
+        assert many.losses == pytest.approx(one.losses, rel=1e-5)
+        assert many.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+def test_blocks_of_different_dtypes_are_gathered_apart(gloo: GlooPool, tmp_path: Path) -> None:
+    apart, grouped = (
+        gloo.run(2, train, str(tmp_path), "FirstBlockInBfloat16", {"training.steps": 2, **overrides})[0]
+        for overrides in ({GROUP: 0}, {})
+    )
+    assert apart.losses == grouped.losses
