@@ -105,7 +105,7 @@ def test_without_flock_the_holder_on_this_machine_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
     monkeypatch.setattr(folder_lock, "_flock", lambda descriptor: None)
-    monkeypatch.setattr(folder_lock, "_is_alive", lambda pid: alive)
+    monkeypatch.setattr(folder_lock, "is_alive", lambda pid: alive)
     monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.2)
     monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
     waited = []

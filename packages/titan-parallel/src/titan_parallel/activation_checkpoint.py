@@ -110,8 +110,8 @@ class Selection:
             calls[operator] += 1
             keep = operator in self.saved
             if operator in MATMULS:
-                # The second, the fourth and so on: backward needs no result of a block's last matmul, the seventh of a
-                # Llama block, because a residual addition saves nothing.
+                # The second, the fourth and so on: backward needs no result of a block's last matmul, because a residual
+                # addition saves nothing. That is the seventh of attention and a gated feed-forward.
                 keep = keep or matmuls % 2 == 1
                 matmuls += 1
             chosen = None if self.policy is None else self.policy(operator, number)

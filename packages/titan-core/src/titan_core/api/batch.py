@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,36 +48,18 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with ``function`` applied to every tensor."""
-
-        def apply(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else function(tensor)
-
-        return Batch(
-            function(self.tokens),
-            function(self.targets),
-            weights=apply(self.weights),
-            positions=apply(self.positions),
-            documents=apply(self.documents),
-            rows=apply(self.rows),
-            columns=apply(self.columns),
-            extras={name: replace(extra, tensor=function(extra.tensor)) for name, extra in self.extras.items()},
-        )
+        return self._replaced(_ALONG_SEQUENCE + _OTHERS, self.extras, function)
 
     def map_sequence(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with ``function``, which selects positions, applied to every tensor whose second dimension is the
         sequence. ``documents`` still covers the whole sequence."""
-        return replace(
-            self,
-            tokens=function(self.tokens),
-            targets=function(self.targets),
-            weights=None if self.weights is None else function(self.weights),
-            positions=None if self.positions is None else function(self.positions),
-            columns=None if self.columns is None else function(self.columns),
-            extras={
-                name: replace(extra, tensor=function(extra.tensor)) if extra.sequence else extra
-                for name, extra in self.extras.items()
-            },
-        )
+        extras = {name: extra for name, extra in self.extras.items() if extra.sequence}
+        return self._replaced(_ALONG_SEQUENCE, extras, function)
+
+    def _replaced(self, names: Iterable[str], extras: Mapping[str, Extra], function: Callable[[Tensor], Tensor]) -> Batch:
+        tensors: dict[str, Any] = {name: function(tensor) for name in names if (tensor := getattr(self, name)) is not None}
+        changed = {name: replace(extra, tensor=function(extra.tensor)) for name, extra in extras.items()}
+        return replace(self, **tensors, extras={**self.extras, **changed})
 
     def split(self, size: int) -> list[Batch]:
         """Return microbatches of ``size`` sequences."""
@@ -95,27 +78,20 @@ class Batch:
         return trained.float() if self.weights is None else torch.where(trained, self.weights, 0.0)
 
 
+_ALONG_SEQUENCE = ("tokens", "targets", "weights", "positions", "columns")
+"""Tensors whose second dimension is the sequence, or this rank's share of it."""
+_OTHERS = ("documents", "rows")
+
+
 def join_batches(batches: list[Batch]) -> Batch:
     """Return one batch with the sequences of all ``batches``, which must have the same tensors."""
-    first = batches[0]
-
-    def joined(tensors: list[Tensor | None]) -> Tensor | None:
-        present = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(present) if present else None
-
-    return Batch(
-        torch.cat([batch.tokens for batch in batches]),
-        torch.cat([batch.targets for batch in batches]),
-        weights=joined([batch.weights for batch in batches]),
-        positions=joined([batch.positions for batch in batches]),
-        documents=joined([batch.documents for batch in batches]),
-        rows=joined([batch.rows for batch in batches]),
-        columns=joined([batch.columns for batch in batches]),
-        extras={
-            name: replace(extra, tensor=torch.cat([batch.extras[name].tensor for batch in batches]))
-            for name, extra in first.extras.items()
-        },
-    )
+    names = [name for name in _ALONG_SEQUENCE + _OTHERS if getattr(batches[0], name) is not None]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in names}
+    extras = {
+        name: replace(extra, tensor=torch.cat([batch.extras[name].tensor for batch in batches]))
+        for name, extra in batches[0].extras.items()
+    }
+    return replace(batches[0], **tensors, extras=extras)
 
 
 def with_positions(batch: Batch) -> Batch:

@@ -59,11 +59,9 @@ class DataPosition(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return plain values: ``shards``, the position of each logical shard that this rank reads, by name; and
         ``stream_of``, the identity of the stream to which the positions belong."""
-        ...
 
     def refused_changes(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> list[RefusedChange]:
         """Return the reasons why the positions in ``state`` do not fit this stream, except for ``allowed`` changes."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any], allowed: Sequence[str] = ()) -> None:
         """Continue from the positions of all ranks.
@@ -74,7 +72,6 @@ class DataPosition(Protocol):
         Raises:
             UserError: the positions belong to another stream.
         """
-        ...
 
 
 class CheckpointEvents(Protocol):
@@ -82,23 +79,18 @@ class CheckpointEvents(Protocol):
 
     def flush(self, step: int) -> None:
         """Flush observers before a checkpoint of ``step`` is taken. Raises if the step's values are bad."""
-        ...
 
     def save_state(self) -> dict[str, Any]:
         """Return the state of observers, to be saved in the checkpoint."""
-        ...
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Pass the observers' state from the restored checkpoint to the observers."""
-        ...
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of observers by name, to save or to load into."""
-        ...
 
     def checkpoint_saved(self, step: int, path: str) -> None:
         """Report that the checkpoint of ``step`` is complete."""
-        ...
 
 
 @dataclass
@@ -139,7 +131,6 @@ class CheckpointStore(Protocol):
     def restore(self) -> bool:
         """Restore the context's state from the newest checkpoint of the run, and return whether there is one. If there is
         none, leave the state unchanged, or load what another setting of the store requests."""
-        ...
 
     def after_step(self, last: bool, requested: bool) -> None:
         """Save the state if a checkpoint is due after the step just taken. All ranks pass the same arguments.
@@ -149,20 +140,16 @@ class CheckpointStore(Protocol):
                 stop, this becomes known only before the next step would start; the call is then the second one for its step.
             requested: a user requested a checkpoint (SIGUSR1).
         """
-        ...
 
     @property
     def newest(self) -> tuple[int, str] | None:
         """Step and path of the newest complete checkpoint that this run saved or resumed from."""
-        ...
 
     def before_update(self) -> None:
         """Make the update that follows wait for pending copies of parameters and optimizer state, which it changes."""
-        ...
 
     def close(self) -> None:
         """Finish pending writes."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,22 +27,18 @@ class CommandContext(Protocol):
     @property
     def arguments(self) -> argparse.Namespace:
         """The arguments that the command's own parser read."""
-        ...
 
     @property
     def overrides(self) -> Sequence[Override]:
         """The ``--section.key value`` arguments."""
-        ...
 
     @property
     def override_arguments(self) -> Sequence[str]:
         """The ``--section.key value`` arguments, as the user wrote them."""
-        ...
 
     @property
     def registry(self) -> ComponentRegistry:
         """All installed components, including those of plugins that the recipe disables."""
-        ...
 
     def config(self, more: Sequence[Override] = ()) -> Config:
         """Return the config of ``arguments.recipe`` with :attr:`overrides` and then ``more`` applied; the last override of a
@@ -51,7 +47,6 @@ class CommandContext(Protocol):
         Raises:
             UserError: lists all mistakes in the config.
         """
-        ...
 
     def model(self) -> tuple[Model, BaseModel]:
         """Return the model that :meth:`config` describes, and its arguments, without assembling a job: neither the
@@ -60,17 +55,14 @@ class CommandContext(Protocol):
         Raises:
             UserError: the model is not installed, or rejects its flavor or arguments.
         """
-        ...
 
     @property
     def models(self) -> StoredModels:
         """Access to models with trained weights."""
-        ...
 
     @property
     def rank_arguments(self) -> Sequence[str]:
         """The command line after ``titan`` of each rank that a launcher starts: this one without the launcher's options."""
-        ...
 
     def read_data(self, job: Job) -> Iterator[StepRows]:
         """Return the global batches that ``job`` trains on, in order.
@@ -78,7 +70,6 @@ class CommandContext(Protocol):
         Raises:
             UserError: a dataset cannot be opened or read.
         """
-        ...
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
         """Return the job that :meth:`config` assembles to, on ``world_size`` ranks (default: the smallest possible number).
@@ -90,7 +81,6 @@ class CommandContext(Protocol):
         Raises:
             UserError: lists all mistakes in the job.
         """
-        ...
 
     def train(self, job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         """Train ``job`` in this process, with ``observers`` that have lifecycle hooks. Imports torch.
@@ -98,7 +88,6 @@ class CommandContext(Protocol):
         Raises:
             UserError: a mistake that only the hardware or the data reveals.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,27 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
 from titan_core.api.build_context import JobContext, TrainingContext
 from titan_core.api.config import Config
+from titan_core.api.dataset import DatasetContext, DocumentSource
+from titan_core.api.errors import Problem
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
+from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
+from titan_core.api.weights import WeightFormat
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
     import torch
     from torch import nn
     from torch.optim import Optimizer as TorchOptimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from titan_core.api.dataset import DatasetContext, DocumentSource
-    from titan_core.api.errors import Problem
     from titan_core.api.job_mesh import JobMesh
     from titan_core.api.layout import ModelDefinition
     from titan_core.api.model_part import ModelPart
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from titan_core.api.objective import ObjectiveFunction
     from titan_core.api.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
     from titan_core.api.step import StepRunner
-    from titan_core.api.tokenizer import TextTokenizer, TokenizerContext
-    from titan_core.api.weights import WeightFormat
 
 
 class Phase(IntEnum):

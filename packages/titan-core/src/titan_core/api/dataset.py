@@ -110,11 +110,9 @@ class DocumentShard(Protocol):
 
     def state_dict(self) -> State:
         """Return the current position; loading it makes the next document the same as now."""
-        ...
 
     def load_state_dict(self, state: State) -> None:
         """Move to a position that :meth:`state_dict` returned."""
-        ...
 
 
 class DocumentSource(Protocol):
@@ -128,12 +126,10 @@ class DocumentSource(Protocol):
     @property
     def num_documents(self) -> int | None:
         """Number of documents per epoch; ``None`` if unknown (a stream)."""
-        ...
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Return logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch partition its documents.
         The result depends on the arguments only, so ranks need not communicate."""
-        ...
 
 
 @dataclass(frozen=True)

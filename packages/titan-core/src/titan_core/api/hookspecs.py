@@ -24,23 +24,29 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from titan_core.api.checkpoint import Checkpoint
+from titan_core.api.command import Command
+from titan_core.api.components import (
+    Dataset,
+    Debugger,
+    LRSchedule,
+    Model,
+    ModelHub,
+    Objective,
+    Optimizer,
+    Recipe,
+    Tokenizer,
+    Transform,
+)
+from titan_core.api.health import HealthCheck
+from titan_core.api.job import Job
+from titan_core.api.launcher import Launcher
+from titan_core.api.metric_log import MetricLogger, Record
+from titan_core.api.tools.phases import StatusDisplay
+
 if TYPE_CHECKING:
     from torch import Tensor  # for type checkers only: discovery loads this module and must not load torch
 
-    from titan_core.api.checkpoint import Checkpoint
-    from titan_core.api.command import Command
-    from titan_core.api.components import (
-        Dataset,
-        Debugger,
-        LRSchedule,
-        Model,
-        ModelHub,
-        Objective,
-        Optimizer,
-        Recipe,
-        Tokenizer,
-        Transform,
-    )
     from titan_core.api.events import (
         EndedRun,
         Finding,
@@ -52,11 +58,6 @@ if TYPE_CHECKING:
         TrainEnd,
         ValidationReport,
     )
-    from titan_core.api.health import HealthCheck
-    from titan_core.api.job import Job
-    from titan_core.api.launcher import Launcher
-    from titan_core.api.metric_log import MetricLogger, Record
-    from titan_core.api.tools.phases import StatusDisplay
 
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -17,10 +17,8 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import JobSection, ModelSection
+from titan_core.api.tokenizer import TextTokenizer
 from titan_core.api.tools.secrets import redact, redact_text
-
-if TYPE_CHECKING:
-    from titan_core.api.tokenizer import TextTokenizer
 
 
 def note_of(problem: Problem) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,15 @@ class MeshPlan:
     def diverging_replicas(self) -> int:
         """Number of replicas whose weights may diverge; 1 if all ranks train the same weights."""
         return math.prod(self.degrees[dim.name] for dim in self.dims if dim.diverges)
+
+    @property
+    def replicas(self) -> list[list[int]]:
+        """The ranks that train each diverging replica of the weights."""
+        ranks: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(itertools.product(*(range(self.degrees[dim.name]) for dim in self.dims))):
+            replica = tuple(index for index, dim in zip(place, self.dims, strict=True) if dim.diverges)
+            ranks.setdefault(replica, []).append(rank)
+        return list(ranks.values())
 
     def degree(self, name: str) -> int:
         """Return the size of the dimension or view ``name``; 1 if the job does not have it."""

@@ -33,11 +33,9 @@ class MetricLog(Protocol):
 
     def log(self, record: Record) -> None:
         """Log the metrics of a step."""
-        ...
 
     def close(self) -> None:
         """Write pending metrics and release resources."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,15 +74,12 @@ class ModelTrial(Protocol):
         Args:
             around: module name -> function called in place of the module's forward.
         """
-        ...
 
     def module(self, name: str) -> nn.Module:
         """Return the copy's module called ``name``. Outside :meth:`run`, callers must not change it."""
-        ...
 
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
         """Whether ``logits`` equal those of the unsharded copy, or ``expected``, to rounding."""
-        ...
 
     def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
         """Return ``None`` if ``run`` returns the logits of the unsharded copy; otherwise, describe where it first differs.
@@ -91,20 +88,15 @@ class ModelTrial(Protocol):
             shares: how ``run`` shards positions.
             sequence: index of the sequence that ``run`` computes, if it computes only one.
         """
-        ...
 
     def positions_fault(self) -> str | None:
         """Describe what goes wrong if the default positions are passed explicitly; ``None`` if nothing does."""
-        ...
 
     def problem(self, why: str, fix: str) -> Problem:
         """Return a problem with the layout or the model."""
-        ...
 
     def units(self) -> list[str]:
         """Return the names of the modules that hidden states pass through, in order: embedding, blocks, head."""
-        ...
 
     def calls_of(self, names: Iterable[str]) -> list[Call]:
         """Return the calls of the modules called ``names``, in call order."""
-        ...

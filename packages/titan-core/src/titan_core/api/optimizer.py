@@ -127,7 +127,6 @@ class SkipsOnDevice(Protocol):
     def step_unless(self, skip: Tensor) -> None:
         """Take a step, but change neither parameters nor state if ``skip`` is true: a 0-d bool tensor on the device of the
         parameters, which may still be in flight."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,17 @@ def _watch(parent: int) -> None:
     os._exit(128 + signal.SIGKILL)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process of this PID namespace has the id ``pid``."""
+    try:
+        os.kill(pid, 0)  # signal 0 only checks existence
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it belongs to another user
+    return True
+
+
 def pid_namespace() -> str | None:
     """Return the PID namespace, which together with the machine makes a process id unique: each container of a machine may
     number its processes separately. ``None`` if the system does not provide it (macOS)."""

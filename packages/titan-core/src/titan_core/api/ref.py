@@ -17,19 +17,15 @@ class CodeOrigin(Protocol):
 
     def failure(self, why: str) -> UserError:
         """Return an error that names the plugin, ``why`` and the fix."""
-        ...
 
     def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` guarded. The component field in ``purpose`` selects the check of its result."""
-        ...
 
     def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` guarded. Errors refer to it as ``what``."""
-        ...
 
     def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook wrapper, which is a generator function, guarded. Errors refer to it as ``what``."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ class ComponentRegistry(Protocol):
 
     def all(self, kind: type[C]) -> list[C]:
         """Return all components of this kind or a subclass of it, in discovery order."""
-        ...
 
     def get(self, kind: type[C], name: str) -> C:
         """Return the component of this kind and name.
@@ -28,28 +27,21 @@ class ComponentRegistry(Protocol):
         Raises:
             UserError: there is no such component. The error suggests the nearest name and lists broken plugins.
         """
-        ...
 
     def names(self, kind: type[C]) -> list[str]:
         """Return the names of all components of this kind."""
-        ...
 
     def origin(self, component: Component) -> CodeOrigin:
         """Return the plugin that registered ``component``."""
-        ...
 
     def distribution(self, component: Component) -> str:
         """Return the distribution that registered ``component``."""
-        ...
 
     def modules(self) -> Sequence[tuple[ModuleType, CodeOrigin]]:
         """Return every plugin's module. These may have lifecycle hooks."""
-        ...
 
     def sections(self) -> Mapping[str, Sequence[type[Section]]]:
         """Return section name -> the classes that own its keys, the core's first."""
-        ...
 
     def versions(self) -> list[dict[str, str]]:
         """Return name, distribution and version of every plugin."""
-        ...

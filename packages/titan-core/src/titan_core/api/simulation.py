@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from titan_core.api.job import Job
+
 if TYPE_CHECKING:
-    from titan_core.api.job import Job
     from titan_core.api.world import World
 
 
@@ -20,7 +21,6 @@ class Simulation(Protocol):
 
     def join(self, job: Job) -> AbstractContextManager[World]:
         """Return a context of the rank's world. Tensors on its device have no values."""
-        ...
 
 
 COMPOSED: dict[Any, Callable[..., Any]] = {}

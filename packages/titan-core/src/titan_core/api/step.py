@@ -65,7 +65,6 @@ class StepRunner(Protocol):
             This rank's share of the loss, a scalar on the device. The shares of all ranks that see different tokens add up
             to the mean loss of the global batch; a pipeline stage that computes no loss returns 0.
         """
-        ...
 
     def evaluate(self, inputs: StepInput) -> Tensor:
         """Run forward only, without gradients.
@@ -73,7 +72,6 @@ class StepRunner(Protocol):
         Returns:
             This rank's share of the loss, summed over weighted targets; a scalar on the device.
         """
-        ...
 
 
 class GradientAccumulation:

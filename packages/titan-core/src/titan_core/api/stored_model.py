@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from titan_core.api.job import Job
 from titan_core.api.weights import StoredModel
 
 if TYPE_CHECKING:
     from titan_core.api.events import ValidationReport
-    from titan_core.api.job import Job
     from titan_core.api.model_part import ModelPart
     from titan_core.api.world import World
 
@@ -46,7 +46,6 @@ class StoredModels(Protocol):
         Raises:
             UserError: no installed plugin can read it.
         """
-        ...
 
     def job(
         self,
@@ -62,7 +61,6 @@ class StoredModels(Protocol):
         Raises:
             UserError: all mistakes in the overrides.
         """
-        ...
 
     def validate(self, loaded: LoadedModel) -> ValidationReport:
         """Measure the model's loss on the validation data of its job. Called on all ranks.
@@ -70,7 +68,6 @@ class StoredModels(Protocol):
         Raises:
             UserError: the data cannot be read, or has no target tokens.
         """
-        ...
 
     def open(self, job: Job, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
         """Join the other ranks, build the model and load its weights.
@@ -78,4 +75,3 @@ class StoredModels(Protocol):
         Raises:
             UserError: the weights are not those of the job's model, or the mesh divides layers or sequences.
         """
-        ...

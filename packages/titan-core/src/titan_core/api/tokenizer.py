@@ -35,16 +35,13 @@ class TextTokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Largest id plus one."""
-        ...
 
     def encode_document(self, text: str) -> list[int] | NDArray[Any]:
         """Return the ids of a whole document, including the tokens that mark its begin and end. Names of special tokens in
         the text are encoded as plain text."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``, with special tokens shown by name."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +50,6 @@ class EncodesSpecialTokens(Protocol):
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """The ids of ``text``, in which names of special tokens stand for those tokens. Adds no other token."""
-        ...
 
 
 @runtime_checkable
@@ -63,12 +59,10 @@ class MarksDocuments(Protocol):
     @property
     def begin_ids(self) -> Sequence[int]:
         """Ids before the text."""
-        ...
 
     @property
     def end_ids(self) -> Sequence[int]:
         """Ids after the text."""
-        ...
 
 
 def begin_and_end_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]] | None:
@@ -104,7 +98,6 @@ class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
         Raises:
             UserError: there is no template, or a damaged one.
         """
-        ...
 
     def render_chat(
         self,
@@ -123,12 +116,10 @@ class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
         Raises:
             UserError: there is no template, or it refuses the messages.
         """
-        ...
 
     @property
     def turn_end_ids(self) -> Sequence[int]:
         """The special token that ends a message of the assistant; empty if there is none."""
-        ...
 
 
 @runtime_checkable
@@ -137,7 +128,6 @@ class DescribesSpecialTokens(Protocol):
 
     def describe_special_tokens(self) -> list[str]:
         """Return one line for the begin token and one for the end token."""
-        ...
 
 
 @dataclass(frozen=True)

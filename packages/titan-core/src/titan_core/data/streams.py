@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from titan_core.api.checkpoint import RefusedChange
 from titan_core.api.dataset import DocumentSource, StreamSpec
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.tokenizer import fingerprint
+from titan_core.api.tokenizer import TextTokenizer, fingerprint
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.secrets import redact_text
-
-if TYPE_CHECKING:
-    from titan_core.api.tokenizer import TextTokenizer
 
 
 def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:

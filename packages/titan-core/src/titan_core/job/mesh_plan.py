@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from titan_core.api.config import Config
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.mesh import REMAINDER_KEY, MeshDim, MeshPlan, MeshView, dims_in_order, sound_views
-
-if TYPE_CHECKING:
-    from titan_core.api.config import Config
 
 
 def plan_mesh(

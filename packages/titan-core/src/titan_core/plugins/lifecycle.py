@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from titan_core.api import hookspecs
+from titan_core.api.job import Job
+from titan_core.api.metric_log import Record
 from titan_core.api.ref import CodeOrigin
 from titan_core.api.tools.plain_json import survives_json
 from titan_core.api.tools.random_state import same_generators
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
         TrainEnd,
         ValidationReport,
     )
-    from titan_core.api.job import Job
-    from titan_core.api.metric_log import Record
 
 
 log = logging.getLogger(__name__)

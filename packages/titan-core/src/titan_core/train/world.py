@@ -100,14 +100,11 @@ def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
     """Return the group of the ranks that train the same diverging replica of the weights as this rank."""
     if plan.diverging_replicas == 1:
         return None
-    every_rank = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
-    diverging = [axis for axis, dim in enumerate(plan.dims) if dim.diverges]
-    replicas = every_rank.movedim(diverging, list(range(len(diverging)))).reshape(plan.diverging_replicas, -1).tolist()
-    mine = next(replica for replica in replicas if dist.get_rank() in replica)
+    mine = next(replica for replica in plan.replicas if dist.get_rank() in replica)
     for group in process_groups():  # a mesh divides all ranks alike: every rank finds a group, or none does
         if dist.get_process_group_ranks(group) == mine and dist.get_backend_config(group) == dist.get_backend_config():
             return group
-    made, _ = dist.new_subgroups_by_enumeration(replicas)
+    made, _ = dist.new_subgroups_by_enumeration(plan.replicas)
     assert isinstance(made, dist.ProcessGroup)  # every rank is in a group
     return made
 

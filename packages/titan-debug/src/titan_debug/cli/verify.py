@@ -12,7 +12,7 @@ from titan_core.api.command import CommandContext
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.runs.child_runs import ChildRun, without_checkpoints, without_loggers
+from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.run_log import RunLog
 from titan_core.api.sections import JobSection, TrainingSection
@@ -100,7 +100,18 @@ def observed(job: Job, steps: int) -> list[Override]:
     return [
         *(Override(key, str(value)) for key, value in settings.items()),
         *without_checkpoints(job),
-        *without_loggers(job),
+        *_without_loggers(job),
+    ]
+
+
+def _without_loggers(job: Job) -> list[Override]:
+    """Return overrides that disable the metric loggers of ``job`` whose section has a key ``enable_...``."""
+    sections = [logger.config for logger in job.loggers if logger.config is not None]
+    return [
+        Override(f"{section.section}.{key}", "false")
+        for section in sections
+        for key in section.model_fields
+        if key.startswith("enable_")
     ]
 
 

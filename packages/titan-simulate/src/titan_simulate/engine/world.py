@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -94,13 +93,8 @@ def _replica_group(rank: int, plan: MeshPlan) -> dist.ProcessGroup | None:
     """Return the group of the ranks that train the same diverging replica as ``rank``."""
     if plan.diverging_replicas == 1:
         return None
-    ranks = torch.arange(plan.world_size).view([plan.degrees[dim.name] for dim in plan.dims])
-    diverging = [axis for axis, dim in enumerate(plan.dims) if dim.diverges]
-    replicas = ranks.movedim(diverging, list(range(len(diverging)))).reshape(plan.diverging_replicas, -1)
-    (own,) = (replica for replica in replicas.tolist() if rank in replica)
-    group = dist.new_group(own)
+    group = dist.new_group(next(replica for replica in plan.replicas if rank in replica))
     assert isinstance(group, dist.ProcessGroup)
-    assert len(own) == math.prod(plan.degrees.values()) // plan.diverging_replicas
     return group
 
 

@@ -31,17 +31,6 @@ def without_checkpoints(job: Job) -> list[Override]:
     )
 
 
-def without_loggers(job: Job) -> list[Override]:
-    """Return overrides that disable the metric loggers of ``job`` whose section has a key ``enable_...``."""
-    sections = [logger.config for logger in job.loggers if logger.config is not None]
-    return [
-        Override(f"{section.section}.{key}", "false")
-        for section in sections
-        for key in section.model_fields
-        if key.startswith("enable_")
-    ]
-
-
 @dataclass(frozen=True)
 class ChildRun:
     """A run in child processes."""

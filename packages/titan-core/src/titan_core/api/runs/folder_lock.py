@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from titan_core.api.errors import UserError
-from titan_core.api.processes import pid_namespace
+from titan_core.api.processes import is_alive, pid_namespace
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class FolderLock:
         """Raise unless the holder named in the file is gone. On its own machine, a free ``flock`` proves that it is."""
         if holder.machine == _machine():
             same = holder.pid_namespace is not None and holder.pid_namespace == pid_namespace()
-            if locked or (same and not _is_alive(holder.pid)):
+            if locked or (same and not is_alive(holder.pid)):
                 return
         first = os.stat(self._path).st_mtime_ns
         logged = False
@@ -202,13 +202,3 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
         return socket.gethostname()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

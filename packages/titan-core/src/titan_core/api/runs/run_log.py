@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api.errors import UserError
-from titan_core.api.processes import pid_namespace
+from titan_core.api.processes import is_alive, pid_namespace
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
 from titan_core.api.runs.record_checks import checked_records, event_flaw, metrics_flaw
 from titan_core.api.tools.toml import parse_toml
@@ -115,13 +114,7 @@ def processes_are_gone(start: Mapping[str, Any]) -> bool:
     pid = processes[0].get("pid")
     if own is None or processes[0].get("pid_namespace") != own or not isinstance(pid, int) or pid <= 0:
         return False  # containers on one host may each have their own process ids
-    try:
-        os.kill(pid, 0)  # signal 0 only checks existence
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # it exists and belongs to another user
-    return False
+    return not is_alive(pid)
 
 
 def _directory(path: str | Path) -> Path:

@@ -10,18 +10,15 @@ import typing
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from titan_core.api.components import Component, Model
 from titan_core.api.paths import AnyPath
+from titan_core.api.registry import ComponentRegistry
 from titan_core.api.sections import PluginsSection
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from titan_core.api.registry import ComponentRegistry
 
 MODEL_ARGS = "model.args"
 """The key whose own keys are those of a model family."""

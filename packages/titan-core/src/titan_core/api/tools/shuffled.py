@@ -27,7 +27,6 @@ class RandomAccess(Protocol):
 
     def text(self, index: int) -> Document:
         """Return document number ``index``."""
-        ...
 
 
 class ShuffledDocuments:
