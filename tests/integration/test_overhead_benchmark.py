@@ -10,7 +10,7 @@ SEQUENCES, LENGTH, VOCABULARY = 4, 64, 4096
 
 
 def test_the_trainer_needs_fewer_bytes_at_its_peak_than_a_bare_loop(tmp_path: Path) -> None:
-    """The loss in chunks saves the logits of the batch and their gradient. Both have the same losses, or ``peaks`` raises."""
+    """The loss in chunks saves the logits of the batch and their gradient. If losses differ, ``peaks`` raises."""
     settings = {
         "model.args": f"{{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64, vocab_size = {VOCABULARY}}}",
         "training.seq_len": str(LENGTH),
