@@ -121,7 +121,7 @@ MUTANTS = (
     # -- validation
     Mutant("validation-with-dropout", "core/train/validation.py", "part.module.eval()", "part.module.train()", (NOISY + "::test_validation_is_without_dropout",)),
     Mutant("validation-at-every-step", "core/train/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
-    Mutant("validation-of-one-batch", "core/train/validation.py", "while batches != self._section.steps:", "while batches < 1:", (VALIDATED,)),
+    Mutant("validation-of-one-batch", "core/train/validation.py", "while batches != most:", "while batches < 1:", (VALIDATED,)),
     Mutant("validation-of-the-last-batch", "core/train/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
     Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
     # -- optimizer
