@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ class FakeCuda:
         rank: int = 0,
         strict: bool = True,
         device: str = "NVIDIA H100 80GB HBM3",
+        site: str = "",
     ) -> SimulatedRank:
         """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
 
@@ -40,12 +42,15 @@ class FakeCuda:
             strict: whether a wait of the host for the device within the second step is an error. To check a step that is
                 not logged to its end, take three steps, because the last one is logged.
             device: a name in ``titan_simulate.engine.stub_libraries.DEVICES``.
+            site: folder with more packages (:func:`harness.third_party.install`).
 
         Raises:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: SimulatedRank = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
+        found: SimulatedRank = self._server.call(
+            _train, recipe, dict(overrides or {}), world_size, rank, strict, device, site
+        )
         return found
 
     def run(
@@ -76,12 +81,14 @@ def why_not() -> str | None:
 
 
 def _train(
-    recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
+    recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str, site: str
 ) -> SimulatedRank:
     from titan_core.train.trainer import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES
 
+    if site:
+        sys.path.insert(0, site)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
         job = make_job(recipe, settings, world_size, missing_ok=True)
