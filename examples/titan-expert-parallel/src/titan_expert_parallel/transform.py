@@ -18,6 +18,7 @@ from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout import ModelLayout
 from titan_core.api.layout_rules import Experts
 from titan_core.api.model_part import ModelPart
+from titan_core.api.simulation import read_sizes
 from titan_expert_parallel.config import ExpertParallelKeys
 from titan_expert_parallel.torch_private import (
     exchange_counts,
@@ -80,11 +81,11 @@ class DividedExperts:
         # [ranks, experts per rank]: the rows that this rank sends to each rank, and those that each rank sends to this one.
         leaving = counts.view(ranks, -1)
         arriving = exchange_counts(counts, self._mesh).view(ranks, -1)
-        sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+        sent, received = (read_sizes(rows_of_ranks.sum(1), len(rows)) for rows_of_ranks in (leaving, arriving))
         arrived = exchange_rows(rows, received, sent, self._mesh)
         # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
-        order = experts.repeat_interleave(arriving.flatten()).argsort(stable=True)
+        order = experts.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
         outputs = self._local_forward(arrived[order], arriving.sum(0))
         return exchange_rows(outputs[order.argsort()], sent, received, self._mesh)
 

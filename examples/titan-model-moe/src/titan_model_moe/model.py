@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api.attention import CausalAttention
+from titan_core.api.simulation import read_sizes
 from titan_model_moe.config import MoEArgs
 
 
@@ -68,7 +69,7 @@ class Experts(nn.Module):
         Returns:
             A tensor of the same shape as ``rows``.
         """
-        pieces = rows.split(counts.tolist())
+        pieces = rows.split(read_sizes(counts, len(rows)))
         weights = zip(pieces, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
         # Experts without rows compute too, so that every expert always has a gradient.
         return torch.cat([(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights])

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from titan_core.api.job import Job
     from titan_core.api.world import World
 
@@ -33,6 +35,20 @@ _current: Simulation | None = None
 def current_simulation() -> Simulation | None:
     """Return the simulation that this process runs, if any."""
     return _current
+
+
+def read_sizes(sizes: Tensor, simulated_total: int) -> list[int]:
+    """Return the values of ``sizes``, a vector on any device, such as the number of tokens of each expert. The host waits for
+    the device.
+
+    Args:
+        simulated_total: what the values sum to in a simulation, where they do not exist and are as equal as possible.
+    """
+    values: list[int] = sizes.tolist()
+    if _current is None or sizes.device.type == "cpu":
+        return values
+    count = len(values)
+    return [simulated_total * (index + 1) // count - simulated_total * index // count for index in range(count)]
 
 
 @contextmanager
