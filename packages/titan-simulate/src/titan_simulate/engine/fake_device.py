@@ -16,14 +16,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from titan_core.api.simulation import COMPOSED
 from titan_simulate.engine.host_waits import HostWaits
+from titan_simulate.engine.operator_cache import Found, OperatorCache
 from titan_simulate.torch_private import (
     NUMBERS,
     PIN_MEMORY,
     SIZES_FROM_VALUES,
+    DEVICE_OF,
     TO_COPY,
+    DispatchMode,
     FakeTensor,
     FakeTensorMode,
-    TorchDispatchMode,
+    device_of,
     in_foreign_fake_mode,
     is_wrapper,
     only_lift_cpu_tensors,
@@ -31,11 +34,11 @@ from titan_simulate.torch_private import (
 
 _aten = torch.ops.aten
 
-Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
-"""Receives each operator on the device: (operator, arguments, keywords, result)."""
+Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, Found | None], None]
+"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it)."""
 
 
-class FakeDevice(TorchDispatchMode):
+class FakeDevice(DispatchMode):
     """Active while a rank is simulated, in all threads that autograd starts."""
 
     supports_higher_order_operators = True
@@ -44,6 +47,7 @@ class FakeDevice(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._waits, self._seen = waits, seen
+        self._cache = OperatorCache(self.fake)
         self._pinned = WeakIdKeyDictionary()  # storages in pinned memory, which is not real
 
     def __enter__(self) -> FakeDevice:
@@ -57,11 +61,21 @@ class FakeDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
+        if operator is DEVICE_OF and type(args[0]) is FakeTensor:
+            return device_of(args[0])
         # Subclasses such as DTensor run first, and call this mode with the operators that they consist of.
         if any(kind is not FakeTensor and is_wrapper(kind) for kind in types):
             return NotImplemented
         if in_foreign_fake_mode():
             return operator(*args, **keywords)
+        keyed = self._cache.key(operator, args, keywords)
+        if keyed is not None:
+            key, tensors = keyed
+            found = self._cache.found.get(key)
+            if found is not None:
+                result = found.result(tensors)
+                self._seen(operator, args, keywords, result, found)
+                return result
         tensors = list(tensors_in((args, keywords)))
         if operator is _aten.is_pinned.default:
             return self.is_pinned(args[0])
@@ -91,7 +105,8 @@ class FakeDevice(TorchDispatchMode):
         if pinned or self._is_async_copy_to_host(operator, tensors, keywords):
             for tensor in tensors_in(result):
                 self._pinned[tensor.untyped_storage()] = True
-        self._seen(operator, args, keywords, result)
+        found = None if keyed is None else self._cache.keep(*keyed, operator, keywords, result)
+        self._seen(operator, args, keywords, result, found)
         return result
 
     def _composed(self, compute: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:

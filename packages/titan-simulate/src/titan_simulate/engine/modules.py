@@ -39,10 +39,9 @@ class ModuleTracker:
             return self._stack[-1]
         return self._backward if in_backward() else ""
 
-    @property
-    def in_head(self) -> bool:
-        """Whether the model's last module computes."""
-        return self.current in self._head
+    def is_head(self, name: str) -> bool:
+        """Whether ``name`` is the model's last module."""
+        return name in self._head
 
     @contextmanager
     def watching(self) -> Iterator[None]:
