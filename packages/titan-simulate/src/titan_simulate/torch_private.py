@@ -8,6 +8,7 @@
 * ``FakeTensor._make_subclass`` and its attributes: another fake tensor like one that torch made, 20 times as fast.
 * ``TorchDispatchMode._should_skip_dynamo``: torch wraps a mode's method to keep the compiler out. Nothing is compiled here.
 * ``torch._C._current_graph_task_id``: whether a backward pass is running.
+* ``torch._ops.OpOverload``: the class of operators; ``torch.ops._c10d_functional``: functional collectives.
 * ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
+from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -45,6 +47,11 @@ SIZES_FROM_VALUES: Final = frozenset(
 """Operators whose result has a size, or is a number, that depends on values."""
 
 
+_functional = torch.ops._c10d_functional
+WAIT: Final = _functional.wait_tensor.default
+ALL_TO_ALL: Final = _functional.all_to_all_single.default
+ALL_GATHER: Final = _functional.all_gather_into_tensor.default
+ALL_REDUCE: Final = _functional.all_reduce.default
 DEVICE_OF: Final = torch.ops.prim.device.default
 """What C++ calls to find the device of a fake tensor."""
 
@@ -140,7 +147,7 @@ def process_group_of(argument: Any) -> dist.ProcessGroup | None:
 
 def is_view(operator: Any) -> bool:
     """Whether ``operator`` returns a view of its argument, and so neither computes nor allocates."""
-    return isinstance(operator, torch._ops.OpOverload) and operator.is_view
+    return isinstance(operator, OpOverload) and operator.is_view
 
 
 def nbytes(tensor: Tensor) -> int:

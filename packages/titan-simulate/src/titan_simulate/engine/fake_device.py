@@ -15,18 +15,20 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from titan_core.api.simulation import COMPOSED
+from titan_simulate.engine import known_values
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.operator_cache import Found, OperatorCache
 from titan_simulate.torch_private import (
+    DEVICE_OF,
     NUMBERS,
     PIN_MEMORY,
     SIZES_FROM_VALUES,
-    DEVICE_OF,
     TO_COPY,
     DispatchMode,
     FakeTensor,
     FakeTensorMode,
     device_of,
+    fake_device,
     in_foreign_fake_mode,
     is_wrapper,
     only_lift_cpu_tensors,
@@ -74,6 +76,8 @@ class FakeDevice(DispatchMode):
             found = self._cache.found.get(key)
             if found is not None:
                 result = found.result(tensors)
+                if found.integers:
+                    known_values.follow(operator, args, keywords, tensors, result)
                 self._seen(operator, args, keywords, result, found)
                 return result
         tensors = list(tensors_in((args, keywords)))
@@ -89,6 +93,8 @@ class FakeDevice(DispatchMode):
             return self._composed(COMPOSED[operator], args, keywords)
         if operator in NUMBERS:
             return self._number(args[0])
+        if operator in SIZES_FROM_VALUES and known_values.all_known(tensors):
+            return self._sized_by_values(operator, args, keywords)
         self._check_copy(operator, args, keywords, tensors)
         if operator in SIZES_FROM_VALUES and any(tensor.is_cuda for tensor in tensors):
             self._waits.wait(f"{operator.name().removeprefix('aten::')} (its size depends on values on the device)")
@@ -106,6 +112,7 @@ class FakeDevice(DispatchMode):
             for tensor in tensors_in(result):
                 self._pinned[tensor.untyped_storage()] = True
         found = None if keyed is None else self._cache.keep(*keyed, operator, keywords, result)
+        known_values.follow(operator, args, keywords, tensors, result)
         self._seen(operator, args, keywords, result, found)
         return result
 
@@ -116,6 +123,20 @@ class FakeDevice(DispatchMode):
             return compute(*args, **keywords)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _sized_by_values(self, operator: Any, args: Any, keywords: dict[str, Any]) -> Any:
+        """Return a result whose size depends on values, which are known."""
+        self._waits.wait(f"{operator.name().removeprefix('aten::')} (its size depends on values on the device)")
+        values = known_values.compute(operator, args, keywords)
+        if not isinstance(values, (Tensor, tuple)):
+            return values
+        device = fake_device(next(tensors_in((args, keywords))))
+        with self.fake:
+            made = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors_in(values)]
+        result = made[0] if isinstance(values, Tensor) else tuple(made)
+        known_values.attach(result, values)
+        self._seen(operator, args, keywords, result, None)
+        return result
 
     def _is_fake(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:
         device = keywords.get("device")
@@ -152,6 +173,9 @@ class FakeDevice(DispatchMode):
         """Return a plausible number in place of the value of ``tensor``."""
         if tensor.is_cuda:
             self._waits.wait("reading a value of a tensor (item, bool, int, float)")
+        known = known_values.values_of(tensor)
+        if known is not None:
+            return known.item()
         if tensor.dtype is torch.bool:
             return True
         return 1.0 if tensor.dtype.is_floating_point else 1

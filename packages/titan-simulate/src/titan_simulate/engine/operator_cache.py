@@ -21,6 +21,7 @@ from titan_simulate.torch_private import (
     TO_COPY,
     FakeTensor,
     FakeTensorMode,
+    OpOverload,
     another_fake,
     fake_device,
     fake_state,
@@ -29,7 +30,9 @@ from titan_simulate.torch_private import (
 )
 
 _aten = torch.ops.aten
-_NEVER = NUMBERS | SIZES_FROM_VALUES | {PIN_MEMORY, _aten.is_pinned.default, _aten.set_.source_Storage, _aten.resize_.default}
+_NEVER = (
+    NUMBERS | SIZES_FROM_VALUES | {PIN_MEMORY, _aten.is_pinned.default, _aten.set_.source_Storage, _aten.resize_.default}
+)
 _COPIES = (TO_COPY, _aten.copy_.default)
 _TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 _PLAIN = frozenset(
@@ -42,13 +45,15 @@ _NOTHING, _SAME, _VIEW, _NEW = range(4)
 class Found:
     """What is known of one operator with arguments of certain shapes."""
 
-    __slots__ = ("_sequence", "facts", "new", "outputs")
+    __slots__ = ("_sequence", "facts", "integers", "new", "outputs")
 
     def __init__(self, outputs: list[tuple[Any, ...]], sequence: type | None) -> None:
         self.outputs = outputs
         self._sequence = sequence
         self.new = tuple((number, *output[1:3]) for number, output in enumerate(outputs) if output[0] == _NEW)
         """Outputs with a storage of their own: number, bytes and shape."""
+        self.integers = any(output[5] is not None and not output[5].is_floating_point for output in outputs)
+        """Whether results have integer values, which may be known."""
         self.facts: Any = None
         """What an observer has derived from the operator and the shapes."""
 
@@ -118,7 +123,7 @@ class OperatorCache:
         self, key: tuple[Any, ...], tensors: Sequence[Tensor], operator: Any, keywords: dict[str, Any], result: Any
     ) -> Found | None:
         """Remember ``result``, unless shapes do not determine it."""
-        if not isinstance(operator, torch._ops.OpOverload) or operator in _NEVER or not _TAGS.isdisjoint(operator.tags):
+        if not isinstance(operator, OpOverload) or operator in _NEVER or not _TAGS.isdisjoint(operator.tags):
             return None
         if keywords.get("pin_memory") or is_composite(operator):
             return None
@@ -150,7 +155,7 @@ class OperatorCache:
             return None
         for number, tensor in enumerate(tensors):
             if output is tensor:
-                return (_SAME, number, *[None] * 6)
+                return (_SAME, number, None, None, None, tensor.dtype, None, None)
         storage = output.untyped_storage()
         shape, stride, offset, dtype = tuple(output.shape), output.stride(), output.storage_offset(), output.dtype
         device = fake_device(output)

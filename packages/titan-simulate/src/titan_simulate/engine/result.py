@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from titan_simulate.engine.host_waits import HostWait
 
-
 AFTER_UPDATE = ("optimizer", "end of step")
 """Phases in which the optimizer's state exists even in the first step."""
 
