@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
+from harness.fake_cuda import train_simulated
 from harness.jobs import run_recipe
 from titan_core.api.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from titan_simulate.engine.result import SimulatedRank
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,12 @@ class MemoryMeter:
             self.found["step"] = most
 
 
-def measured_rank(recipe: str, overrides: dict[str, object], folder: str) -> Measured:
-    """Train ``recipe`` for two steps in this process, which may be one of several ranks, and measure."""
+def measured_rank(site: str, recipe: str, overrides: dict[str, object], folder: str) -> Measured:
+    """Train ``recipe`` for two steps in this process, which may be one of several ranks, and measure.
+
+    Args:
+        site: folder of further packages.
+    """
     os.chdir(folder)
     meter, states = MemoryMeter(), list[int]()
 
@@ -70,7 +81,8 @@ def measured_rank(recipe: str, overrides: dict[str, object], folder: str) -> Mea
 
     handle = register_optimizer_step_post_hook(after)
     try:
-        run_recipe(recipe, {"training.steps": 2, "job.device": "cpu", **overrides}, observers=[meter])
+        with _same_kernels(), patch.object(sys, "path", [site, *sys.path]):
+            run_recipe(recipe, {"training.steps": 2, "job.device": "cpu", **overrides}, observers=[meter])
     finally:
         handle.remove()
     return Measured(optimizer=states[0], **meter.found)
@@ -80,3 +92,21 @@ def allocated(tensors: Iterable[Any]) -> int:
     """Return the bytes of the storages of ``tensors``, each counted once."""
     locals_ = [getattr(one, "_local_tensor", one) for one in tensors if isinstance(one, Tensor)]
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in locals_}.values())
+
+
+def simulated_rank(site: str, recipe: str, overrides: dict[str, object], world_size: int, rank: int) -> SimulatedRank:
+    """Simulate what :func:`measured_rank` measures."""
+    with _same_kernels(), patch.object(sys, "path", [site, *sys.path]):
+        return train_simulated(recipe, overrides, world_size, rank, False, "NVIDIA H100 80GB HBM3")
+
+
+@contextmanager
+def _same_kernels() -> Iterator[None]:
+    """Write out the norm, which has a kernel of its own on GPUs and consists of several operators on CPUs."""
+
+    def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        assert weight is not None and eps is not None
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    with patch.object(torch.nn.functional, "rms_norm", rms_norm):
+        yield

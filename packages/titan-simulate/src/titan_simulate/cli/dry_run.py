@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank
 
 STAGES = "stages"
-_GIB = 2**30
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,11 +105,15 @@ def _verdict(found: SimulatedRank) -> Iterator[str]:
     for one in found.steps[-1].collectives:
         collectives["count"] += one.count
         collectives["bytes"] += one.bytes
-    owners = ", ".join(f"{owner} {size / _GIB:.2f}" for owner, size in peak.owners.items() if size >= peak.bytes // 100)
+    owners = ", ".join(f"{owner} {_size(size)}" for owner, size in peak.owners.items() if size >= peak.bytes // 100)
     seconds = found.start.seconds + sum(step.seconds for step in found.steps)
     yield f"rank {found.rank} of {found.world_size} ({found.mesh}): one step works ({seconds:.0f} s)"
-    yield f"  peak: {peak.bytes / _GIB:.2f} GiB ({owners}), without what the allocator, CUDA and NCCL add"
-    yield f"  communication: {collectives['count']:,} collectives, {collectives['bytes'] / _GIB:.2f} GiB"
+    yield f"  peak: {_size(peak.bytes)} ({owners}), without what the allocator, CUDA and NCCL add"
+    yield f"  communication: {collectives['count']:,} collectives, {_size(collectives['bytes'])}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _rank(text: str) -> int | str:
