@@ -48,9 +48,12 @@ class FakeCuda:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        settings = dict(overrides or {})
-        found: SimulatedRank = self._server.call(_train, recipe, settings, world_size, rank, strict, device, site)
-        return found
+        return self.call(train_simulated, recipe, dict(overrides or {}), world_size, rank, strict, device, site)
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of the module-level ``function``, called where devices, but no tensors, are simulated."""
+        result: T = self._server.call(function, *args)
+        return result
 
     def run(
         self, function: Callable[..., T], *args: Any, world_size: int = 1, rank: int = 0, strict: bool = False, **kwargs: Any
@@ -62,8 +65,7 @@ class FakeCuda:
             world_size: size of the default process group, of which only ``rank`` exists.
             strict: whether a wait of the host for the device is an error.
         """
-        result: T = self._server.call(_run, function, world_size, rank, strict, args, kwargs)
-        return result
+        return self.call(_run, function, world_size, rank, strict, args, kwargs)
 
     def close(self) -> None:
         """End all processes."""
@@ -79,15 +81,16 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(
+def train_simulated(
     recipe: str,
     overrides: dict[str, object],
     world_size: int,
     rank: int,
     strict: bool,
     device: str,
-    site: str | None,
+    site: str | None = None,
 ) -> SimulatedRank:
+    """See :meth:`FakeCuda.train`."""
     from titan_core.train.trainer import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES
