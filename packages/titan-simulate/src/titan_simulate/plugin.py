@@ -1,4 +1,4 @@
-"""The command of titan-simulate."""
+"""The commands of titan-simulate."""
 
 from __future__ import annotations
 
@@ -18,5 +18,11 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_simulate.cli.simulate:arguments"),
             run=Ref("titan_simulate.cli.simulate:run"),
             overrides=True,
+        ),
+        Command(
+            name="calibrate",
+            summary="measure this machine and describe it for `titan estimate` and `titan plan`",
+            arguments=Ref("titan_simulate.cli.calibrate:arguments"),
+            run=Ref("titan_simulate.cli.calibrate:run"),
         ),
     ]

@@ -55,8 +55,17 @@ class CollectivePoint:
 
 
 @dataclass(frozen=True)
+class FreshMemory:
+    """Allocations that the system serves, and clears page by page."""
+
+    least_mib: int
+    """Size from which on allocations are fresh."""
+    rate: Measured
+
+
+@dataclass(frozen=True)
 class Compute:
-    """Rates of one device. All rates are per second, in units of 1e12 operations or 1e9 bytes."""
+    """Rates of one device and of the host."""
 
     matmuls: dict[str, tuple[MatmulPoint, ...]]
     """By type."""
@@ -64,16 +73,18 @@ class Compute:
     """Forward and backward, in TFLOP/s of the operations that a causal mask leaves."""
     bandwidth: Measured
     """Reading and writing memory in a pointwise operator."""
-    kernel: Measured
-    """Least duration of a kernel, in µs. 0 on a CPU, where it is part of the operator."""
     operator: Measured
-    """Time of the host for an operator, in µs."""
+    """Time of the host for an operator, in µs. On a CPU this includes the least time of its kernel."""
+    host_bandwidth: Measured
+    """Of an optimizer on the host."""
+    kernel: Measured | None
+    """Least duration of a kernel, in µs; ``None`` on a CPU."""
     copy: Measured | None
     """Between the host and the device; ``None`` on a CPU."""
-    host_bandwidth: Measured
-    """Of an optimizer on the host, in GB/s."""
-    others: tuple[Measured, ...] = ()
-    """Further figures of the report."""
+    pointwise: Measured | None
+    """Elements per second of functions such as silu; ``None`` on a GPU, where the bandwidth bounds them."""
+    fresh: FreshMemory | None
+    """``None`` on a GPU, and on a CPU that has none up to the largest size that was measured."""
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,20 @@ class Memory(Table):
     """Share of it that pointwise kernels, norms and copies reach."""
     kernel_us: Microseconds = 3.0
     """Least duration of a kernel, with the gap before the next one."""
+    functions_g_s: Rate | None = None
+    """10^9 elements per second of pointwise functions that consist of many instructions, such as silu, if these and not the
+    bandwidth bound them (on a CPU)."""
+    fresh_mib: Count | None = None
+    """Size of allocations from which on the system provides their memory, and clears it page by page (on a CPU)."""
+    fresh_gb_s: Rate | None = None
+    """Rate at which it does so, in GB/s."""
 
 
 class Host(Table):
     """The host, which issues a device's work."""
 
+    computes: bool = False
+    """Whether the host is the device (a CPU): it issues an operator after it has computed the one before."""
     operator_us: Microseconds = 8.0
     """Time to issue an operator eagerly. The host is ahead of the device unless kernels are shorter than this."""
     compiled_kernel_us: Microseconds = 3.0
