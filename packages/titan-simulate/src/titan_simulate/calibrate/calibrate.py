@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,19 +110,27 @@ def _timers(device: torch.device) -> tuple[Timer, HostTimer]:
 
 
 def _facts(device: torch.device, ranks: int, per_node: int, compute: Compute) -> Calibration:
-    on_cpu = device.type == "cpu"
+    host: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "ranks": ranks,
+        "ranks_per_node": per_node,
+        "compute": compute,
+    }
     versions = {"torch": torch.__version__, "Python": platform.python_version()}
-    if on_cpu:
-        return Calibration(
-            f"{_processor()}, {device_name(device)}", True, memory_of(device), 1, None, torch.get_num_threads(), ranks, per_node,
-            compute, versions=versions,
-        )  # fmt: skip
+    memory = memory_of(device)
+    if device.type == "cpu":
+        name = f"{_processor()}, {device_name(device)}"
+        return Calibration(name, True, memory, multiprocessors=1, capability=None, versions=versions, **host)
     properties = torch.cuda.get_device_properties(device)
-    versions["CUDA"] = str(torch.version.cuda)
     return Calibration(
-        device_name(device), False, memory_of(device), properties.multi_processor_count,
-        f"{properties.major}.{properties.minor}", torch.get_num_threads(), ranks, per_node, compute, versions=versions,
-    )  # fmt: skip
+        device_name(device),
+        False,
+        memory,
+        multiprocessors=properties.multi_processor_count,
+        capability=f"{properties.major}.{properties.minor}",
+        versions={**versions, "CUDA": str(torch.version.cuda)},
+        **host,
+    )
 
 
 def _processor() -> str:

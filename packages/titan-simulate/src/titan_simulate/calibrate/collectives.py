@@ -34,9 +34,7 @@ def measure_links(group: dist.ProcessGroup, device: torch.device, rounds: int = 
     return points
 
 
-def _collectives(
-    group: dist.ProcessGroup, device: torch.device, size: int
-) -> Iterator[tuple[str, Callable[[], object]]]:
+def _collectives(group: dist.ProcessGroup, device: torch.device, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield each collective on ``size`` bytes."""
     ranks, rank = group.size(), group.rank()
     share = math.ceil(size / 4 / ranks)
@@ -60,9 +58,7 @@ def _collectives(
     yield "send", send
 
 
-def _time(
-    call: Callable[[], object], kind: str, group: dist.ProcessGroup, device: torch.device, rounds: int
-) -> Timing:
+def _time(call: Callable[[], object], kind: str, group: dist.ProcessGroup, device: torch.device, rounds: int) -> Timing:
     for _ in range(3):
         call()  # connects the ranks
     once = _spent(call, 3, group, device)

@@ -18,8 +18,8 @@ from titan_simulate.torch_private import TorchDispatchMode, is_view
 
 CPU_MATMULS = ((1024, 1024, 1024), (2048, 256, 256), (512, 688, 256), (688, 256, 2048), (256, 256, 256), (512, 64, 64))
 CUDA_MATMULS = (
-    (8192, 8192, 8192), (16384, 14336, 4096), (16384, 4096, 14336), (8192, 8192, 1024), (8192, 8192, 256), (4096, 4096, 4096),
-    (4096, 1024, 4096), (1024, 1024, 1024),
+    (8192, 8192, 8192), (16384, 14336, 4096), (16384, 4096, 14336), (8192, 8192, 1024), (8192, 8192, 256),
+    (4096, 4096, 4096), (4096, 1024, 4096), (1024, 1024, 1024),
 )  # fmt: skip
 """Rows, columns and inner dimension of matmuls: those of large models, and smaller ones to see how the rate falls."""
 

@@ -12,7 +12,7 @@ from titan_simulate.calibrate.result import Calibration, CollectivePoint, Matmul
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
 
-DEPTHS = (0.0, *(2.0**exponent for exponent in range(0, 11)))
+DEPTHS = (0.0, *(2.0**exponent for exponent in range(11)))
 """Candidates for ``half_depth``."""
 
 
@@ -76,9 +76,7 @@ def _matmul(points: Sequence[MatmulPoint], on_cpu: bool, peak: float) -> dict[st
         return statistics.median(point.tflops * (point.k + depth) / point.k for point in large)
 
     def error(depth: float) -> float:
-        return statistics.mean(
-            abs(math.log(point.tflops * (point.k + depth) / point.k / rate(depth))) for point in large
-        )
+        return statistics.mean(abs(math.log(point.tflops * (point.k + depth) / point.k / rate(depth))) for point in large)
 
     depth = min(DEPTHS, key=error)
     achievable = rounded(rate(depth))
@@ -120,8 +118,8 @@ def _links(found: Calibration, like: Machine | None) -> dict[str, Any]:
 def fit_link(points: Sequence[CollectivePoint]) -> tuple[float, dict[str, float]]:
     """Return the µs to start a collective, and latency and bandwidth of the link.
 
-    Small messages take the start and a latency for each hop; large ones also their bytes over the bandwidth. The bandwidth is
-    the mean over the kinds of collectives by time, because training uses them alike. Messages between two ranks are only
+    Small messages take the start and a latency for each hop; large ones also their bytes over the bandwidth. It is the mean
+    over the kinds of collectives by time, because training uses them alike. Messages between two ranks are only
     reported: they start in another way.
     """
     collectives = [point for point in points if point.kind != "send"]

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported to type checkers
 
 from titan_core.api.errors import UserError
 from titan_core.api.tools.device import backend_for, choose_device
@@ -33,21 +34,17 @@ def in_ranks(ranks: int, threads: int, function: Callable[..., R], *arguments: o
         UserError: a rank raised it.
         RuntimeError: a process has died.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pool: ProcessPoolExecutor = worker_processes(ranks)
     try:
-        calls = [
-            pool.submit(_as_rank, rank, ranks, store.port, threads, function, arguments) for rank in range(ranks)
-        ]
+        calls = [pool.submit(_as_rank, rank, ranks, store.port, threads, function, arguments) for rank in range(ranks)]
         results = [call.result() for call in calls]
     finally:
         end_now(pool)
     return results[0]
 
 
-def _as_rank(
-    rank: int, ranks: int, port: int, threads: int, function: Callable[..., R], arguments: tuple[object, ...]
-) -> R:
+def _as_rank(rank: int, ranks: int, port: int, threads: int, function: Callable[..., R], arguments: tuple[object, ...]) -> R:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
@@ -72,7 +69,7 @@ def joined(choice: str) -> Iterator[torch.device]:
 
 
 def groups_of_nodes() -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None, int]:
-    """Return the group of this rank's node, the group of the ranks with the same place on every node, and the number of ranks
+    """Return the group of this rank's node, the group of the ranks that have its place on each node, and the number of ranks
     of a node. A group of one rank is ``None``. All ranks call this together.
 
     Raises:
@@ -84,7 +81,9 @@ def groups_of_nodes() -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | Non
     sizes = {len(node) for node in nodes}
     if len(sizes) > 1:
         shown = ", ".join(str(size) for size in sorted(sizes))
-        raise UserError.one("titan calibrate", f"the nodes have {shown} ranks", "start the same number of ranks on each node")
+        raise UserError.one(
+            "titan calibrate", f"the nodes have {shown} ranks", "start the same number of ranks on each node"
+        )
     (size,) = sizes
     node = _group(nodes) if size > 1 else None
     across = _group([list(place) for place in zip(*nodes, strict=True)]) if len(nodes) > 1 else None
@@ -104,5 +103,3 @@ def _boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-

@@ -37,7 +37,9 @@ class Timing:
         if len(seconds) < 2 or not all(math.isfinite(one) and one > 0 for one in seconds):
             shown = ", ".join(f"{one:g}" for one in seconds)
             raise UserError.one(
-                f"calibration of {what}", f"the clock measured {shown or 'no'} seconds", "repeat it; report this if it persists"
+                f"calibration of {what}",
+                f"the clock measured {shown or 'no'} seconds",
+                "repeat it; report this if it persists",
             )
         low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(middle, (high - low) / middle)

@@ -33,7 +33,10 @@ def toml_of(found: Calibration, command: str, now: datetime) -> str:
         f"Versions: {versions}",
         *unmeasured(found),
         "",
-        *(f"{what}: {figure}" + (f", spread {spread:.0%}" if spread is not None else "") for what, figure, spread in rows(found)),
+        *(
+            f"{what}: {figure}" + (f", spread {spread:.0%}" if spread is not None else "")
+            for what, figure, spread in rows(found)
+        ),
     ]
     return "".join(f"# {line}".rstrip() + "\n" for line in comments) + "\n" + tomli_w.dumps(values)
 
@@ -114,4 +117,3 @@ def _collective(where: str, point: CollectivePoint) -> tuple[str, str, float]:
 def size_of(size: int) -> str:
     """Return ``size`` bytes in words."""
     return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"
-
