@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.job import Job, JobFact
 
 api = (1, 0)
 
@@ -26,3 +31,19 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_simulate.cli.calibrate:run"),
         ),
     ]
+
+
+@hookimpl
+def titan_job_facts(job: Job) -> list[JobFact]:
+    """Return the least memory of a rank."""
+    from titan_simulate.estimate.job_memory import memory_fact
+
+    return [memory_fact(job)]
+
+
+@hookimpl
+def titan_job_assembled(job: Job) -> None:
+    """Warn about a job that cannot fit its device."""
+    from titan_simulate.estimate.job_memory import warn_if_too_large
+
+    warn_if_too_large(job)

@@ -23,6 +23,9 @@ CUDA_MATMULS = (
 )  # fmt: skip
 """Rows, columns and inner dimension of matmuls: those of large models, and smaller ones to see how the rate falls."""
 
+CPU_ATTENTION, CUDA_ATTENTION = (2, 4, 512, 64), (2, 32, 8192, 128)
+"""Batch, heads, positions and width of a head."""
+
 
 def measure_compute(device: torch.device, timer: Timer, host_timer: HostTimer) -> Compute:
     """Return the rates of ``device`` and of the host.
@@ -85,7 +88,7 @@ def _matmul(left: Tensor, right: Tensor, kind: str) -> Callable[[], Tensor]:
 def _attention(device: torch.device, timer: Timer) -> tuple[Measured, Measured]:
     """Measure causal attention as a model of the device's size uses it."""
     on_cpu = device.type == "cpu"
-    batch, heads, positions, width = (2, 4, 512, 64) if on_cpu else (2, 32, 8192, 128)
+    batch, heads, positions, width = CPU_ATTENTION if on_cpu else CUDA_ATTENTION
     dtype = torch.float32 if on_cpu else torch.bfloat16
     made = partial(torch.randn, batch, heads, positions, width, device=device, dtype=dtype)
     query, key, value = (made().requires_grad_() for _ in range(3))

@@ -86,7 +86,7 @@ def _matmul(points: Sequence[MatmulPoint], on_cpu: bool, peak: float) -> dict[st
 
 
 def _bandwidth(measured: float, of_data_sheet: float) -> dict[str, float]:
-    if of_data_sheet >= measured:
+    if of_data_sheet >= measured > 0:
         return {"bandwidth_gb_s": of_data_sheet, "efficiency": rounded(measured / of_data_sheet)}
     return {"bandwidth_gb_s": rounded(measured), "efficiency": 1.0}
 
