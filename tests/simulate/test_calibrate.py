@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def test_a_known_gpu_keeps_the_peaks_of_its_data_sheet(tmp_path: Path) -> None:
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="memory.bandwidth_gb_s"):
+    with pytest.raises(UserError, match=r"memory\.bandwidth_gb_s"):
         machine_values(made(bandwidth=0.0))
     with pytest.raises(UserError, match="fp32 matmuls: the clock measured 0"):
         Timing.of([0.0, 1.0, 1.0], "fp32 matmuls")
@@ -146,13 +145,11 @@ def test_one_slow_rank_does_not_decide() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that take no time."""
     monkeypatch.setattr(compute, "CPU_MATMULS", ((64, 64, 64), (128, 64, 64)))
     monkeypatch.setattr(compute, "CPU_ATTENTION", (1, 1, 64, 16))
     monkeypatch.setattr(compute, "FRESH_MIB", (1, 64))
-
-    yield
 
 
 def test_this_cpu_is_measured(small: None) -> None:

@@ -25,6 +25,13 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
+            name="estimate",
+            summary="memory and speed of a job on a machine, without a GPU",
+            arguments=Ref("titan_simulate.cli.estimate:arguments"),
+            run=Ref("titan_simulate.cli.estimate:run"),
+            overrides=True,
+        ),
+        Command(
             name="calibrate",
             summary="measure this machine and describe it for `titan estimate` and `titan plan`",
             arguments=Ref("titan_simulate.cli.calibrate:arguments"),

@@ -63,7 +63,7 @@ def machine_values(found: Calibration) -> dict[str, Any]:
         "links": _links(found, like),
     }  # fmt: skip
     if found.is_cpu:
-        values["allocator"] = {"rounding_bytes": 64, "fragmentation": 0.0}
+        values["allocator"] = {"fragmentation": 0.0}
     _require_positive(values)
     return values
 

@@ -1,8 +1,8 @@
-"""The least memory that a job's state takes, from its facts alone. Takes microseconds, and is free of torch.
+"""The least memory that a job's state takes, from its facts alone. Free of torch.
 
-The model's definition has the number of parameters, and the mesh the number of ranks that hold them together. The most loaded
-of these ranks holds at least its even share, whatever the rules by which parameters are divided and replicated. A lower bound
-is what a warning needs: it is never wrong about a job that fits. ``titan estimate`` computes what a job really needs.
+The model's definition has the number of parameters, and the mesh the number of ranks that hold them together. The most
+loaded of these ranks holds at least its even share, whatever the rules by which parameters are divided and replicated. A
+lower bound is what a warning needs: it is never wrong about a job that fits. ``titan estimate`` computes what a job needs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class LeastState:
     gradients: int
     optimizer_state: int
     block_inputs: int
-    """What recomputation of whole blocks keeps of a microbatch: the input of each block of the rank. Without pipelines, no way
-    of training keeps less."""
+    """What recomputation of whole blocks keeps of a microbatch: the input of each block of the rank."""
 
     @property
     def state(self) -> int:
