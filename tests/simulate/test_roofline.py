@@ -122,6 +122,19 @@ def test_fusion_keeps_what_backward_reads_and_stops_at_a_matmul() -> None:
     assert fused[0].writes == (Data(2, size),)
 
 
+def test_a_kernel_ends_where_another_stream_waits_for_it() -> None:
+    gather = Work(Kind.COLLECTIVE, "all_gather", "forward", "", "tp", (0,), ranks=tuple(range(8)), bytes=2**28)
+    trace = [
+        pointwise([1], [2], compiled=True),
+        gather,
+        replace(pointwise([2], [3], compiled=True)),
+        replace(pointwise([3], [4], compiled=True), after=(1,)),
+    ]
+    fused = fuse(trace)
+    assert [work.after for work in fused] == [(), (0,), (1,)]
+    assert simulate_streams(fused, FREE).seconds > seconds_of(gather, FREE)
+
+
 def test_asynchronous_tensor_parallelism_hides_a_gather_behind_its_matmul() -> None:
     gather = Work(
         Kind.COLLECTIVE, "_c10d_functional::all_gather_into_tensor", "forward", "", "tp", (), ranks=tuple(range(8)), bytes=2**28
