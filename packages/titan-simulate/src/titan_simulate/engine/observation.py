@@ -192,7 +192,7 @@ class Observation:
 
 def _launches(name: str, args: Sequence[Any]) -> int:
     short = name.partition("::")[2].partition(".")[0]
-    if short in _NO_KERNEL:
+    if short in _NO_KERNEL or name.startswith("prim::"):  # prim::device asks a tensor for its device
         return 0
     if "_foreach_" in short or "_fused_" in short:
         return -(-len(args[0]) // TENSORS_PER_LAUNCH)
