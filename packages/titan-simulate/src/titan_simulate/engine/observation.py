@@ -17,6 +17,7 @@ from titan_simulate.engine.memory import DeviceMemory
 from titan_simulate.engine.modules import ModuleTracker
 from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
+from titan_simulate.engine.streams import StreamOrder
 from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
@@ -49,6 +50,12 @@ class Operation:
     launches: int
     collective: Collective | None
     """One call, if it is one."""
+    number: int
+    """Operators are numbered in the order in which the host issues them."""
+    stream: int
+    """The stream on which it runs."""
+    after: tuple[int, ...]
+    """Numbers of the operators of other streams that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,10 @@ class OperationObserver(Protocol):
         """Observe ``operation``."""
         ...
 
+    def attach(self, observation: Observation) -> None:
+        """Called once, before the first operation."""
+        ...
+
 
 class Observation:
     """Everything that is counted while a rank is simulated."""
@@ -77,7 +88,10 @@ class Observation:
     def __init__(self, observers: Iterable[OperationObserver] = ()) -> None:
         self.memory, self.host_memory = DeviceMemory(), DeviceMemory()
         self.modules = ModuleTracker()
+        self.streams = StreamOrder()
         self._observers = list(observers)
+        for observer in self._observers:
+            observer.attach(self)
         self._phase = "start"
         self._collectives: dict[tuple[str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._launches: Counter[str] = Counter()
@@ -124,8 +138,19 @@ class Observation:
         self._launches[self._phase] += facts.launches
         self._flops[self._phase] += facts.flops
         if self._observers:
+            order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
-                operator, facts.name, self._phase, module, args, keywords, result, facts.flops, facts.launches, collective
+                operator,
+                facts.name,
+                self._phase,
+                module,
+                args,
+                keywords,
+                result,
+                facts.flops,
+                facts.launches,
+                collective,
+                *order,
             )
             for observer in self._observers:
                 observer(operation)
@@ -207,7 +232,7 @@ def _item(result: Any, number: int) -> Any:
 
 def _launches(name: str, args: Sequence[Any]) -> int:
     short = name.partition("::")[2].partition(".")[0]
-    if short in _NO_KERNEL:
+    if short in _NO_KERNEL or name.startswith("prim::"):  # prim::device asks a tensor for its device
         return 0
     if "_foreach_" in short or "_fused_" in short:
         return -(-len(args[0]) // TENSORS_PER_LAUNCH)
