@@ -1,4 +1,4 @@
-"""The command of titan-simulate."""
+"""The commands of titan-simulate."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def titan_commands() -> list[Command]:
             summary="run one rank of a job of any size without a GPU: memory, collectives and launches",
             arguments=Ref("titan_simulate.cli.simulate:arguments"),
             run=Ref("titan_simulate.cli.simulate:run"),
+            overrides=True,
+        ),
+        Command(
+            name="estimate",
+            summary="memory and speed of a job on a machine, without a GPU",
+            arguments=Ref("titan_simulate.cli.estimate:arguments"),
+            run=Ref("titan_simulate.cli.estimate:run"),
             overrides=True,
         ),
     ]

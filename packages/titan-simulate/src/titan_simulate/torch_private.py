@@ -7,6 +7,7 @@
 * ``torch._C._get_dispatch_mode``: whether torch's own code runs in a fake mode, as DTensor does to find shapes.
 * ``torch._C._current_graph_task_id``: whether a backward pass is running.
 * ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
+* ``_n_microbatches``, ``_stages`` of pipeline schedules: what a schedule runs. ``pipeline_order`` is public.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
 """
 
@@ -102,3 +103,38 @@ def is_view(operator: Any) -> bool:
 def nbytes(tensor: Tensor) -> int:
     """Return the bytes of the elements of ``tensor``."""
     return tensor.numel() * tensor.element_size()
+
+
+def microbatches_of_schedule(schedule: Any) -> int:
+    """Return the number of microbatches of one of torch's pipeline schedules."""
+    count: int = schedule._n_microbatches
+    return count
+
+
+def _stages(schedule: Any) -> list[Any]:
+    return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
+
+
+def ranks_and_stages(schedule: Any) -> tuple[int, tuple[int, ...]]:
+    """Return the number of ranks of a pipeline, and the rank of each stage."""
+    stage = _stages(schedule)[0]
+    table = stage.stage_index_to_group_rank
+    return stage.group_size, tuple(table[number] for number in range(stage.num_stages))
+
+
+def order_of_schedule(schedule: Any, microbatches: int) -> list[list[tuple[str, int, int]]]:
+    """Return what each rank does in a schedule with several stages per rank, if it had ``microbatches``."""
+    if microbatches != schedule._n_microbatches:
+        schedule = type(schedule)(_stages(schedule), microbatches, loss_fn=lambda *args: None)
+    order = schedule.pipeline_order
+    found = []
+    for rank in sorted(order):
+        actions = []
+        for action in order[rank]:
+            if action is None:
+                continue
+            for one in getattr(action, "sub_actions", None) or (action,):
+                if one.computation_type.value in ("F", "B", "I", "W"):
+                    actions.append((one.computation_type.value, one.stage_index, one.microbatch_index))
+        found.append(actions)
+    return found

@@ -16,6 +16,7 @@ from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.memory import DeviceMemory
 from titan_simulate.engine.modules import ModuleTracker
 from titan_simulate.engine.result import Collective, Owner
+from titan_simulate.engine.streams import StreamOrder
 from titan_simulate.torch_private import in_backward, is_view, nbytes, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
@@ -48,6 +49,12 @@ class Operation:
     launches: int
     collective: Collective | None
     """One call, if it is one."""
+    number: int
+    """Operators are numbered in the order in which the host issues them."""
+    stream: int
+    """The stream on which it runs."""
+    after: tuple[int, ...]
+    """Numbers of the operators of other streams that it waits for."""
 
 
 class OperationObserver(Protocol):
@@ -57,6 +64,10 @@ class OperationObserver(Protocol):
         """Observe ``operation``."""
         ...
 
+    def attach(self, observation: Observation) -> None:
+        """Called once, before the first operation."""
+        ...
+
 
 class Observation:
     """Everything that is counted while a rank is simulated."""
@@ -64,7 +75,10 @@ class Observation:
     def __init__(self, observers: Iterable[OperationObserver] = ()) -> None:
         self.memory, self.host_memory = DeviceMemory(), DeviceMemory()
         self.modules = ModuleTracker()
+        self.streams = StreamOrder()
         self._observers = list(observers)
+        for observer in self._observers:
+            observer.attach(self)
         self._phase = "start"
         self._collectives: dict[tuple[str, str, int, str, str], list[int]] = defaultdict(lambda: [0, 0])
         self._launches: Counter[str] = Counter()
@@ -108,7 +122,10 @@ class Observation:
         self._launches[self._phase] += launches
         self._flops[self._phase] += flops
         if self._observers:
-            operation = Operation(operator, name, self._phase, module, args, keywords, result, flops, launches, collective)
+            order = self.streams.issue() if launches or collective is not None else (-1, -1, ())
+            operation = Operation(
+                operator, name, self._phase, module, args, keywords, result, flops, launches, collective, *order
+            )
             for observer in self._observers:
                 observer(operation)
 

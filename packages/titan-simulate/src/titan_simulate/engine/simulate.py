@@ -106,6 +106,7 @@ def _observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
         stack.callback(setattr, torch.UntypedStorage, "resize_", resize)
         stack.enter_context(waits.watching())
         stack.enter_context(observation.modules.watching())
+        stack.enter_context(observation.streams.watching())
         # Compiled code would be observed as one operator, or not at all.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(FakeDevice(waits, observation.seen))

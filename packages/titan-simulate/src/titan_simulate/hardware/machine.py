@@ -109,10 +109,8 @@ class Links(Table):
 class Allocator(Table):
     """The caching allocator of torch."""
 
-    rounding_bytes: Count = 512
-    """Allocations are multiples of this."""
-    fragmentation: Fraction = 0.03
-    """Share of the reserved memory that is free but in pieces of the wrong size at the peak."""
+    fragmentation: Fraction = 0.06
+    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size."""
 
 
 class Machine(Table):
