@@ -32,9 +32,7 @@ def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
 def fsdp_costs(context: JobContext[FSDPKeys]) -> Costs:
     """Return what stays gathered. Torch's pipeline stages reduce gradients after the last microbatch."""
     policy, pipelined = context.section.fsdp_reshard_after_forward, context.facts.mesh.degree("pp") > 1
-    return Costs(
-        parameters_stay=policy == "never" or (policy == "default" and pipelined), gradients_stay=pipelined
-    )
+    return Costs(parameters_stay=policy == "never" or (policy == "default" and pipelined), gradients_stay=pipelined)
 
 
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:

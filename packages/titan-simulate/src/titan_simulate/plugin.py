@@ -26,4 +26,11 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_simulate.cli.estimate:run"),
             overrides=True,
         ),
+        Command(
+            name="plan",
+            summary="find the fastest mesh, schedule, recomputation and batch split for a number of GPUs",
+            arguments=Ref("titan_simulate.cli.plan:arguments"),
+            run=Ref("titan_simulate.cli.plan:run"),
+            overrides=True,
+        ),
     ]

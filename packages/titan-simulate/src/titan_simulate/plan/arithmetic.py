@@ -1,4 +1,4 @@
-'''Rough memory and time of a job on a machine, from the model's layout and the mesh alone. Free of torch.
+"""Rough memory and time of a job on a machine, from the model's layout and the mesh alone. Free of torch.
 
 It ranks thousands of candidates, so that only a few need a simulation. It knows what a mesh dimension divides (layers, the
 batch, the sequence, weights, experts) and no parallelism. All sizes are per rank; the worst rank of a pipeline counts.
@@ -22,13 +22,15 @@ Time of a step::
 
 A ring over n ranks moves (n - 1) / n of a tensor per rank to gather or scatter it. A group within a node uses the node's
 links. Otherwise all its ranks in a node share the traffic to other nodes.
-'''
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from titan_core.api.mesh import MeshPlan
@@ -37,6 +39,7 @@ from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.model_sizes import ModelSizes, Unit
 
 GIB = 2**30
+STATE = "parameters, gradients, optimizer"
 _CHUNK = 2**30
 """Bytes of the fp32 logits of a chunk of the loss."""
 _OPERATORS = 160
@@ -83,6 +86,11 @@ class Guess:
         return sum(self.memory.values()) / GIB
 
     @property
+    def least_gib(self) -> float:
+        """Memory that no recomputation, schedule or batch split changes."""
+        return (self.memory[STATE] + self.memory["context"]) / GIB
+
+    @property
     def step_seconds(self) -> float:
         """Duration of a step."""
         return sum(self.seconds.values())
@@ -103,20 +111,17 @@ class _Group:
         return size * (self.ranks - 1) / self.ranks / self.bandwidth + calls * self.latency
 
 
-@dataclass
-class _Rank:
-    """The units that a rank holds, added up."""
+@dataclass(frozen=True)
+class _Held:
+    """The units that a rank holds. Units of the same sizes are counted, because models repeat blocks."""
 
-    whole: float = 0.0
-    """Parameters after the division of weights and experts, but not of data."""
-    on_views: float = 0.0
-    """Of these, experts."""
-    largest: float = 0.0
-    """Those of the largest unit."""
-    blocks: list[Unit] = field(default_factory=list)
-    flops: float = 0.0
-    """Share of the model's matmul operations."""
-    head: bool = False
+    blocks: tuple[tuple[int, int], ...]
+    """Number of the kind, and how often it occurs."""
+    others: tuple[int, ...]
+    """Kinds of the units of embedding and head."""
+    head: bool
+    alive: float
+    """Microbatches whose activations are alive at once."""
 
 
 class Arithmetic:
@@ -124,82 +129,108 @@ class Arithmetic:
 
     def __init__(self, sizes: ModelSizes, machine: Machine) -> None:
         self._sizes, self._machine = sizes, machine
-        self._flops = {name: _flops(unit) for name, unit in sizes.units.items()}
-        self._total_flops = sum(self._flops.values()) or 1.0
+        self._kinds: list[Unit] = []
+        self._kind_of: dict[str, int] = {}
+        for name, unit in sizes.units.items():
+            if unit not in self._kinds:
+                self._kinds.append(unit)
+            self._kind_of[name] = self._kinds.index(unit)
+        flops = [_flops(unit) for unit in self._kinds]
+        total = sum(flops[kind] for kind in self._kind_of.values()) or 1.0
+        self._flops = [each / total for each in flops]
+        """By kind: share of the model's matmul operations."""
+        self._held_before: dict[object, tuple[_Held, ...]] = {}
+        self._block_seconds = cache(self._matmul_seconds)
 
     def guess(self, job: Workload) -> Guess:
         """Return the memory and the time of the worst rank."""
-        stages = [tuple(self._sizes.units)] if job.pipeline is None else job.pipeline.stages
-        holders = (0,) if job.pipeline is None else job.pipeline.rank_of
-        ranks = [
-            self._rank(job, [unit for stage, holder in zip(stages, holders, strict=True) if holder == number for unit in stage])
-            for number in range(max(holders) + 1)
-        ]
-        memories = [self._memory(job, rank, number) for number, rank in enumerate(ranks)]
-        memory = max(memories, key=lambda one: sum(one.values()))
+        ranks = self._ranks(job.pipeline)
+        memory = max((self._memory(job, rank) for rank in ranks), key=lambda one: sum(one.values()))
         seconds = max((self._seconds(job, rank) for rank in ranks), key=lambda one: sum(one.values()))
         return Guess(memory, seconds)
 
-    def _rank(self, job: Workload, names: Iterable[str]) -> _Rank:
-        weights, views = divided(job.mesh, "weights"), math.prod(job.mesh.view_degrees.values())
-        rank, last = _Rank(), next(reversed(self._sizes.units))
-        for name in names:
-            unit = self._sizes.units[name]
-            experts = unit.experts / views + unit.divided_experts / (views * weights)
-            whole = unit.replicated + unit.divided / weights + experts
-            rank.whole, rank.on_views = rank.whole + whole, rank.on_views + experts
-            rank.largest = max(rank.largest, whole)
-            rank.flops += self._flops[name] / self._total_flops
-            rank.head |= name == last
-            if name in self._sizes.blocks:
-                rank.blocks.append(unit)
-        return rank
+    def _ranks(self, pipeline: PipelineCosts | None) -> tuple[_Held, ...]:
+        """Return what the ranks of a pipeline hold, without repetition."""
+        key = None if pipeline is None else (pipeline.stages, pipeline.rank_of, pipeline.alive)
+        if key in self._held_before:
+            return self._held_before[key]
+        last = next(reversed(self._sizes.units))
+        names: dict[int, list[str]] = {0: list(self._sizes.units)}
+        if pipeline is not None:
+            names = {}
+            for stage, holder in zip(pipeline.stages, pipeline.rank_of, strict=True):
+                names.setdefault(holder, []).extend(stage)
+        most: dict[tuple[object, ...], _Held] = {}
+        for number, units in names.items():
+            blocks = Counter(self._kind_of[name] for name in units if name in self._sizes.blocks)
+            others = tuple(self._kind_of[name] for name in units if name not in self._sizes.blocks)
+            alive = 1.0 if pipeline is None else pipeline.alive[number]
+            held = _Held(tuple(sorted(blocks.items())), others, last in units, alive)
+            same = (held.blocks, held.others, held.head)
+            if same not in most or most[same].alive < alive:
+                most[same] = held
+        self._held_before[key] = tuple(most.values())
+        return self._held_before[key]
 
-    def _memory(self, job: Workload, rank: _Rank, number: int) -> dict[str, float]:
+    def _parameters(self, mesh: MeshPlan, kind: int) -> tuple[float, float]:
+        """Return a unit's parameters on a rank, before data parallelism divides them, and how many of them are experts."""
+        unit, weights, views = self._kinds[kind], divided(mesh, "weights"), math.prod(mesh.view_degrees.values())
+        experts = unit.experts / views + unit.divided_experts / (views * weights)
+        return unit.replicated + unit.divided / weights + experts, experts
+
+    def _totals(self, mesh: MeshPlan, rank: _Held) -> tuple[float, float, float]:
+        """Return a rank's parameters, before data parallelism divides them; its experts; and those of its largest unit."""
+        whole = on_views = largest = 0.0
+        for kind, count in (*rank.blocks, *((kind, 1) for kind in rank.others)):
+            each, experts = self._parameters(mesh, kind)
+            whole, on_views, largest = whole + count * each, on_views + count * experts, max(largest, each)
+        return whole, on_views, largest
+
+    def _memory(self, job: Workload, rank: _Held) -> dict[str, float]:
         mesh, machine = job.mesh, self._machine
         shards, weights = _shards(mesh), divided(mesh, "weights")
-        views = math.prod(mesh.view_degrees.values())
-        held = (rank.whole - rank.on_views) / shards + rank.on_views / max(1, shards // views)
+        whole, on_views, largest = self._totals(mesh, rank)
+        held = (whole - on_views) / shards + on_views / max(1, shards // math.prod(mesh.view_degrees.values()))
         sharded = shards > 1 or job.parameter_bytes < 4
-        parameters = (rank.whole if job.parameters_stay else min(rank.whole, 2 * rank.largest)) * job.parameter_bytes
-        gradients = (rank.whole if job.gradients_stay else min(rank.whole, rank.largest)) * job.reduce_bytes
-        tokens = self._tokens(job)
-        width = job.parameter_bytes
-        inputs = len(rank.blocks) * self._sizes.dim / weights
-        features = [unit.shared + unit.split / weights for unit in rank.blocks]
-        alive = 1.0 if job.pipeline is None else job.pipeline.alive[number]
-        kept = alive * (inputs + job.kept * sum(features))
-        working = max(features, default=0.0) * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
+        parameters = (whole if job.parameters_stay else min(whole, 2 * largest)) * job.parameter_bytes
+        gradients = (whole if job.gradients_stay else largest) * job.reduce_bytes
+        tokens, width = self._tokens(job), job.parameter_bytes
+        features = {kind: self._kinds[kind].shared + self._kinds[kind].split / weights for kind, _ in rank.blocks}
+        inputs = sum(count for _, count in rank.blocks) * self._sizes.dim / weights
+        kept = rank.alive * (inputs + job.kept * sum(count * features[kind] for kind, count in rank.blocks))
+        working = max(features.values(), default=0.0) * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
         vocabulary = self._sizes.vocab_size / weights
         chunk = min(tokens, max(1.0, _CHUNK / 4 / vocabulary))
         return {
-            "parameters, gradients, optimizer": 0.0 if job.offloads else held * 16,
+            STATE: 0.0 if job.offloads else held * 16,
             "gathered": (parameters + gradients) if sharded else 0.0,
             "activations": tokens * width * (kept + working),
             "logits and loss": chunk * vocabulary * (4 + 2 * width) if rank.head else 0.0,
             "context": machine.context_gib * GIB / (1.0 - machine.allocator.fragmentation),
         }
 
-    def _seconds(self, job: Workload, rank: _Rank) -> dict[str, float]:
+    def _seconds(self, job: Workload, rank: _Held) -> dict[str, float]:
         mesh, machine, sizes = job.mesh, self._machine, self._sizes
         weights, width = divided(mesh, "weights"), job.parameter_bytes
         count = job.microbatches if job.pipeline is None else job.pipeline.microbatches
         tokens = self._tokens(job)  # of a microbatch
         again = 1.0 + job.recomputed / 3
-        laps = len(rank.blocks)
+        laps = sum(number for _, number in rank.blocks)
+        blocks = [(self._kinds[kind], number) for kind, number in rank.blocks]
+        whole, _, _ = self._totals(mesh, rank)
 
         # Compute
         rows = tokens * count / weights
-        matmuls = sum(self._matmul_seconds(unit, job, tokens) for unit in rank.blocks) * count * again
-        in_blocks = sum(_flops(unit) for unit in rank.blocks) / self._total_flops
-        rest = max(0.0, rank.flops - in_blocks) * sizes.matmul_flops * rows
+        matmuls = sum(self._block_seconds(kind, job.matmul_type, weights, tokens) * number for kind, number in rank.blocks)
+        matmuls *= count * again
+        rest = sum(self._flops[kind] for kind in rank.others) * sizes.matmul_flops * rows
         matmuls += rest / (machine.matmul_of(job.wide_type).achievable_tflops * 1e12)
         mixers = sizes.mixer_flops * rows * laps / max(1, len(sizes.blocks))
         # Of a triangle, a third forward, and 2.5 times that backward.
         forward = mixers / 6
         attention = forward * (1 + job.recomputed) / (machine.attention.forward_tflops * 1e12)
         attention += 2.5 * forward / (machine.attention.backward_tflops * 1e12)
-        traffic = sum(unit.shared + unit.split / weights for unit in rank.blocks) * tokens * count * width
+        traffic = sum((unit.shared + unit.split / weights) * number for unit, number in blocks) * tokens * count * width
         traffic *= (3.0 if job.fused else 8.0) * again
         bandwidth = machine.memory.bandwidth_gb_s * 1e9 * machine.memory.efficiency
         host = machine.host.compiled_kernel_us / 5 if job.fused else machine.host.operator_us
@@ -209,7 +240,7 @@ class Arithmetic:
         found["host"] = max(0.0, issue - compute)
 
         # Collectives that nothing hides
-        regions = sum(unit.regions for unit in rank.blocks)
+        regions = sum(unit.regions * number for unit, number in blocks)
         for dim in mesh.dims:
             degree = mesh.degrees[dim.name]
             if degree < 2:
@@ -220,13 +251,13 @@ class Arithmetic:
                 calls = passes * (regions + 1)
                 found[dim.name] = group.seconds(tokens * sizes.dim * width * calls, calls)
             elif dim.divides == "sequence":
-                keys = sum(unit.keys for unit in rank.blocks) / weights
+                keys = sum(unit.keys * number for unit, number in blocks) / weights
                 passes = (3 + job.recomputed) * count
                 found[dim.name] = group.seconds(tokens * degree * keys * width * passes, passes * laps)
         for view in mesh.views:
             degree = mesh.view_degrees[view.name]
             if degree > 1:
-                routed = sum(unit.routed for unit in rank.blocks) / weights
+                routed = sum(unit.routed * number for unit, number in blocks) / weights
                 passes = (4 + 2 * job.recomputed) * count
                 group = self._group(mesh, view.borrows, degree)
                 found[view.name] = group.seconds(tokens * routed * width * passes, passes * laps)
@@ -240,10 +271,12 @@ class Arithmetic:
         group = self._group(mesh, shard)
         passes = 1.0 if job.parameters_stay else 2.0 * count
         reductions = 1.0 if job.gradients_stay else float(count)
-        size = rank.whole * (passes * width + reductions * job.reduce_bytes)
-        hidden["+".join(name for name in shard if mesh.degrees[name] > 1)] = group.seconds(size, (passes + reductions) * laps)
+        size = whole * (passes * width + reductions * job.reduce_bytes)
+        hidden["+".join(name for name in shard if mesh.degrees[name] > 1)] = group.seconds(
+            size, (passes + reductions) * laps
+        )
         group = self._group(mesh, replicate)
-        size = 2 * rank.whole / _shards(mesh) * job.reduce_bytes * reductions
+        size = 2 * whole / _shards(mesh) * job.reduce_bytes * reductions
         hidden["+".join(name for name in replicate if mesh.degrees[name] > 1)] = group.seconds(size, reductions * laps)
         free = compute
         for name, seconds in hidden.items():
@@ -251,17 +284,16 @@ class Arithmetic:
                 found[name] = found.get(name, 0.0) + seconds - free
             free = max(0.0, free - seconds)
 
-        found["update"] = 0.0 if job.offloads else 28 * rank.whole / _shards(mesh) / bandwidth
+        found["update"] = 0.0 if job.offloads else 28 * whole / _shards(mesh) / bandwidth
         if job.offloads:
-            found["update"] = 16 * rank.whole / _shards(mesh) / (machine.host.optimizer_gb_s * 1e9)
+            found["update"] = 16 * whole / _shards(mesh) / (machine.host.optimizer_gb_s * 1e9)
         return found
 
-    def _matmul_seconds(self, unit: Unit, job: Workload, tokens: float) -> float:
+    def _matmul_seconds(self, kind: int, matmul_type: str, weights: int, tokens: float) -> float:
         """Return the time of a block's matmuls for one microbatch. A small inner dimension is slower."""
-        weights = divided(job.mesh, "weights")
-        rates = self._machine.matmul_of(job.matmul_type)
+        rates = self._machine.matmul_of(matmul_type)
         total = 0.0
-        for matrix in unit.matrices:
+        for matrix in self._kinds[kind].matrices:
             inner = matrix.inner / weights if matrix.divides_inner else matrix.inner
             outer = matrix.outer / weights if matrix.divides_outer else matrix.outer
             depth = 3 + rates.half_depth * (1 / inner + 1 / outer + 1 / max(1.0, tokens))
