@@ -33,6 +33,13 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
+            name="plan",
+            summary="find the fastest mesh, schedule, recomputation and batch split for a number of GPUs",
+            arguments=Ref("titan_simulate.cli.plan:arguments"),
+            run=Ref("titan_simulate.cli.plan:run"),
+            overrides=True,
+        ),
+        Command(
             name="calibrate",
             summary="measure this machine and describe it for `titan estimate` and `titan plan`",
             arguments=Ref("titan_simulate.cli.calibrate:arguments"),
