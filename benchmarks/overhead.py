@@ -1,7 +1,7 @@
-"""Compares Titan's trainer with a bare loop in plain torch (``benchmarks/gpu/bare_loop.py``): the same model, weights, tokens
-and optimizer and the same schedule, so the same losses, which is checked. Both train in the same process, in alternating blocks of
-steps, so that other load on the machine affects both; ranks meet at a barrier before and after each block. The bare loop has
-its batches ready; the trainer reads and tokenises its data, calls its hooks and logs its metrics.
+"""Compares Titan's trainer with a bare loop in plain torch (``benchmarks/gpu/bare_loop.py``): the same model, weights,
+tokens, optimizer and schedule, and therefore the same losses, which is checked. Both train in the same process, in
+alternating blocks of steps, so that other load on the machine affects both; ranks meet at a barrier before and after each
+block. The bare loop has its batches ready; the trainer reads and tokenises its data, calls its hooks and logs its metrics.
 
     uv run python -m benchmarks.overhead                          # one device
     uv run python -m benchmarks.overhead --compile
@@ -162,29 +162,34 @@ def whole(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def contenders(settings: dict[str, str], steps: int) -> Iterator[Contenders]:
-    """Join the other ranks, if any, and build the trainer and the bare loop."""
+def contenders(settings: dict[str, str], steps: int, folder: str) -> Iterator[Contenders]:
+    """Join the other ranks, if any, and build the trainer and the bare loop.
+
+    Args:
+        settings: of the recipe llama3_debug.
+        steps: steps that the bare loop can take.
+        folder: the run directory, the same on all ranks.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = {
-            **settings,
-            "job.dump_folder": folder,
-            "training.global_batch_size": str(ranks * int(settings["training.local_batch_size"])),
-            "training.mixed_precision_param": "float32",
-            "training.steps": "100000",
-            "checkpoint.enable": "false",
-            "sample.enable": "false",
-        }
-        given = [Override(key, value) for key, value in overrides.items()]
-        job = assemble(*load_config("llama3_debug", given, Registry.from_installed()), ranks)
-        with join_world(job) as world:
-            opened = OpenedData.of(job)
-            lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
-            trainer = Trainer(job, world, opened, lifecycle, RunDirectory.create(folder))
-            try:
-                yield Contenders(trainer, opened, steps)
-            finally:
-                trainer.close()
+    overrides = {
+        **settings,
+        "job.dump_folder": folder,
+        "training.global_batch_size": str(ranks * int(settings["training.local_batch_size"])),
+        "training.mixed_precision_param": "float32",
+        "training.steps": "100000",
+        "checkpoint.enable": "false",
+        "sample.enable": "false",
+    }
+    given = [Override(key, value) for key, value in overrides.items()]
+    job = assemble(*load_config("llama3_debug", given, Registry.from_installed()), ranks)
+    with join_world(job) as world:
+        opened = OpenedData.of(job)
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+        trainer = Trainer(job, world, opened, lifecycle, RunDirectory.create(folder))
+        try:
+            yield Contenders(trainer, opened, steps)
+        finally:
+            trainer.close()
 
 
 @dataclass
@@ -237,9 +242,9 @@ def peak_bytes(step: Callable[[], object]) -> int:
     return peak
 
 
-def peaks(settings: dict[str, str]) -> tuple[int, int]:
+def peaks(settings: dict[str, str], folder: str) -> tuple[int, int]:
     """Return :func:`peak_bytes` of the bare loop and of the trainer."""
-    with contenders(settings, WARM_UP + 1) as both:
+    with contenders(settings, WARM_UP + 1, folder) as both:
         both.warm_up()
         return peak_bytes(both.bare_step), peak_bytes(both.trainer.step)
 
@@ -272,32 +277,48 @@ def report(both: Contenders, bare: Times, ours: Times) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    launcher = argparse.ArgumentParser(add_help=False)
+    launcher.add_argument("--nproc", type=int, default=1, help="number of ranks")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[launcher]
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--block", type=int, default=2, help="steps per block")
-    parser.add_argument("--nproc", type=int, default=1, help="number of ranks")
     parser.add_argument("--compile", action="store_true", help="compile the blocks and the loss of both")
     parser.add_argument("--tiny", action="store_true", help="shapes with which the host's own work dominates")
     parser.add_argument("--memory", action="store_true", help="measure bytes instead of time")
     parser.add_argument("--profile", type=int, metavar="LINES", help="profile the trainer's steps instead")
+    parser.add_argument("--folder", help="run directory (default: a temporary one)")
     arguments = parser.parse_args()
-    if arguments.nproc > 1 and "RANK" not in os.environ:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or temporary
+        if arguments.nproc == 1:
+            run(arguments, folder)
+            return
+        _, options = launcher.parse_known_args()
         threads = str(max(1, (os.cpu_count() or 1) // arguments.nproc))
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.nproc)]
-        command = [*launch, "-m", "benchmarks.overhead", *sys.argv[1:]]
-        raise SystemExit(subprocess.run(command, env={"OMP_NUM_THREADS": threads, **os.environ}, check=False).returncode)
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.nproc}"]
+        command = [*launch, "-m", "benchmarks.overhead", *options, "--folder", folder]
+        ended = subprocess.run(command, env={"OMP_NUM_THREADS": threads, **os.environ}, check=False)
+    raise SystemExit(ended.returncode)
+
+
+def run(arguments: argparse.Namespace, folder: str) -> None:
+    """Measure as one rank."""
     if arguments.memory:
-        bare, ours = peaks(LARGE_VOCABULARY)
-        print(f"\nbytes at the peak of a step: bare loop {bare / 2**20:.0f} MiB, Titan's trainer {ours / 2**20:.0f} MiB")
+        bare_bytes, our_bytes = peaks(LARGE_VOCABULARY, folder)
+        print(
+            f"\nbytes at the peak of a step: {bare_bytes / 2**20:.0f} MiB (bare loop), {our_bytes / 2**20:.0f} MiB (trainer)"
+        )
         return
     settings = {**(TINY if arguments.tiny else SHAPES), "compile.enable": str(arguments.compile).lower()}
-    with contenders(settings, WARM_UP + arguments.rounds * arguments.block) as both:
+    with contenders(settings, WARM_UP + arguments.rounds * arguments.block, folder) as both:
         if arguments.profile:
             profile(both, arguments.profile)
             return
-        bare_times, our_times = measure(both, arguments.rounds, arguments.block)
+        bare, ours = measure(both, arguments.rounds, arguments.block)
         if both.trainer.world.rank == 0:
-            report(both, bare_times, our_times)
+            report(both, bare, ours)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from harness import PATIENCE
 from harness.distributions import write_distribution
 
 PHASES = ("staging", "writing", "before commit", "while committing", "after commit", "pruning")
@@ -137,7 +138,7 @@ class Run:
         statuses = []
         for rank in ranks:
             try:
-                rank.wait(20 if all(one.poll() in (None, 0) for one in ranks) else 0.5)
+                rank.wait(PATIENCE if all(one.poll() in (None, 0) for one in ranks) else 0.5)
             except subprocess.TimeoutExpired:
                 rank.kill()
             _, self.errors = rank.communicate()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe
 from titan_ckpt import saving
 from titan_ckpt.config import CheckpointSection
@@ -225,7 +226,7 @@ class FullDisk:
         # Checkpoints of steps 2 and 4 may be written in the background. Wait, so that the first is written before the limit
         # is set, and the second before it is lifted.
         if step in (3, 5):
-            assert self._written.acquire(timeout=60)
+            assert self._written.acquire(timeout=PATIENCE)
         limit = 40_000 if self.first <= step <= self.last else self._limits[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self._limits[1]))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from harness import PATIENCE
 from harness.jobs import make_job
 from titan_ckpt import rng, saving, writer
 from titan_ckpt.config import CheckpointSection
@@ -111,7 +112,7 @@ class Gate:
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             self.reached.set()
-            assert self.open.wait(60)
+            assert self.open.wait(PATIENCE)
             return function(*arguments, **keywords)
 
         return call
@@ -162,7 +163,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
 
     def wait_for_copy(self: Saving) -> None:
         if self._pending is not None and not waited:
-            assert copying.reached.wait(60)
+            assert copying.reached.wait(PATIENCE)
             assert not self._pending[1]._requested.is_set()
             waited.append(self._pending[0])
             copying.open.set()  # only now, so that training without the wait would have continued
@@ -176,7 +177,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
         def titan_step_end(self, report: Any) -> None:
             super().titan_step_end(report)
             if report.step == 2:
-                assert writing.reached.wait(60)
+                assert writing.reached.wait(PATIENCE)
                 writing.open.set()
 
     weights = Opens()

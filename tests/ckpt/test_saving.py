@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY
 from titan_ckpt import saving, staging
@@ -63,7 +64,7 @@ def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pyt
 
     def save(*arguments: Any, **keywords: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
-            assert watch.ended.wait(60)
+            assert watch.ended.wait(PATIENCE)
         return original(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
@@ -85,7 +86,7 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
             return super().wait(timeout)
 
     def late(self: Staging, *arguments: Any) -> Any:
-        assert watch.ended.wait(60)
+        assert watch.ended.wait(PATIENCE)
         return copy(self, *arguments)
 
     with monkeypatch.context() as patch:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness import PATIENCE
 from titan_ckpt.staging import Staging
 
 
@@ -23,7 +24,7 @@ class Event:
 
     def synchronize(self) -> None:
         self.device.waits.append(threading.current_thread().name)
-        assert self.device.begins.wait(60)
+        assert self.device.begins.wait(PATIENCE)
         self.device.run(until=self)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import PATIENCE
 from titan_core.api.errors import UserError
 from titan_core.api.launcher import lock_for_ranks
 from titan_core.api.runs import folder_lock
@@ -124,7 +125,7 @@ def test_the_heartbeat_touches_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     with lock(tmp_path):
         before = (tmp_path / ".lock").stat().st_mtime_ns
         beaten.clear()
-        assert beaten.wait(60)
+        assert beaten.wait(PATIENCE)
         assert (tmp_path / ".lock").stat().st_mtime_ns >= before
 
 

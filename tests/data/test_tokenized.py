@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 
+from harness import PATIENCE
 from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
 from titan_core.api.batch_plan import BatchPlan
@@ -99,7 +100,7 @@ def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> 
         "40",
     ]
     started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not list(tmp_path.glob("tokens/*.idx")):
         assert time.monotonic() < deadline
         assert started.poll() is None

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness import PATIENCE
 from harness.flights import AT, FLIGHT, PATIENT, RUN, analysed, asks, run_with, sleeps, sleeps_again
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
@@ -109,7 +110,7 @@ def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
     try:
         with pytest.raises(RuntimeError, match="has died"):
             pool.run(2, run_with, str(tmp_path), other_shape, {})
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (tmp_path / FLIGHT / "rank-1.json").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness import PATIENCE
 from titan_debug.flight import collect as collecting
 from titan_debug.flight.collect import collect, with_failure
 from titan_debug.flight.stacks_file import StacksFile
@@ -27,19 +28,20 @@ def test_an_error_does_not_end_the_watchdog(tmp_path: Path, caplog: pytest.LogCa
         if request.why == "first":
             raise KeyError("a private table of torch's")
 
-    watchdog = Watchdog(Requests(tmp_path), 0.2, 0.2, lambda step, seconds: None, answer)
+    watchdog = Watchdog(Requests(tmp_path), 0.2, PATIENCE, lambda step, seconds: None, answer)
     closed = (tmp_path / "stacks").open("w")
     closed.close()
     watchdog.start(closed)  # an unusable file is reported too
     for why in ("first", "second"):
         send_request(tmp_path, why)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while why not in answered and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert not watchdog.starved
-    began = time.monotonic()
+    assert watchdog._thread.is_alive() and not watchdog.starved
     watchdog.stop()
-    assert time.monotonic() - began < 5
+    assert not watchdog._thread.is_alive()
+    watchdog._polled -= 2 * PATIENCE
+    assert watchdog.starved
     assert answered == ["first", "second"]
     assert "a private table of torch's" in caplog.text and "closed file" in caplog.text
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from titan_core.api.hookspecs import hookimpl
@@ -22,7 +23,6 @@ from titan_debug.statistics import recorder
 from titan_debug.statistics.read import AddedStatistics, read_statistics
 
 FOLDER = Path("run/debug/statistics")
-PATIENCE = 60.0
 
 
 class Patient:

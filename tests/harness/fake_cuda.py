@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ class FakeCuda:
         rank: int = 0,
         strict: bool = True,
         device: str = "NVIDIA H100 80GB HBM3",
+        site: str | None = None,
     ) -> SimulatedRank:
         """Train ``recipe`` for two steps as ``rank`` of ``world_size`` ranks, on random data.
 
@@ -40,13 +42,18 @@ class FakeCuda:
             strict: whether a wait of the host for the device within the second step is an error. To check a step that is
                 not logged to its end, take three steps, because the last one is logged.
             device: a name in ``titan_simulate.engine.stub_libraries.DEVICES``.
+            site: a folder with further plugins.
 
         Raises:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: SimulatedRank = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
-        return found
+        return self.call(train_simulated, recipe, dict(overrides or {}), world_size, rank, strict, device, site)
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of the module-level ``function``, called where devices, but no tensors, are simulated."""
+        result: T = self._server.call(function, *args)
+        return result
 
     def run(
         self, function: Callable[..., T], *args: Any, world_size: int = 1, rank: int = 0, strict: bool = False, **kwargs: Any
@@ -58,8 +65,7 @@ class FakeCuda:
             world_size: size of the default process group, of which only ``rank`` exists.
             strict: whether a wait of the host for the device is an error.
         """
-        result: T = self._server.call(_run, function, world_size, rank, strict, args, kwargs)
-        return result
+        return self.call(_run, function, world_size, rank, strict, args, kwargs)
 
     def close(self) -> None:
         """End all processes."""
@@ -75,13 +81,21 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(
-    recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
+def train_simulated(
+    recipe: str,
+    overrides: dict[str, object],
+    world_size: int,
+    rank: int,
+    strict: bool,
+    device: str,
+    site: str | None = None,
 ) -> SimulatedRank:
+    """See :meth:`FakeCuda.train`."""
     from titan_core.train.trainer import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES
 
+    sys.path[:0] = [site] if site is not None else []
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "job.dump_folder": folder, **SETTINGS, **overrides}
         job = make_job(recipe, settings, world_size, missing_ok=True)

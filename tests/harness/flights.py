@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.api.hookspecs import hookimpl
@@ -38,7 +39,7 @@ FLIGHT = Path("run/debug/flight")
 SEEN = Path("run/debug/flight-of-the-fault")
 """A copy of the dumps of the fault. A later step that is slow on a busy machine would overwrite them."""
 
-PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 90, "comm.watchdog_seconds": 4}
+PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 1.5 * PATIENCE, "comm.watchdog_seconds": 4}
 """Settings for faults that wait for the watchdogs: only the fault makes a step late, not a busy machine."""
 
 
@@ -64,7 +65,7 @@ def sleeps(rank: int, step: int) -> None:
     """Sleep on rank 1 until the watchdogs have dumped the step, however busy the machine is."""
     if rank == 0:
         return
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not dumped(step) and time.monotonic() < deadline:
         time.sleep(1)
     shutil.copytree(FLIGHT, SEEN, dirs_exist_ok=True)
@@ -79,7 +80,7 @@ def asks(rank: int, step: int) -> None:
     """Request a dump of a healthy run, as `titan flight dump` does."""
     if rank == 0:
         send_request(FLIGHT, "a person asks")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (FLIGHT / f"rank-{rank}.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 

@@ -15,11 +15,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from harness import PATIENCE
 from titan_core.plugins.discovery import DISABLE_VARIABLE
-
-TIMEOUT = 600.0
-"""Seconds."""
-
 
 GRACE = 10.0
 """Seconds that the other ranks may take once one has failed."""
@@ -87,7 +84,7 @@ class GlooPool:
         """Return the outcome of each rank. Once one has failed, the others have only :data:`GRACE` seconds left."""
         rank_of = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:size])}
         outcomes: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while len(outcomes) < size:
             waiting = [pipe for pipe, rank in rank_of.items() if rank not in outcomes]
             ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))

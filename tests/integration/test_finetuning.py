@@ -124,12 +124,15 @@ def test_positions_of_prompts_receive_no_gradient(folder: Path) -> None:
 @pytest.mark.parametrize(
     "mesh",
     [
-        {"parallelism__tensor_parallel_degree": 2},
-        {"parallelism__pipeline_parallel_degree": 2},
-        {"parallelism__data_parallel_shard_degree": 2, "training__local_batch_size": 1},
-        {"parallelism__context_parallel_degree": 2},
+        pytest.param({"parallelism__tensor_parallel_degree": 2}, id="TP"),
+        pytest.param({"parallelism__pipeline_parallel_degree": 2}, id="PP", marks=pytest.mark.full),
+        pytest.param(
+            {"parallelism__data_parallel_shard_degree": 2, "training__local_batch_size": 1},
+            id="FSDP",
+            marks=pytest.mark.full,
+        ),
+        pytest.param({"parallelism__context_parallel_degree": 2}, id="CP"),
     ],
-    ids=["TP", "PP", "FSDP", "CP"],
 )
 def test_every_mesh_starts_from_the_weights_and_trains_the_same(
     gloo: GlooPool, folder: Path, run: RunRecord, mesh: dict[str, object]

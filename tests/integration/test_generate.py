@@ -86,7 +86,12 @@ def test_a_hugging_face_folder_is_read_as_it_is(run: Path, greedy: list[list[int
 
 
 @pytest.mark.parametrize(
-    "mesh", [TP, [], [*TP, "--parallelism.disable_loss_parallel", "true"]], ids=["TP 2", "FSDP 2", "TP 2, whole"]
+    "mesh",
+    [
+        pytest.param(TP, id="TP 2"),
+        pytest.param([], id="FSDP 2"),
+        pytest.param([*TP, "--parallelism.disable_loss_parallel", "true"], id="TP 2, whole", marks=pytest.mark.full),
+    ],
 )
 def test_several_ranks_generate_the_same(gloo: GlooPool, run: Path, greedy: list[list[int]], mesh: list[str]) -> None:
     first, other = gloo.run(2, generated, str(run), "outputs/llama3_debug", *GREEDY, *mesh)

@@ -151,7 +151,7 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("recipe", "mesh"),
     [
-        ("tensorwise", "FSDP 2"),
+        pytest.param("tensorwise", "FSDP 2", marks=pytest.mark.full),
         pytest.param("tensorwise, float8 all-gather", "FSDP 2", marks=pytest.mark.full),
         pytest.param("tensorwise, float8 all-gather", "FSDP 2 x TP 2", marks=pytest.mark.full),
         pytest.param("rowwise", "FSDP 2 x TP 2", marks=pytest.mark.full),

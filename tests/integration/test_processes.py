@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness import PATIENCE
 from harness.distributions import write_distribution
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.json_lines import read_lines
@@ -24,8 +25,6 @@ SMALL = [
 ]  # fmt: skip
 TITAN = "uv run python -m titan_core" if "UV_RUN_RECURSION_DEPTH" in os.environ else "python -m titan_core"
 """How :class:`Started` runs it, as printed commands do."""
-PATIENCE = 300.0
-"""Seconds after which a test fails. A passing test never waits for them."""
 
 
 class Started:

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
+from harness.third_party import install
 from titan_core.api.errors import UserError
 
 pytest.importorskip("titan_simulate")
@@ -69,6 +70,11 @@ TECHNIQUES = [
         {**TP4, **FULL, **DOCUMENTS, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},
         id="4D with documents at 512 ranks",
     ),
+    pytest.param(64, 63, {**pipeline("1F1B"), **DOCUMENTS}, id="1F1B with documents"),
+    pytest.param(
+        2, 0, {**pipeline("InterleavedZeroBubble"), **DOCUMENTS, "activation_checkpoint.mode": "selective"},
+        id="InterleavedZeroBubble with documents",
+    ),
     pytest.param(2, 0, FULL, id="full recomputation"),
     pytest.param(2, 0, {"activation_checkpoint.mode": "selective"}, id="selective recomputation"),
     pytest.param(
@@ -109,6 +115,35 @@ def test_runs_on_cuda(fake_cuda: FakeCuda, world_size: int, rank: int, overrides
     assert second.flops > 0 and second.launches > 0
     grown = second.phases[-1].live - first.phases[-1].live
     assert grown < 8192, "tensors pile up from step to step"
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("experts")
+    install(folder, "titan-model-moe", "titan-expert-parallel")
+    return str(folder)
+
+
+MOE: dict[str, object] = {
+    "model.args": "{dim = 64, expert_dim = 64}",
+    **{key: value for key, value in LLAMA.items() if key != "model.args"},
+    P + "expert_parallel_degree": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rank", "overrides"),
+    [
+        pytest.param(64, 9, {}, id="EP x FSDP"),
+        pytest.param(64, 63, {**TP4, **pipeline("1F1B"), "activation_checkpoint.mode": "selective"}, id="EP x TP x PP"),
+    ],
+)
+def test_experts_run_on_cuda(
+    fake_cuda: FakeCuda, experts: str, world_size: int, rank: int, overrides: dict[str, object]
+) -> None:
+    found = fake_cuda.train("moe", {**MOE, **overrides}, world_size, rank, strict=False, site=experts)
+    called = {one.operator for one in found.steps[-1].collectives if one.ranks == 4 and one.device == "cuda"}
+    assert any("all_to_all" in name or "alltoall" in name for name in called), called
 
 
 @pytest.mark.parametrize(

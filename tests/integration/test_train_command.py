@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import PATIENCE
 from titan_core.api.dataset import DatasetContext
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
@@ -28,7 +29,7 @@ SMALL = [
 def titan(*arguments: str, cwd: Path, module: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [*(module or [sys.executable, "-m", "titan_core"]), *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -98,11 +99,11 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
         text=True,
     )
     file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     lines = [line for line in err.strip().splitlines() if not line.endswith(" ...")]  # slow phases, on a slow machine
     first, *_, last = lines

@@ -80,7 +80,9 @@ def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Ten
     return seen[0], seen[1]
 
 
-@pytest.mark.parametrize(("tied", "scaled"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("tied", "scaled"), [(False, False), pytest.param(False, True, marks=pytest.mark.full), (True, True)]
+)
 def test_an_export_has_the_same_logits_in_transformers(in_tmp: Path, tied: bool, scaled: bool) -> None:
     from transformers import LlamaForCausalLM
 
@@ -138,7 +140,9 @@ def their_model(folder: str, tied: bool, shard_size: str = "5GB") -> PreTrainedM
     return model.eval()
 
 
-@pytest.mark.parametrize(("tied", "shards"), [(False, "5GB"), (True, "5GB"), (False, "60KB")])
+@pytest.mark.parametrize(
+    ("tied", "shards"), [(False, "5GB"), pytest.param(True, "5GB", marks=pytest.mark.full), (False, "60KB")]
+)
 def test_a_job_that_starts_from_a_transformers_model_has_its_logits(in_tmp: Path, tied: bool, shards: str) -> None:
     from transformers import LlamaForCausalLM
 

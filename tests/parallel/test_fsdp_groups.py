@@ -1,4 +1,4 @@
-"""Small neighbouring blocks that FSDP gathers together."""
+"""Small blocks that FSDP gathers together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, object] = {
     "training.seq_len": 16,
     "training.local_batch_size": 2,
 }
-GROUP = "parallelism.fsdp_group_mib"
+GROUP, ALWAYS = "parallelism.fsdp_group_mib", "parallelism.fsdp_reshard_after_forward"
 # No graph is compiled here, where a dispatch mode counts operators.
 COMPILED = {"compile.enable": "true", "compile.backend": "eager", "compile.fullgraph": "false"}
 
@@ -37,30 +37,32 @@ def two_ranks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(
-    ("overrides", "groups", "kept"),
+    ("overrides", "gathers", "again"),
     [
-        ({}, 1, 1),
-        ({GROUP: 2.1 * MIB}, 2, 1),
-        ({GROUP: 2.1 * MIB, "parallelism.fsdp_reshard_after_forward": "always"}, 2, 0),
-        ({GROUP: 2.1 * MIB, "training.mixed_precision_param": "bfloat16"}, 1, 1),
-        ({GROUP: 0.9 * MIB}, LAYERS, 0),
-        ({GROUP: 0}, LAYERS, 0),
-        (COMPILED, LAYERS, 0),
+        ({}, 1, 0),
+        ({"model.args.tie_embeddings": "true"}, 1, 0),
+        ({ALWAYS: "always"}, 1, 1),
+        # Besides the blocks: the embedding, which backward does not need, and the head, which stays gathered, as do the last
+        # of several blocks.
+        ({GROUP: 2.1 * MIB}, 2 + 2, 1),
+        ({GROUP: 2.1 * MIB, "training.mixed_precision_param": "bfloat16"}, 1 + 2, 0),
+        ({GROUP: 2.1 * MIB, ALWAYS: "always"}, 2 + 2, 2 + 1),
+        ({GROUP: 0.9 * MIB}, LAYERS + 2, LAYERS),
+        ({GROUP: 0}, LAYERS + 2, LAYERS),
+        (COMPILED, LAYERS + 2, LAYERS),
     ],
     ids=str,
 )
-def test_blocks_share_gathers_up_to_a_size(overrides: dict[str, object], groups: int, kept: int) -> None:
+def test_small_blocks_share_gathers(overrides: dict[str, object], gathers: int, again: int) -> None:
     part = build_on_fake_ranks({**SETTINGS, **overrides})[0]
     tokens = torch.zeros(2, 16, dtype=torch.int64)
     with Operators() as forward:
         loss = part.forward_loss(first_step(Batch(tokens, tokens)))
     with Operators() as backward:
         loss.backward()
-    always = "parallelism.fsdp_reshard_after_forward" in overrides
-    # Besides the blocks: the embedding and the head. Backward needs no rows of the embedding, and the head stays gathered.
-    assert forward.collectives["_allgather_base_"] == groups + 2
-    assert backward.collectives["_allgather_base_"] == groups - kept + always
-    assert backward.collectives["_reduce_scatter_base_"] == groups + 2
+    assert forward.collectives["_allgather_base_"] == gathers
+    assert backward.collectives["_allgather_base_"] == again
+    assert backward.collectives["_reduce_scatter_base_"] == gathers
 
 
 def train(folder: str, model: str, overrides: dict[str, object]) -> RunRecord:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness import PATIENCE
 from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
 from titan_core.api.processes import pid_namespace
@@ -294,7 +295,7 @@ def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None
         read_until(main_end, "step 4/10")
         process.send_signal(signal.SIGINT)
         read_until(main_end, "\x1b[?1049l")
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stderr is not None and process.stderr.read() == b""
     finally:
         process.kill()
@@ -302,7 +303,7 @@ def test_on_a_terminal_it_waits_follows_and_ends_quietly(tmp_path: Path) -> None
         os.close(main_end)
 
 
-def read_until(terminal: int, expected: str, timeout: float = 60.0) -> str:
+def read_until(terminal: int, expected: str, timeout: float = PATIENCE) -> str:
     """Read from the terminal until ``expected`` appears; return the output."""
     seen = ""
     limit = time.monotonic() + timeout

@@ -33,7 +33,9 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
         rate = context.section.lr * group.lr / shared.lr
         matrices.append({**group.as_dict(MATRIX), "lr": rate})
         others.append(group.as_dict(*OTHERS))
-    return Muon(nonempty(matrices), nonempty(others), context.section, shared)
+    # Of torch's implementations of AdamW, the fused one can skip a step on the device.
+    chosen = SkippableMuon if shared.implementation in ("auto", "fused") else Muon
+    return chosen(nonempty(matrices), nonempty(others), context.section, shared)
 
 
 def nonempty(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -83,24 +85,51 @@ class Muon(Optimizer):
             # Assign both in every step, because loading a state dict replaces them.
             self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
             self._adamw.step()
+        self._update_matrices()
+        return loss
+
+    def _update_matrices(self, skip: Tensor | None = None) -> None:
         for group in self._groups(muon=True):
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
-        return loss
+                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"], skip)
 
     def _groups(self, *, muon: bool) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["muon"] is muon]
 
-    def _update(self, parameter: nn.Parameter, gradient: Tensor, lr: float, weight_decay: float) -> None:
+    def _update(
+        self, parameter: nn.Parameter, gradient: Tensor, lr: float, weight_decay: float, skip: Tensor | None
+    ) -> None:
         state, section = self.state[parameter], self._section
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
+        before = None if skip is None else [local(tensor).clone() for tensor in (parameter, state["momentum"])]
         momentum = state["momentum"].lerp_(gradient, 1 - section.momentum)
         direction = gradient.lerp(momentum, section.momentum) if section.nesterov else momentum
         update = sharded_like(parameter, orthogonalized(gathered(direction), section.steps, getattr(torch, section.dtype)))
         parameter.mul_(1 - lr * weight_decay)
         parameter.add_(update.to(parameter.dtype), alpha=-lr * update_scale(parameter.shape, section.scale))
+        if skip is not None and before is not None:
+            for tensor, old in zip((parameter, momentum), before, strict=True):
+                local(tensor).copy_(torch.where(skip, old, local(tensor)))
+
+
+class SkippableMuon(Muon):
+    """Muon that can skip a step on the device (:class:`~titan_core.api.optimizer.SkipsOnDevice`), so that the host does not
+    wait for each step to know whether its loss is finite."""
+
+    @torch.no_grad()
+    def step_unless(self, skip: Tensor) -> None:
+        """Update all parameters unless ``skip``, a flag on the device, is true."""
+        if self._adamw is not None:
+            self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
+            # What torch.amp.GradScaler sets to have fused optimizers skip a step.
+            self._adamw.grad_scale, self._adamw.found_inf = None, skip.float()  # type: ignore[attr-defined]
+            try:
+                self._adamw.step()
+            finally:
+                del self._adamw.grad_scale, self._adamw.found_inf  # type: ignore[attr-defined]
+        self._update_matrices(skip)
 
 
 def orthogonalized(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -119,6 +148,11 @@ def update_scale(shape: torch.Size, rule: str) -> float:
     """Return the factor that ``muon.scale = rule`` gives a matrix of shape ``[rows, columns]``."""
     rows, columns = shape
     return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of ``tensor``, which shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gathered(tensor: Tensor) -> Tensor:

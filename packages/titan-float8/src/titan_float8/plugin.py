@@ -24,6 +24,8 @@ def titan_precisions() -> list[Transform]:
             hardware=Ref("titan_float8.hardware:float8"),
             apply=Ref("titan_float8.float8:apply"),
             observe=Ref("titan_float8.float8:observe"),
+            choices=Ref("titan_float8.planning:float8_choices"),
+            costs=Ref("titan_float8.planning:float8_costs"),
         ),
         Transform(
             name="mxfp8",
@@ -34,6 +36,7 @@ def titan_precisions() -> list[Transform]:
             check=Ref("titan_float8.float8_check:check_mx"),
             hardware=Ref("titan_float8.hardware:mxfp8"),
             apply=Ref("titan_float8.mx:apply"),
+            costs=Ref("titan_float8.planning:mx_costs"),
         ),
     ]
 

@@ -20,9 +20,10 @@ class FSDPKeys(Section):
     memory), or to keep them ("never", least communication). "default" keeps only the head's, which backward needs first;
     under pipeline parallelism it keeps all."""
     fsdp_group_mib: float = Field(default=25.0, ge=0.0, le=2.0**20)
-    """Gather neighbouring blocks together as long as their full parameters take at most this many MiB, and by default keep
-    the last group for backward. Each gather and reduction costs the host about 0.3 ms, more than the computation of a small
-    block. The blocks of large models exceed this, so each is gathered on its own; compiled blocks and 0 (never) as well."""
+    """Gather neighbouring blocks together as long as their full parameters take at most this many MiB, and the whole model
+    if it does not take more. Each gather and reduction costs the host about 0.3 ms, more than the computation of a small
+    block. By default, the last of several blocks gathered together are kept for backward. The blocks of large models take
+    more, so each is gathered on its own; so are compiled blocks, and with 0 all."""
 
 
 class TensorParallelKeys(Section):

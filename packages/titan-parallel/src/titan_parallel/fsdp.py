@@ -10,7 +10,6 @@ TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -25,7 +24,7 @@ from titan_parallel.config import CompileSection, FSDPKeys
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
-    """Make the embedding, each block and the head FSDP units whose gradients are summed, not averaged, over ranks."""
+    """Make the embedding, each block and the head, or several small ones, FSDP units whose gradients are summed, not averaged, over ranks."""
     policy = context.section.fsdp_reshard_after_forward
     if policy == "default" and context.facts.mesh.degree("pp") > 1:
         policy = "never"  # otherwise each microbatch would gather every parameter again
@@ -56,22 +55,26 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         shard([module], policy != "never", view)
     embedding = list(part.present(layout.embedding).values())
     head = list(part.present(layout.head).values())
-    if layout.tied:
-        # Modules that share a parameter must be one unit.
-        shard([*embedding, *head], reshard=policy == "always")
+    blocks = list(part.blocks().values())
+    if _are_small([*embedding, *blocks, *head], context):
+        shard([*embedding, *blocks, *head], reshard=policy == "always")
     else:
-        shard(embedding, reshard=policy != "never")
-        if all(isinstance(module, nn.Embedding) and module.max_norm is None for module in embedding):
-            for module in embedding:
-                assert isinstance(module, FSDPModule)
-                module.set_unshard_in_backward(False)  # the gradient of a table needs the rows' numbers, not the rows
-    groups = _groups(list(part.blocks().values()), context)
-    for group in groups:
-        # Backward needs the last group next after the head. A small one need not be gathered again.
-        kept = policy == "default" and group is groups[-1] and _gathered_bytes(group, context) <= _group_limit(context)
-        shard(group, reshard=policy != "never" and not kept)
-    if not layout.tied:
-        shard(head, reshard=policy == "always")
+        if layout.tied:
+            # Modules that share a parameter must be one unit.
+            shard([*embedding, *head], reshard=policy == "always")
+        else:
+            shard(embedding, reshard=policy != "never")
+            if all(isinstance(module, nn.Embedding) and module.max_norm is None for module in embedding):
+                for module in embedding:
+                    assert isinstance(module, FSDPModule)
+                    module.set_unshard_in_backward(False)  # the gradient of a table needs the rows' numbers, not the rows
+        groups = _groups(blocks, context)
+        for group in groups:
+            # Backward needs the last group next after the head. A small one need not be gathered again.
+            kept = policy == "default" and group is groups[-1] and _are_small(group, context)
+            shard(group, reshard=policy != "never" and not kept)
+        if not layout.tied:
+            shard(head, reshard=policy == "always")
     shard([part.module], reshard=policy == "always")
     _sum_gradients(part.module)
     # Backward passes reshard parameters. After an evaluation, which has none, the optimizer and checkpoints would find them
@@ -81,30 +84,26 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
 
 
 def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list[list[nn.Module]]:
-    """Divide ``blocks``, in order, into groups to gather together: as many as fit into ``fsdp_group_mib``, or one block."""
+    """Divide ``blocks``, in order, into groups to gather together: one block each, or several small ones."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
-        joined = [*groups[-1], block] if groups else [block]
-        # FSDP gathers only parameters of one dtype together.
-        alike = len({parameter.dtype for module in joined for parameter in module.parameters()}) <= 1
-        if groups and alike and _gathered_bytes(joined, context) <= _group_limit(context):
+        if groups and _are_small([*groups[-1], block], context):
             groups[-1].append(block)
         else:
             groups.append([block])
     return groups
 
 
-def _group_limit(context: TrainingContext[FSDPKeys]) -> float:
-    """Return the bytes that groups of several blocks may have when gathered."""
-    # Compiled code contains a module's hooks; those of a group depend on which of its modules have run.
+def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> bool:
+    """Whether ``modules`` can be gathered together within ``fsdp_group_mib``."""
     compile = context.facts.section(CompileSection)
-    return 0.0 if compile.enable and "model" in compile.components else context.section.fsdp_group_mib * 2**20
-
-
-def _gathered_bytes(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> int:
-    """Return the bytes of the parameters of ``modules`` on this rank when FSDP has gathered them."""
-    width: int = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
-    return width * sum(_local(parameter).numel() for module in modules for parameter in module.parameters())
+    if compile.enable and "model" in compile.components:
+        return False  # compiled code contains a module's hooks, and those of a group depend on which of its modules have run
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    width = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
+    gathered: int = width * sum(_local(parameter).numel() for parameter in parameters)
+    alike = len({parameter.dtype for parameter in parameters}) <= 1  # FSDP gathers only one dtype together
+    return alike and gathered <= context.section.fsdp_group_mib * 2**20
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

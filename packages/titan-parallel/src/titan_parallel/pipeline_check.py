@@ -125,6 +125,11 @@ def _fix_microbatches(facts: JobFacts, counts: list[int]) -> str:
 def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
     section = facts.section(CompileSection)
     if splits_backward(facts) and section.enable and "model" in section.components:
-        why = "the compiler cannot compute gradients of inputs and of weights separately, as this schedule does"
+        # So do torch's schedules. Compiled backward also frees its buffers after the first of the two passes; if it is made
+        # to keep them, gradients are wrong (torch 2.15).
+        why = (
+            "the compiler cannot compute gradients of inputs and of weights separately, as this schedule does: the backward "
+            "pass of a compiled block is one function (torch 2.15)"
+        )
         fix = 'set compile.enable = false or compile.components = ["loss"], or use 1F1B or Interleaved1F1B'
         yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, fix)

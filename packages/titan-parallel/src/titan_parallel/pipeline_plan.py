@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 from titan_core.api.job_facts import JobFacts
@@ -131,13 +131,14 @@ def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
     weights = [cost * len(costs) / sum(costs) for cost in costs]  # in average blocks
     weights[0] += first
     weights[-1] += last
-    stages = [blocks[start:end] for start, end in even_cuts(weights, number)]
+    stages = [blocks[start:end] for start, end in even_cuts(tuple(weights), number)]
     stages[0] = [*layout.embedding, *stages[0]]
     stages[-1] = [*stages[-1], *layout.head]
     return tuple(map(tuple, stages))
 
 
-def even_cuts(weights: Sequence[float], number: int) -> list[tuple[int, int]]:
+@cache  # a plan cuts the same model for many meshes
+def even_cuts(weights: tuple[float, ...], number: int) -> list[tuple[int, int]]:
     """Cut ``weights`` into ``number`` successive, non-empty ranges (start, end).
 
     Minimises the weight of the heaviest range, then the sum of squares, by dynamic programming over the ranges' ends.

@@ -45,6 +45,8 @@ def titan_parallelisms() -> list[Transform]:
             reduces=(DATA_DIMS,),
             check=Ref("titan_parallel.fsdp_check:check"),
             apply=Ref("titan_parallel.fsdp:apply"),
+            choices=Ref("titan_parallel.planning:fsdp_choices"),
+            costs=Ref("titan_parallel.planning:fsdp_costs"),
         ),
         Transform(
             name="pipeline_parallel",
@@ -57,6 +59,8 @@ def titan_parallelisms() -> list[Transform]:
             check_model=Ref("titan_parallel.model_checks:check_pipeline"),
             apply=Ref("titan_parallel.pipeline:apply"),
             step=Ref("titan_parallel.pipeline:make_step"),
+            choices=Ref("titan_parallel.planning:pipeline_choices"),
+            costs=Ref("titan_parallel.planning:pipeline_costs"),
         ),
         Transform(
             name="tensor_parallel",
@@ -89,6 +93,8 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.mode != "none",
             check=Ref("titan_parallel.activation_checkpoint_check:check"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
+            choices=Ref("titan_parallel.planning:recomputation_choices"),
+            costs=Ref("titan_parallel.planning:recomputation_costs"),
         ),
         Transform(
             name="compile",
@@ -98,5 +104,6 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.enable,
             apply=Ref("titan_parallel.compile:apply"),
             observe=Ref("titan_parallel.compile_cache:observe"),
+            costs=Ref("titan_parallel.planning:compile_costs"),
         ),
     ]

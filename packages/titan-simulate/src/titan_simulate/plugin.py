@@ -1,10 +1,16 @@
-"""The command of titan-simulate."""
+"""The components that titan-simulate contributes."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.job import Job, JobFact
 
 api = (1, 0)
 
@@ -19,4 +25,53 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_simulate.cli.simulate:run"),
             overrides=True,
         ),
+        Command(
+            name="estimate",
+            summary="memory and speed of a job on a machine, without a GPU",
+            arguments=Ref("titan_simulate.cli.estimate:arguments"),
+            run=Ref("titan_simulate.cli.estimate:run"),
+            overrides=True,
+        ),
+        Command(
+            name="plan",
+            summary="find the fastest mesh, schedule, recomputation and batch split for a number of GPUs",
+            arguments=Ref("titan_simulate.cli.plan:arguments"),
+            run=Ref("titan_simulate.cli.plan:run"),
+            overrides=True,
+        ),
+        Command(
+            name="calibrate",
+            summary="measure this machine and describe it for `titan estimate` and `titan plan`",
+            arguments=Ref("titan_simulate.cli.calibrate:arguments"),
+            run=Ref("titan_simulate.cli.calibrate:run"),
+        ),
     ]
+
+
+@hookimpl
+def titan_launchers() -> list[Launcher]:
+    return [
+        Launcher(
+            name="dry-run",
+            summary="one step of one rank without its hardware and the other ranks",
+            arguments=Ref("titan_simulate.cli.dry_run:arguments"),
+            run=Ref("titan_simulate.cli.dry_run:run"),
+            commands=("train",),
+        ),
+    ]
+
+
+@hookimpl
+def titan_job_facts(job: Job) -> list[JobFact]:
+    """Return the least memory of a rank."""
+    from titan_simulate.estimate.job_memory import memory_fact
+
+    return [memory_fact(job)]
+
+
+@hookimpl
+def titan_job_assembled(job: Job) -> None:
+    """Warn about a job that cannot fit its device."""
+    from titan_simulate.estimate.job_memory import warn_if_too_large
+
+    warn_if_too_large(job)

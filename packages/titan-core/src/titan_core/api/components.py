@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from titan_core.api.model_trial import ModelTrial
     from titan_core.api.objective import ObjectiveFunction
     from titan_core.api.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
+    from titan_core.api.planning import Costs
     from titan_core.api.step import StepRunner
 
 
@@ -147,6 +148,12 @@ class Transform(Component):
     the pipeline's runner."""
     observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
     """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
+    choices: Ref[Callable[[JobContext[Any]], Mapping[str, Sequence[Any]]]] | None = None
+    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch. Called whether the
+    transform is active or not; must not import torch. See :mod:`titan_core.api.planning`."""
+    costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
+    """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
+    A transform without it, apart from its mesh dimensions and views, changes neither."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ from titan_core.api.components import (
     Transform,
 )
 from titan_core.api.health import HealthCheck
-from titan_core.api.job import Job
+from titan_core.api.job import Job, JobFact
 from titan_core.api.launcher import Launcher
 from titan_core.api.metric_log import MetricLogger, Record
 from titan_core.api.tools.phases import StatusDisplay
@@ -159,6 +159,12 @@ def titan_health_checks() -> Sequence[HealthCheck]:  # type: ignore[empty-body]
 @hookspec
 def titan_job_assembled(job: Job) -> None:
     """The job is assembled and valid. No process group, device or model exists yet."""
+
+
+@hookspec
+def titan_job_facts(job: Job) -> Sequence[JobFact] | None:
+    """Return what else is known about an assembled job without building anything; `titan job show` prints it. Called on
+    plugin modules only. Must not import torch."""
 
 
 @hookspec

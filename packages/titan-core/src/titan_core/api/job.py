@@ -28,6 +28,18 @@ def note_of(problem: Problem) -> str:
 
 
 @dataclass(frozen=True)
+class JobFact:
+    """A line of `titan job show` from a plugin (hook ``titan_job_facts``)."""
+
+    name: str
+    """A word or two, unique among all facts."""
+    text: str
+    """One line."""
+    value: Any
+    """The same as plain values, for ``--json``."""
+
+
+@dataclass(frozen=True)
 class Job:
     """A valid job, ready for :func:`titan_core.train.trainer.train`."""
 

@@ -11,6 +11,7 @@ from titan_core.api.job import Job
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.api.tools.output import print_json, print_notes, print_table
 from titan_core.api.tools.shown import describe_model
+from titan_core.plugins.lifecycle import Lifecycle
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,11 @@ def show(context: CommandContext) -> int:
     """Print the assembled job: components, mesh, batch, the order of transforms, and files that this machine lacks."""
     arguments = context.arguments
     job = context.job(arguments.world_size, missing_ok=True)
-    facts = describe(job)
+    lifecycle = Lifecycle()
+    for module, origin in job.registry.modules():
+        lifecycle.register(module, origin=origin)
+    more = lifecycle.job_facts(job)
+    facts = {**describe(job), "facts": {fact.name: fact.value for fact in more}}
     if arguments.json:
         print_json(facts)
         return 0
@@ -39,6 +44,7 @@ def show(context: CommandContext) -> int:
         *((name, value) for name, value in facts["components"].items()),
         *((f"transform {number}", f"{transform['phase']}: {transform['name']} ({transform['distribution']})")
           for number, transform in enumerate(facts["transforms"], 1)),
+        *((fact.name, fact.text) for fact in more),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
     print_notes(job.notes)

@@ -6,12 +6,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
 from titan_core.api import hookspecs
-from titan_core.api.job import Job
+from titan_core.api.job import Job, JobFact
 from titan_core.api.metric_log import Record
 from titan_core.api.ref import CodeOrigin
 from titan_core.api.tools.plain_json import survives_json
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+L = TypeVar("L")
 
 
 class Lifecycle:
@@ -91,6 +92,14 @@ class Lifecycle:
     def job_assembled(self, job: Job) -> None:
         """See :func:`titan_core.api.hookspecs.titan_job_assembled`."""
         self._manager.hook.titan_job_assembled(job=job)
+
+    def job_facts(self, job: Job) -> list[JobFact]:
+        """See :func:`titan_core.api.hookspecs.titan_job_facts`. Return the facts of all plugins.
+
+        Raises:
+            ValueError: an answer contains something else.
+        """
+        return self._listed(self._manager.hook.titan_job_facts, job, JobFact)
 
     def train_start(self, run: RunStart) -> None:
         """See :func:`titan_core.api.hookspecs.titan_train_start`."""
@@ -222,13 +231,18 @@ class Lifecycle:
         """
         from titan_core.api.events import NextCommand  # imports torch
 
-        commands: list[NextCommand] = []
-        for implementation in reversed(self._manager.hook.titan_next_commands.get_hookimpls()):
-            answer: Any = implementation.function(*[run] * len(implementation.argnames)) or []
-            if not isinstance(answer, Sequence) or not all(isinstance(one, NextCommand) for one in answer):
-                raise ValueError(f"titan_next_commands of {implementation.plugin!r} must return a list of NextCommand")
-            commands += answer
-        return commands
+        return self._listed(self._manager.hook.titan_next_commands, run, NextCommand)
+
+    @staticmethod
+    def _listed(hook: pluggy.HookCaller, argument: object, kind: type[L]) -> list[L]:
+        """Return what all implementations of ``hook`` return, in the order of their plugins."""
+        found: list[L] = []
+        for implementation in reversed(hook.get_hookimpls()):
+            answer: Any = implementation.function(*[argument] * len(implementation.argnames)) or []
+            if not isinstance(answer, Sequence) or not all(isinstance(one, kind) for one in answer):
+                raise ValueError(f"{hook.name} of {implementation.plugin!r} must return a list of {kind.__name__}")
+            found += answer
+        return found
 
     @staticmethod
     def _call(hook: pluggy.HookCaller, **arguments: Any) -> list[Any]:

@@ -1,0 +1,48 @@
+"""What planning a job needs to know of a transform: what may be varied, and what it costs. Free of torch.
+
+A transform's mesh dimensions and views say which degrees exist. ``Transform.choices`` adds values of other keys that change
+where and how fast a job computes, and ``Transform.costs`` says in terms of the layout what the transform changes about the
+memory and the time of a step. Both may be rough: they decide which jobs are worth a simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCosts:
+    """Stages of successive modules, on ranks of a mesh dimension that divides the layers."""
+
+    stages: tuple[tuple[str, ...], ...]
+    """Module names of each stage: units of the embedding, blocks, and units of the head."""
+    rank_of: tuple[int, ...]
+    """Rank along the dimension that holds each stage."""
+    microbatch_size: int
+    """Sequences of a microbatch."""
+    microbatches: int
+    """Microbatches of an optimizer step."""
+    alive: tuple[float, ...]
+    """By rank: most microbatches whose activations are alive at once, in all stages of the rank."""
+    idle: float
+    """Time that a rank waits for others, relative to the time that it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What an active transform changes about a step. Factors of several transforms are multiplied."""
+
+    kept: float = 1.0
+    """Share of a block's activations that is kept for backward, besides the input of the block."""
+    recomputed: float = 0.0
+    """Share of a block's forward pass that backward repeats."""
+    fused: bool = False
+    """Whether pointwise operators run as few kernels."""
+    matmul_type: str | None = None
+    """Type in which the linear layers of blocks are multiplied, if it is not that of their parameters: ``"fp8"``."""
+    parameters_stay: bool = False
+    """Whether parameters that data parallelism shards stay gathered from forward to backward, on all blocks."""
+    gradients_stay: bool = False
+    """Whether the gradients of all microbatches are summed before data parallelism reduces them."""
+    pipeline: PipelineCosts | None = None
+    """Set by the transform of a dimension that divides the layers."""

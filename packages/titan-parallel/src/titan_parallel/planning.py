@@ -1,0 +1,117 @@
+"""What planning a job needs to know of these transforms: values worth trying, and their costs. Imports no torch.
+
+Costs are rough (:mod:`titan_core.api.planning`). Memory and idle time of the schedules follow the papers that
+:data:`titan_parallel.pipeline_plan.SCHEDULES` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from titan_core.api.build_context import JobContext
+from titan_core.api.job_facts import JobFacts
+from titan_core.api.planning import Costs, PipelineCosts
+from titan_core.api.sections import TrainingSection
+from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys
+from titan_parallel.pipeline_plan import SCHEDULES, plan_pipeline, schedule_table, splits_backward
+
+Choices = Mapping[str, Sequence[Any]]
+
+_LARGEST_MICROBATCH = 8
+
+
+def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
+    """Return whether parameters stay gathered, if data parallelism shards any."""
+    mesh = context.facts.mesh
+    sharded = any(mesh.degrees[name] > 1 for name in mesh.data_dims("shard"))
+    other = "always" if mesh.degree("pp") > 1 else "never"
+    return {"parallelism.fsdp_reshard_after_forward": ("default", other)} if sharded else {}
+
+
+def fsdp_costs(context: JobContext[FSDPKeys]) -> Costs:
+    """Return what stays gathered. Torch's pipeline stages reduce gradients after the last microbatch."""
+    policy, pipelined = context.section.fsdp_reshard_after_forward, context.facts.mesh.degree("pp") > 1
+    return Costs(parameters_stay=policy == "never" or (policy == "default" and pipelined), gradients_stay=pipelined)
+
+
+def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
+    """Return schedules that no other one dominates, and sizes of microbatches that leave enough of them."""
+    facts = context.facts
+    degree = facts.mesh.degree("pp")
+    if degree == 1 or context.section.pipeline_parallel_schedule_csv is not None:
+        return {}
+    compiled = facts.section(CompileSection).enable and "model" in facts.section(CompileSection).components
+    schedules = [name for name, schedule in SCHEDULES.items() if not (compiled and schedule.splits_backward)]
+    local = facts.section(TrainingSection).local_batch_size
+    total = facts.batch.microbatches * local
+    sizes = [size for size in range(1, min(local, _LARGEST_MICROBATCH) + 1) if local % size == 0 and total >= degree * size]
+    return {
+        # GPipe and LoopedBFS idle as 1F1B and Interleaved1F1B do, and keep more activations.
+        "parallelism.pipeline_parallel_schedule": [
+            name for name in schedules if name not in ("GPipe", "LoopedBFS", "DualPipeV")
+        ],
+        "parallelism.pipeline_parallel_microbatch_size": sizes or [1],
+    }
+
+
+def pipeline_costs(context: JobContext[PipelineKeys]) -> Costs:
+    """Return the stages, and what their schedule keeps and waits for."""
+    facts = context.facts
+    plan = plan_pipeline(facts)
+    degree = facts.mesh.degree("pp")
+    alive, idle = _schedule(facts, plan.microbatches, len(plan.stages) / degree)
+    size = context.section.pipeline_parallel_microbatch_size
+    return Costs(
+        pipeline=PipelineCosts(
+            stages=plan.stages,
+            rank_of=plan.rank_of,
+            microbatch_size=size,
+            microbatches=plan.microbatches,
+            alive=tuple(min(float(plan.microbatches), most) for most in alive),
+            idle=idle,
+        )
+    )
+
+
+def _schedule(facts: JobFacts, microbatches: int, laps: float) -> tuple[list[float], float]:
+    """Return, for a pipeline of ``laps`` stages per rank, the microbatches alive on each rank, and the idle time relative to
+    the time of computation."""
+    degree = facts.mesh.degree("pp")
+    name = facts.section(PipelineKeys).pipeline_parallel_schedule
+    later = [degree - 1 - rank for rank in range(degree)]
+    if schedule_table(facts) is None and name == "1F1B":
+        alive = [1.0 + rank for rank in later]
+    elif schedule_table(facts) is None and name.startswith("Interleaved"):
+        alive = [((laps - 1) * degree + 2 * rank + 1) / laps for rank in later]
+    elif SCHEDULES[name].order == "v":
+        alive = [float(degree)] * degree
+    else:
+        alive = [float(microbatches)] * degree
+    idle = (degree - 1) / (microbatches * laps)
+    # Weight gradients, a third of the work, fill what other schedules wait for.
+    return alive, idle / 3 if splits_backward(facts) else idle
+
+
+def recomputation_choices(context: JobContext[ActivationCheckpointSection]) -> Choices:
+    """Return the modes, unless the config requests a memory budget, which is a choice of its own."""
+    mode = context.section.mode
+    return {} if mode == "memory_budget" else {"activation_checkpoint.mode": ("none", "selective", "full")}
+
+
+def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Costs:
+    """Return what is kept and what is recomputed."""
+    section = context.section
+    if section.mode == "full":
+        return Costs(kept=0.0, recomputed=1.0)
+    if section.mode == "memory_budget":
+        return Costs(kept=section.memory_budget, recomputed=1.0 - section.memory_budget)
+    if section.selective_ac_option == "op":  # every second matmul, and what lies between the matmuls
+        return Costs(kept=0.45, recomputed=0.4)
+    whole = 1 / int(section.selective_ac_option)
+    return Costs(kept=1.0 - whole, recomputed=whole)
+
+
+def compile_costs(context: JobContext[CompileSection]) -> Costs:
+    """Return the effect of fusion: intermediates between pointwise operators are neither written nor kept."""
+    return Costs(kept=0.75, fused=True) if "model" in context.section.components else Costs()

@@ -1,0 +1,105 @@
+"""``titan estimate``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
+from titan_core.api.job import Job
+from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.api.tools.output import print_json, print_table
+from titan_simulate.engine import stub_libraries
+from titan_simulate.hardware.read import names, read_machine
+
+if TYPE_CHECKING:
+    from titan_simulate.estimate.estimate import Estimate
+
+SHOWN_COLLECTIVES = 6
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``titan estimate``."""
+    recipe_arguments(parser)
+    world_size_argument(parser)
+    parser.add_argument(
+        "--device", default="h100", metavar="NAME|FILE",
+        help=f"the machine: {', '.join(names())}, or a TOML file (default: h100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--full-logits",
+        action="store_true",
+        help="assume a loss that keeps the logits of all positions in fp32, as other trainers' do",
+    )
+    parser.add_argument("--assumptions", action="store_true", help="also print every figure of the machine")
+    json_argument(parser)
+
+
+def run(context: CommandContext) -> int:
+    """Estimate a step and print it. Ends the process, which the stub libraries have changed."""
+    options = context.arguments
+    machine = read_machine(options.device)
+
+    def job_of(more: Sequence[Override]) -> Job:
+        return context.job(options.world_size, more, missing_ok=True)
+
+    job_of(())  # mistakes in the config, before torch is imported
+    stub_libraries.load()
+    from titan_simulate.estimate.estimate import estimate
+
+    found = estimate(job_of, context.train, machine, options.full_logits)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        _print(found, machine.memory_gib, options.assumptions)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch's libraries would look for the driver as they end
+
+
+def as_json(found: Estimate) -> dict[str, Any]:
+    """Return an estimate as plain values."""
+    return asdict(found)
+
+
+def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
+    print(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
+    verdict = "fits" if found.fits else "DOES NOT FIT"
+    print(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
+    pipeline = f", pipeline bubble {found.bubble:.0%}" if found.bubble else ""
+    print(
+        f"speed:  {found.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, step {found.step_seconds:.3g} s, "
+        f"MFU {found.mfu:.1%}{pipeline}"
+    )
+    print()
+    rows = sorted(found.memory.items(), key=lambda item: -item[1])
+    print_table(("memory at the peak", "GiB"), [(kind.replace("_", " "), f"{size:.2f}") for kind, size in rows])
+    print()
+    print_table(
+        ("allocated by", "GiB"), [(module, f"{size:.2f}") for module, size in list(found.at_peak.items())[:5]]
+    )  # fmt: skip
+    print()
+    times = sorted(found.seconds.items(), key=lambda item: -item[1])
+    print_table(("device time of a step", "s"), [(kind, f"{value:.4g}") for kind, value in times if value > 0])
+    if found.collectives:
+        print()
+        print_table(
+            ("collective", "group", "ranks", "calls", "GiB", "s", "exposed s"),
+            [
+                (one.operator.removeprefix("c10d::").strip("_"), one.group, str(one.ranks), f"{one.count:.0f}",
+                 f"{one.bytes / 2**30:.2f}", f"{one.seconds:.4g}", f"{one.exposed_seconds:.4g}")
+                for one in found.collectives[:SHOWN_COLLECTIVES]
+            ],
+        )  # fmt: skip
+    if found.host_gib:
+        print(f"\n{found.host_gib:.1f} GiB of host memory per rank for offloaded parameters and optimizer state")
+    print()
+    if assumptions:
+        print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
+    else:
+        print(f"{len(found.assumptions)} assumptions (--assumptions prints them; docs/estimate.md explains the model)")

@@ -1,0 +1,202 @@
+"""``titan plan``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.command import CommandContext
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.arguments import json_argument, rank_count, recipe_arguments, seconds, small_integer
+from titan_core.api.tools.output import print_json, print_table
+from titan_simulate.engine import stub_libraries
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.read import names, read_machine
+from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
+from titan_simulate.plan.recipe import write_recipe
+from titan_simulate.plan.search import Finalist, Plan, Search, describe, short
+from titan_simulate.plan.model_sizes import sizes_of
+
+if TYPE_CHECKING:
+    from titan_simulate.estimate.estimate import Estimate
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``titan plan``."""
+    recipe_arguments(parser)
+    parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
+    parser.add_argument(
+        "--device", default="h100", metavar="NAME|FILE",
+        help=f"the machine: {', '.join(names())}, or a TOML file (default: h100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-precision",
+        action="store_true",
+        help="also vary what changes the numbers that are computed, such as float8 (default: keep the recipe's)",
+    )
+    parser.add_argument(
+        "--finalists", type=small_integer, default=6, metavar="N", help="number of candidates to estimate (default: 6)"
+    )
+    parser.add_argument(
+        "--time-limit", type=seconds, default=100.0, metavar="S",
+        help="start no further estimate after this time, once a candidate fits (default: 100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the recipe of the best candidate to this new file")
+    json_argument(parser)
+
+
+def run(context: CommandContext) -> int:
+    """Search and print. Ends the process, which the stub libraries have changed."""
+    options = context.arguments
+    machine = read_machine(options.device)
+    if options.out is not None and os.path.lexists(options.out):
+        raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
+    config = context.config()
+
+    def job_of(more: Sequence[Override]) -> Job:
+        return context.job(options.gpus, more, missing_ok=True)
+
+    given, job = _recipe_job(context, job_of, options.gpus)
+    global_batch = job.facts.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
+    stub_libraries.load()
+    from titan_simulate.estimate.estimate import estimate
+    from titan_simulate.plan.shapes import shapes_of
+
+    shapes = shapes_of(job.model.define, job.model_args)
+    sizes = sizes_of(job.facts.model, shapes.parameters, shapes.modules, job.facts.batch.seq_len)
+    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
+    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
+
+    def estimated(overrides: Sequence[Override]) -> Estimate:
+        return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
+
+    plan = Search(space, sizes, machine, job_of).run(estimated, options.finalists, given, options.time_limit)
+    if options.out is not None and plan.best:
+        best = plan.best[0]
+        write_recipe(Path(options.out), context.config(best.candidate.overrides), _command(context), _summary(best))
+    if options.json:
+        print_json(as_json(plan, machine, options.best))
+    else:
+        _print(plan, machine, options.best)
+        if options.out is not None and plan.best:
+            print(f"\nwrote {options.out}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if plan.best else 1)  # torch's libraries would look for the driver as they end
+
+
+def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Job | None, Job]:
+    """Return the recipe's own job, or ``None`` if its degrees do not fit the number of devices; and any job of the recipe.
+
+    Raises:
+        UserError: the recipe has another mistake, or its global batch follows from degrees that do not fit.
+    """
+    try:
+        job: Job = job_of(())
+    except UserError as error:
+        any_job = context.job(None, missing_ok=True)  # mistakes that have nothing to do with the number of devices
+        if any_job.config.section(TrainingSection).global_batch_size < 0:
+            why = f"the recipe's degrees do not give a global batch on {gpus} GPUs ({error.problems[0].why})"
+            where = any_job.config.where(GLOBAL_BATCH)
+            raise UserError.one(where, why, f"set --{GLOBAL_BATCH} N; every candidate keeps it") from error
+        return None, any_job
+    return job, job
+
+
+def _command(context: CommandContext) -> str:
+    options = context.arguments
+    overrides = "".join(f" {argument}" for argument in context.override_arguments)
+    return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{overrides}"
+
+
+def _summary(one: Finalist) -> str:
+    figures = one.figures
+    return f"{figures.peak_gib:.1f} GiB, {figures.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, MFU {figures.mfu:.1%}"
+
+
+def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
+    """Return a plan as plain values."""
+
+    def finalist(one: Finalist) -> dict[str, Any]:
+        return {
+            **_candidate(one.candidate),
+            "peak_gib": one.figures.peak_gib,
+            "step_seconds": one.figures.step_seconds,
+            "tokens_per_second_per_gpu": one.figures.tokens_per_second_per_gpu,
+            "mfu": one.figures.mfu,
+        }
+
+    nearest = None
+    if plan.nearest is not None:
+        candidate, peak = plan.nearest
+        nearest = {**_candidate(candidate), "peak_gib": peak, "over_gib": peak - machine.memory_gib}
+    return {
+        "device": machine.name,
+        "memory_gib": machine.memory_gib,
+        "best": [finalist(one) for one in plan.best[:most]],
+        "too_large": [finalist(one) for one in plan.too_large],
+        "losers": [
+            {"why": one.why, "count": one.count, "example": one.example, "detail": one.detail} for one in plan.losers
+        ],
+        "nearest": nearest,
+        "meshes": plan.meshes,
+        "candidates": plan.candidates,
+        "seconds": plan.seconds,
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    work = candidate.workload
+    degrees = {**work.mesh.degrees, **work.mesh.view_degrees}
+    return {
+        "mesh": degrees, "local_batch_size": work.local_batch, "microbatches": work.microbatches,
+        "values": dict(candidate.values), "recipe": candidate.given,
+    }  # fmt: skip
+
+
+def _print(plan: Plan, machine: Machine, most: int) -> None:
+    finalists = len(plan.best) + len(plan.too_large)
+    print(
+        f"{plan.candidates:,} candidates on {plan.meshes:,} meshes of {machine.name}; "
+        f"{finalists} estimated, in {plan.seconds:.0f} s\n"
+    )
+    if plan.best:
+        rows = [_row(one) for one in plan.best[:most]]
+        print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)
+    if plan.nearest is not None:
+        candidate, peak = plan.nearest
+        over = peak - machine.memory_gib
+        print(f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {over:.1f} GiB too large: {describe(candidate)}")
+        print("try more GPUs, a shorter training.seq_len, or --training.enable_cpu_offload true")
+    if plan.losers:
+        print()
+        print_table(
+            ("others", "", "best of them"),
+            [(one.why, f"{one.count:,}", f"{one.example}: {one.detail}") for one in plan.losers],
+        )
+
+
+def _row(one: Finalist) -> tuple[str, ...]:
+    candidate, figures, work = one.candidate, one.figures, one.candidate.workload
+    mesh = work.mesh
+    keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views}
+    chosen = [
+        f"{short(key)} {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in candidate.values.items()
+        if key not in keys and not key.startswith(f"{TrainingSection.section}.")
+    ]
+    return (
+        f"{figures.peak_gib:.1f}", f"{figures.tokens_per_second_per_gpu:,.0f}", f"{figures.mfu:.1%}",
+        f"{figures.step_seconds:.3g}", f"{work.local_batch} x {work.microbatches}", str(mesh),
+        "the recipe" if candidate.given else ", ".join(chosen),
+    )  # fmt: skip

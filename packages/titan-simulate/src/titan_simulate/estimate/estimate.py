@@ -1,0 +1,352 @@
+"""Memory and time of a step of a job on a machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_simulate.engine.result import Owner
+from titan_simulate.engine.simulate import Train
+from titan_simulate.engine.stub_libraries import Device
+from titan_simulate.estimate.forked import start
+from titan_simulate.estimate.fusion import fuse
+from titan_simulate.estimate.pipeline import Order, PipelineTime, run
+from titan_simulate.estimate.roofline import send_seconds
+from titan_simulate.estimate.sample import JobOf, Sample, take
+from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
+from titan_simulate.estimate.timeline import COMMUNICATION, simulate_streams
+from titan_simulate.estimate.work import Kind
+from titan_simulate.hardware.machine import Machine
+
+GIB = 2**30
+FEW, MORE = 2, 3
+"""Blocks per part of the two simulations whose difference is the cost of a block."""
+SECTIONS = ("forward and backward", "rest of the step")
+
+_KINDS = {
+    Owner.PARAMETERS: "parameters", Owner.BUFFERS: "parameters", Owner.GRADIENTS: "gradients",
+    Owner.OPTIMIZER: "optimizer_state", Owner.ACTIVATIONS: "activations", Owner.LOSS: "logits_and_loss",
+    Owner.COMMUNICATION: "communication", Owner.GATHERED: "communication", Owner.OTHER: "other",
+}  # fmt: skip
+OVERHEAD = "allocator_and_context"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CollectiveEstimate:
+    """Calls of one collective on one group in one step."""
+
+    operator: str
+    group: str
+    ranks: int
+    count: float
+    bytes: float
+    """Sum over the calls of the larger of input and output."""
+    seconds: float
+    exposed_seconds: float
+    """Of these, seconds in which nothing computes."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step of a job needs. Plain values."""
+
+    device: str
+    mesh: str
+    world_size: int
+    rank: int
+    """The rank that needs most memory, among those that were simulated."""
+    peak_gib: float
+    """Largest memory of a device, with the overhead of the allocator and of CUDA."""
+    memory: Mapping[str, float]
+    """GiB at the peak, by kind."""
+    fits: bool
+    moment: str
+    """When the peak occurs: phase and place."""
+    at_peak: Mapping[str, float]
+    """GiB by the module that allocated it, blocks together; largest first."""
+    host_gib: float
+    """Memory of the host that a rank's offloaded parameters and optimizer state take."""
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    mfu: float
+    """Share of the machine's bf16 peak that the model's own operations (without recomputation) reach."""
+    seconds: Mapping[str, float]
+    """Device time of a rank by kind of work, overlapping or not, and ``host``: the time that the host needs to issue it."""
+    collectives: tuple[CollectiveEstimate, ...]
+    bubble: float
+    """Share of the pipeline's time in which its busiest rank waits."""
+    assumptions: Mapping[str, Any]
+    """All figures of the machine that were used, and how the job was reduced."""
+
+
+def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = False) -> Estimate:
+    """Estimate a step of a job.
+
+    Simulates a few blocks of the first and of the last rank in forks of this process, in which the stub libraries must be
+    loaded, and extends the figures linearly.
+
+    Args:
+        job_of: returns the job with further overrides.
+        train: trains a job in this process.
+        full_logits: whether to assume a loss that holds all logits in fp32 in place of the job's own.
+
+    Raises:
+        UserError: the job cannot run.
+    """
+    job = job_of(())
+    if not job.facts.trains:
+        raise UserError.one("the job", "does not train", "estimate a job that trains")
+    settings, scale, microbatches = _reduction(job)
+    size = job.facts.mesh.world_size
+    ranks = [0] if microbatches is None else [0, size - 1]
+    few, more = (None, None) if not _equal_blocks(job) else (FEW, MORE)
+    device = _device(machine)
+
+    def sampled(rank: int, most: int | None) -> Callable[[], Sample]:
+        return start(lambda: take(job_of, train, rank, most, device, settings, full_logits, microbatches))
+
+    _preload()
+    samples: dict[int, list[Sample]] = {}
+    for rank in ranks:
+        pending = [sampled(rank, most) for most in dict.fromkeys((few, more))]
+        samples[rank] = [result() for result in pending]
+    overlaps = bool(job.config.as_dict().get("parallelism", {}).get("enable_async_tensor_parallel"))
+    found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in samples.items()}
+    return _combined(job, found, machine, full_logits, few)
+
+
+def _equal_blocks(job: Job) -> bool:
+    """Whether a few blocks stand for all: they cost the same, and the settings treat them alike."""
+    layout = job.facts.model.layout
+    recompute = job.config.as_dict().get("activation_checkpoint", {})
+    alike = recompute.get("mode") != "selective" or recompute.get("selective_ac_option", "op") in ("op", "1")
+    groups = job.config.as_dict().get("parallelism", {}).get("fsdp_group_mib", 0.0)
+    return alike and not groups and len({round(cost, 9) for cost in layout.block_costs}) <= 1
+
+
+def _reduction(job: Job) -> tuple[dict[str, str], float, int | None]:
+    """Return settings that reduce the microbatches of a step, the factor by which to extend the time of forward and
+    backward, and the microbatches of the whole pipeline (``None`` without one)."""
+    batch, mesh = job.facts.batch, job.facts.mesh
+    if mesh.degree("pp") == 1:
+        if batch.microbatches <= 2:
+            return {}, 1.0, None
+        return {"training.global_batch_size": str(2 * batch.local_size * batch.ranks)}, batch.microbatches / 2, None
+    each = int(job.config.as_dict()["parallelism"].get("pipeline_parallel_microbatch_size", 1))
+    whole = batch.microbatches * batch.local_size // each
+    fewer = min(whole, 2 * mesh.degree("pp"))
+    if whole % mesh.degree("pp") or fewer == whole:
+        return {}, 1.0, whole
+    local = fewer * each
+    settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
+    return settings, 1.0, whole
+
+
+def _device(machine: Machine) -> Device:
+    major, _, minor = machine.capability.partition(".")
+    return Device(
+        machine.name,
+        machine.ranks_per_node,
+        (int(major), int(minor)),
+        machine.multiprocessors,
+        int(machine.memory_gib * GIB),
+    )
+
+
+def _preload() -> None:
+    """Import once what every fork needs."""
+    import importlib
+
+    from titan_simulate.engine.fork_server import PRELOADED
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+class _Extended:
+    """The figures of a rank, extended from its samples to all blocks."""
+
+    def __init__(self, samples: Sequence[Sample], machine: Machine, scale: float, overlaps: bool) -> None:
+        self.samples = samples
+        whole = sum(samples[0].parts.blocks)
+        few, more = samples[0], samples[-1]
+        spread = more.blocks - few.blocks
+        self._share = (whole - few.blocks) / spread if spread else 0.0
+        self._machine = machine
+        figures = [_figures(sample, machine, scale, overlaps) for sample in samples]
+        self.seconds = self._extend(figures[0].seconds, figures[-1].seconds)
+        self.sections = self._extend(figures[0].sections, figures[-1].sections)
+        self.kinds = self._extend(figures[0].kinds, figures[-1].kinds)
+        self.collectives = {
+            key: self._extend(figures[0].collectives.get(key, {}), value)
+            for key, value in figures[-1].collectives.items()
+        }  # fmt: skip
+        self.stages = [
+            {kind: self._extend_part(one[kind], two[kind], number) for kind in two}
+            for number, (one, two) in enumerate(zip(figures[0].stages, figures[-1].stages, strict=True))
+        ]
+        self.send_bytes = figures[-1].send_bytes
+        self.rank = few.rank
+        self.order: Order | None = more.order
+        self.moment, self.bytes, self.owners, self.modules = self._peak()
+        self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
+
+    def _extend(self, few: Any, more: Any) -> Any:
+        if isinstance(more, Mapping):
+            return {key: self._extend(few.get(key, 0.0), more.get(key, 0.0)) for key in {**few, **more}}
+        return few + (more - few) * self._share
+
+    def _extend_part(self, few: float, more: float, number: int) -> float:
+        """Extend a figure of one part by the blocks of that part."""
+        one, two = self.samples[0].parts, self.samples[-1].parts
+        spread = len(two.kept[number]) - len(one.kept[number])
+        share = (one.blocks[number] - len(one.kept[number])) / spread if spread else 0.0
+        return few + (more - few) * share
+
+    def _peak(self) -> tuple[str, float, dict[Owner, float], dict[str, float]]:
+        few = {phase.name: phase.peak for phase in self.samples[0].found.steps[-1].phases}
+        more = {phase.name: phase.peak for phase in self.samples[-1].found.steps[-1].phases}
+        name = max((one for one in more if one in few), key=lambda one: self._extend(few[one].bytes, more[one].bytes))
+        modules: dict[str, dict[str, float]] = {}
+        for which, peak in (("few", few[name]), ("more", more[name])):
+            found: dict[str, float] = defaultdict(float)
+            for module, size in peak.modules.items():
+                found[_together(module)] += size
+            modules[which] = found
+        extended = self._extend(modules["few"], modules["more"])
+        return (
+            name,
+            self._extend(few[name].bytes, more[name].bytes),
+            self._extend(few[name].owners, more[name].owners),
+            dict(sorted(extended.items(), key=lambda item: -item[1])),
+        )
+
+
+def _together(module: str) -> str:
+    """Return ``module`` with the number of its block replaced: ``layers.*.attention``."""
+    return ".".join("*" if part.isdigit() else part for part in module.split(".")) or "-"
+
+
+@dataclass
+class _Figures:
+    seconds: float
+    sections: dict[str, float]
+    kinds: dict[str, float]
+    collectives: dict[tuple[str, str, int], dict[str, float]]
+    stages: list[dict[str, float]]
+    """By part: seconds of one forward (``F``) and of one backward (``B``) pass."""
+    send_bytes: int
+
+
+def _figures(sample: Sample, machine: Machine, scale: float, overlaps: bool) -> _Figures:
+    trace = fuse(sample.trace)
+    if sample.order is not None:  # exchanges between stages are part of the pipeline's simulation
+        trace = [
+            replace(work, kind=Kind.WAIT) if work.kind in (Kind.SEND, Kind.RECEIVE) else work for work in trace
+        ]  # fmt: skip
+    if overlaps:
+        trace = overlap_tensor_parallel(trace, machine)
+    timeline = simulate_streams(trace, machine)
+    sections = dict.fromkeys(SECTIONS, 0.0)
+    stages = [{"F": 0.0, "B": 0.0} for _ in sample.parts.kept]
+    part, now = 0, 0.0
+    for work, interval in zip(trace, timeline.intervals, strict=True):
+        unit = ".".join(work.module.split(".")[:2])
+        part = next((number for number, names in enumerate(sample.parts.modules) if unit in names), part)
+        delta, now = max(0.0, interval.end - now), max(now, interval.end)
+        inside = work.phase in ("forward", "backward")
+        sections[SECTIONS[not inside]] += delta
+        if inside:
+            stages[part]["F" if work.phase == "forward" else "B"] += delta / sample.microbatches
+    sections[SECTIONS[1]] += max(0.0, timeline.seconds - now)
+    sections[SECTIONS[0]] *= scale
+    kinds: dict[str, float] = defaultdict(float)
+    collectives: dict[tuple[str, str, int], dict[str, float]] = {}
+    for position, (work, interval) in enumerate(zip(trace, timeline.intervals, strict=True)):
+        factor = scale if work.phase in ("forward", "backward") else 1.0
+        duration = interval.end - interval.start
+        kinds[work.kind] += factor * duration
+        if work.kind in COMMUNICATION:
+            entry = collectives.setdefault(
+                (work.name, work.group, len(work.ranks)), dict.fromkeys(("count", "bytes", "seconds", "exposed"), 0.0)
+            )
+            entry["count"] += factor
+            entry["bytes"] += factor * work.bytes
+            entry["seconds"] += factor * duration
+            entry["exposed"] += factor * timeline.exposed.get(position, 0.0)
+    kinds["host"] = timeline.host * scale
+    send = max((work.bytes for work in sample.trace if work.kind is Kind.SEND), default=0)
+    return _Figures(sum(sections.values()), sections, dict(kinds), collectives, stages, send)
+
+
+def _combined(
+    job: Job, found: Mapping[int, _Extended], machine: Machine, full_logits: bool, few: int | None
+) -> Estimate:  # fmt: skip
+    first = found[min(found)]
+    worst = max(found.values(), key=lambda one: one.bytes)
+    pipeline = _pipeline(job, found, machine)
+    step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[SECTIONS[1]] for one in found.values())
+    batch, size = job.facts.batch, job.facts.mesh.world_size
+    tokens = batch.tokens_per_step / step / size
+    flops = job.facts.model.flops_per_token(batch.seq_len)
+    memory: dict[str, float] = defaultdict(float)
+    for owner, count in worst.owners.items():
+        memory[_KINDS[owner]] += count / GIB
+    allocated = worst.bytes / GIB
+    total = allocated / (1.0 - machine.allocator.fragmentation) + machine.context_gib
+    memory[OVERHEAD] = total - allocated
+    whole = sum(first.samples[0].parts.blocks)
+    assumptions = {
+        **machine.assumptions(),
+        "loss": "all logits in fp32" if full_logits else "the job's own, in chunks",
+        "simulated blocks": "all" if few is None or whole <= MORE else f"{FEW} and {MORE} per part, extended linearly",
+    }
+    return Estimate(
+        device=machine.name,
+        mesh=str(job.facts.mesh),
+        world_size=size,
+        rank=worst.rank,
+        peak_gib=total,
+        memory=dict(memory),
+        fits=total <= machine.memory_gib,
+        moment=worst.moment,
+        at_peak={module: count / GIB for module, count in list(worst.modules.items())[:12]},
+        host_gib=worst.on_host / GIB,
+        step_seconds=step,
+        tokens_per_second_per_gpu=tokens,
+        mfu=flops * tokens / (machine.matmul_of("bf16").peak_tflops * 1e12),
+        seconds={str(kind): value for kind, value in worst.kinds.items()},
+        collectives=tuple(
+            CollectiveEstimate(*key, value["count"], value["bytes"], value["seconds"], value["exposed"])
+            for key, value in sorted(worst.collectives.items(), key=lambda item: -item[1]["seconds"])
+        ),
+        bubble=0.0 if pipeline is None else pipeline.bubble,
+        assumptions=assumptions,
+    )
+
+
+def _pipeline(job: Job, found: Mapping[int, _Extended], machine: Machine) -> PipelineTime | None:
+    """Return the time of the pipeline's run; ``None`` without one."""
+    first, last = found[min(found)], found[max(found)]
+    order = first.order
+    if order is None:
+        return None
+    count = len(order.stages)
+    times: dict[str, list[float]] = {}
+    here = [stage for stage, rank in enumerate(order.stages) if rank == order.stages[0]]
+    there = [stage for stage, rank in enumerate(order.stages) if rank == max(order.stages)]
+    for kind in ("F", "B"):
+        known = {stage: first.stages[number][kind] for number, stage in enumerate(here)}
+        known |= {stage: last.stages[number][kind] for number, stage in enumerate(there)}
+        middle = [seconds for stage, seconds in known.items() if 0 < stage < count - 1]
+        usual = sum(middle) / len(middle) if middle else min(known.values())
+        times[kind] = [known.get(stage, usual) for stage in range(count)]
+    times["I"] = times["W"] = [seconds / 2 for seconds in times["B"]]
+    apart = job.facts.mesh.world_size // job.facts.mesh.degree("pp")
+    send = send_seconds(first.send_bytes or last.send_bytes, machine, same_node=apart < machine.ranks_per_node)
+    return run(order, times, send)

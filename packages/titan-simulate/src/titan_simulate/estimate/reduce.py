@@ -1,0 +1,73 @@
+"""A job with fewer blocks and microbatches, whose figures extend linearly to those of the whole job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from titan_core.api.build_context import TrainingContext
+from titan_core.api.components import Phase, Transform
+from titan_core.api.job import Job
+from titan_core.api.model_part import ModelPart, PrunedModule
+from titan_core.api.ref import Ref
+
+
+@dataclass
+class Parts:
+    """The parts of the model that a rank has."""
+
+    blocks: list[int]
+    """Number of blocks of each, before the reduction."""
+    kept: list[list[str]]
+    """Names of the blocks that remain of each."""
+    modules: list[set[str]]
+    """First two parts of the names of all modules of each."""
+
+
+@dataclass(frozen=True)
+class _Code(Ref[Any]):
+    """A reference to a function that exists already."""
+
+    function: Callable[..., Any] | None = None
+
+    def load(self) -> Any:
+        return self.function
+
+
+def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
+    """Return ``job`` with at most ``most`` blocks in each part (``None``: all). The parts are added to ``parts`` as the model
+    is built."""
+
+    def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+        names = list(part.blocks())
+        kept = names if most is None else names[:most]
+        for name in names[len(kept) :]:
+            part.module.set_submodule(name, PrunedModule())
+        parts.blocks.append(len(names))
+        parts.kept.append(kept)
+        units = (*part.layout.embedding, *part.layout.head)
+        parts.modules.append({*kept, *part.present(units)})
+        return part
+
+    reduction = Transform(
+        name="fewer_blocks",
+        summary="keep some blocks of each part",
+        phase=Phase.PIPELINE,
+        apply=_Code("titan_simulate.estimate.reduce:keep_blocks", function=apply),
+        active=lambda context: True,
+    )
+    before = [one for one in job.transforms if one.phase is Phase.PIPELINE]
+    after = [one for one in job.transforms if one.phase is not Phase.PIPELINE]
+    return replace(job, transforms=(*before, reduction, *after))
+
+
+def with_full_logits(job: Job, compiled: bool) -> Job:
+    """Return ``job`` with a loss that holds the logits of all positions in fp32."""
+    from titan_simulate.estimate.full_logits import FullLogits
+
+    def build(context: object) -> FullLogits:
+        return FullLogits(compiled)
+
+    code = _Code("titan_simulate.estimate.full_logits:FullLogits", function=build)
+    return replace(job, objective=replace(job.objective, build=code))

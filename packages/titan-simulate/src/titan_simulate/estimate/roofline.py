@@ -1,0 +1,109 @@
+"""How long an operator takes on a machine: the roofline. Free of torch. docs/estimate.md has the equations."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from titan_simulate.estimate.work import Kind, Work
+from titan_simulate.hardware.machine import Link, Machine
+
+
+def seconds_of(work: Work, machine: Machine) -> float:
+    """Return the duration of ``work`` when nothing else runs."""
+    floor = work.launches * machine.memory.kernel_us * 1e-6
+    match work.kind:
+        case Kind.WAIT:
+            return 0.0
+        case Kind.MATMUL:
+            return max(matmul_seconds(work, machine), moving_seconds(work.traffic, machine), floor)
+        case Kind.ATTENTION:
+            rates = machine.attention
+            rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
+            return max(work.flops / (rate * 1e12), moving_seconds(work.traffic, machine), floor)
+        case Kind.COLLECTIVE:
+            return collective_seconds(work.name, work.bytes, work.ranks, machine)
+        case Kind.SEND | Kind.RECEIVE:
+            return send_seconds(work.bytes, machine)
+        case Kind.HOST_COPY:
+            size = max((one.bytes for one in (*work.reads, *work.writes)), default=0)
+            return size / (machine.host.copy_gb_s * 1e9) + floor
+        case Kind.HOST:
+            return work.traffic / (machine.host.optimizer_gb_s * 1e9)
+        case _:
+            return max(moving_seconds(work.traffic, machine), floor)
+
+
+def moving_seconds(size: int, machine: Machine) -> float:
+    """Return the time to read and write ``size`` bytes of the device's memory."""
+    return size / (machine.memory.bandwidth_gb_s * 1e9 * machine.memory.efficiency)
+
+
+def matmul_seconds(work: Work, machine: Machine) -> float:
+    """Return the time of a matmul.
+
+    Multiprocessors compute whole tiles of the result, all at once, in waves. The last wave takes as long as the others. Each
+    tile needs some time to fill and drain its pipeline, whatever the inner dimension.
+    """
+    rates = machine.matmul_of(work.type)
+    batch, rows, inner, columns = work.sizes
+    if min(work.sizes) < 1 or not work.flops:
+        return 0.0
+    best = math.inf
+    # Libraries choose among tiles; a smaller one is less efficient because it reads its factors more often.
+    for shrink, efficiency in ((1, 1.0), (2, 0.9), (4, 0.75)):
+        tile = rates.tile_rows, max(1, rates.tile_columns // shrink)
+        tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+        waves = math.ceil(tiles / machine.multiprocessors)
+        computed = waves * machine.multiprocessors * tile[0] * tile[1]
+        best = min(best, computed / efficiency)
+    wasted = max(1.0, best / (batch * rows * columns))
+    depth = 1.0 + rates.half_depth / inner
+    return work.flops * wasted * depth / (rates.achievable_tflops * 1e12)
+
+
+def collective_seconds(name: str, size: int, ranks: Sequence[int], machine: Machine) -> float:
+    """Return the time of a collective on ``size`` bytes, the larger of input and output, by ring or, if faster, by tree."""
+    count = len(ranks)
+    if count < 2:
+        return 0.0
+    hops, link, per_node = _path(ranks, machine)
+    start = machine.links.start_us * 1e-6
+    rate = link.bandwidth_gb_s * 1e9
+    if "all_to_all" in name or "alltoall" in name:
+        away = (count - per_node) / count
+        near = (per_node - 1) / count * size / (machine.links.node.bandwidth_gb_s * 1e9)
+        far = away * size / (machine.links.network.bandwidth_gb_s * 1e9)
+        return start + max(near, far) + (machine.links.network if away else machine.links.node).latency_us * 1e-6
+    if "broadcast" in name or ("scatter_" in name and "reduce_scatter" not in name):
+        return start + hops / max(1, count - 1) * math.log2(count) + size / rate
+    ring = hops + size * (count - 1) / count / rate
+    if "allreduce" in name or "all_reduce" in name:
+        tree = 2 * math.ceil(math.log2(count)) * hops / max(1, count - 1) + 2 * size / rate
+        return start + min(2 * ring, tree)
+    return start + ring
+
+
+def _path(ranks: Sequence[int], machine: Machine) -> tuple[float, Link, int]:
+    """Return the latency of a ring over ``ranks``, the link that limits its bandwidth, and the most ranks in a node.
+
+    A ring enters and leaves each node once per rank there, over that rank's network card, so rings use the cards of all
+    ranks that the group has in a node.
+    """
+    nodes = Counter(rank // machine.ranks_per_node for rank in ranks)
+    node, network = machine.links.node, machine.links.network
+    per_node = max(nodes.values())
+    if len(nodes) == 1:
+        return (len(ranks) - 1) * node.latency_us * 1e-6, node, per_node
+    hops = (len(ranks) - len(nodes)) * node.latency_us + len(nodes) * network.latency_us
+    bandwidth = min(nodes.values()) * network.bandwidth_gb_s
+    if per_node > 1:
+        bandwidth = min(bandwidth, node.bandwidth_gb_s)
+    return hops * 1e-6, Link(bandwidth_gb_s=bandwidth, latency_us=network.latency_us), per_node
+
+
+def send_seconds(size: int, machine: Machine, same_node: bool = False) -> float:
+    """Return the time to send ``size`` bytes to one rank."""
+    link = machine.links.node if same_node else machine.links.network
+    return machine.links.start_us * 1e-6 + link.latency_us * 1e-6 + size / (link.bandwidth_gb_s * 1e9)

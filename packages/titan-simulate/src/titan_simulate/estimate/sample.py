@@ -1,0 +1,113 @@
+"""One simulation for an estimate, in a fork: a rank, some blocks, its trace and its memory."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from titan_core.api.config import Override
+from titan_core.api.job import Job
+from titan_simulate.engine.observation import Observation, Operation
+from titan_simulate.engine.result import SimulatedRank
+from titan_simulate.engine.simulate import SETTINGS, Train, simulate
+from titan_simulate.engine.stub_libraries import Device
+from titan_simulate.estimate.pipeline import Order, watch_schedule
+from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits
+from titan_simulate.estimate.trace import Trace
+from titan_simulate.estimate.work import Work
+
+JobOf = Callable[[Sequence[Override]], Job]
+"""More overrides -> the job. Files that this machine lacks must be tolerated."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A simulated rank."""
+
+    rank: int
+    trace: list[Work]
+    """The second step."""
+    found: SimulatedRank
+    parts: Parts
+    microbatches: int
+    """Forward passes of each part in a step."""
+    order: Order | None
+    """The order of the pipeline of the whole job; ``None`` without one."""
+
+    @property
+    def blocks(self) -> int:
+        """Number of simulated blocks."""
+        return sum(map(len, self.parts.kept))
+
+
+def take(
+    job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
+    settings: dict[str, str], full_logits: bool, microbatches: int | None,
+) -> Sample:  # fmt: skip
+    """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
+
+    Args:
+        settings: overrides that reduce the job.
+        microbatches: of the whole job's pipeline, for :attr:`Sample.order`.
+    """
+    logging.getLogger("titan_core").setLevel(logging.ERROR)
+    logging.getLogger("titan_parallel").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
+        values = {**SETTINGS, "training.steps": "2", "job.dump_folder": folder, **settings}
+        job = job_of([Override(key, value) for key, value in values.items()])
+        config = job.config.as_dict().get("compile", {})
+        compiled = config.get("components", ()) if config.get("enable") else ()
+        parts = Parts([], [], [])
+        job = keep_blocks(job, most, parts)
+        if full_logits:
+            job = with_full_logits(job, "loss" in compiled)
+        layout = job.facts.model.layout
+
+        def is_compiled(module: str) -> bool:
+            return ("model" in compiled and module.startswith(f"{layout.blocks}.")) or (
+                "loss" in compiled and module == layout.head[-1]
+            )
+
+        trace = _TraceOfMoments(is_compiled, parts)
+        with watch_schedule() as schedule:
+            found = simulate(job, train, rank, observers=[trace], strict=False, device=device)
+        order = schedule.order(microbatches) if microbatches is not None else None
+        batch = job.facts.batch
+        return Sample(rank, trace.work, found, parts, schedule.microbatches or batch.microbatches, order)
+
+
+class _TraceOfMoments(Trace):
+    """Also divides the phases of a step by what computes: the first and the last block of a part, the blocks between, and
+    whatever else. In each of these moments the memory in use is linear in the number of blocks, so its peaks extend."""
+
+    def __init__(self, compiled: Callable[[str], bool], parts: Parts) -> None:
+        super().__init__(compiled)
+        self._parts = parts
+        self._observation: Observation | None = None
+        self._moments: dict[str, str] = {}
+
+    def attach(self, observation: Observation) -> None:
+        """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
+        self._observation = observation
+
+    def __call__(self, operation: Operation) -> None:
+        """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
+        super().__call__(operation)
+        assert self._observation is not None
+        if operation.phase in ("forward", "backward"):
+            self._observation.memory.enter(f"{operation.phase} {self._moment(operation.module)}")
+
+    def _moment(self, module: str) -> str:
+        found = self._moments.get(module)
+        if found is None:
+            unit = ".".join(module.split(".")[:2])
+            found = module.split(".")[0] or "-"
+            for number, kept in enumerate(self._parts.kept):
+                if unit in kept:
+                    place = kept.index(unit)
+                    which = "first" if place == 0 else "last" if place == len(kept) - 1 else "middle"
+                    found = f"{which} block of part {number}"
+            self._moments[module] = found
+        return found

@@ -1,0 +1,188 @@
+"""Records the last step of a simulated rank as :class:`~titan_simulate.estimate.work.Work`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from titan_simulate.engine.fake_device import tensors_in
+from titan_simulate.engine.observation import Observation, Operation
+from titan_simulate.estimate.work import Data, Kind, Work
+from titan_simulate.torch_private import nbytes, process_group_of, storage_key
+
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"})
+_OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
+_ROWS = frozenset({"embedding", "index", "index_select", "gather", "embedding_dense_backward", "index_put_", "scatter_add_"})
+"""Read or write only the rows, or elements, that indices select."""
+_TYPES = {
+    torch.float64: "fp32", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+
+
+class Trace:
+    """An observer of operations that keeps the last step."""
+
+    def __init__(self, compiled: Callable[[str], bool] = lambda module: False) -> None:
+        """
+        Args:
+            compiled: whether ``torch.compile`` would compile the code of a module (by name).
+        """
+        self.work: list[Work] = []
+        self._compiled = compiled
+        self._phase = "start"
+        self._position: dict[int, int] = {}  # number of an operation -> position in the trace
+        self._storages: dict[int, int] = {}  # address of a storage -> its number
+        self._numbered = 0
+        self._made_by: dict[int, int] = {}  # number of a storage -> position of the collective that fills it
+        self._last: dict[str, int] = {}
+
+    def attach(self, observation: Observation) -> None:
+        """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
+
+    def __call__(self, operation: Operation) -> None:
+        """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
+        if operation.phase == "forward" and self._phase in ("start", "end of step"):
+            self._begin()
+        self._phase = operation.phase
+        short = operation.name.partition("::")[2].partition(".")[0]
+        if operation.number < 0 or short in ("monitored_barrier",):
+            self._number_results(operation)
+            return
+        reads, writes = self._data(operation, short)
+        after = [self._position[number] for number in operation.after if number in self._position]
+        position, stream = len(self.work), str(operation.stream)
+        keywords: dict[str, Any] = {}
+        kind = self._kind(operation, short)
+        if short == "wait_tensor":
+            kind = Kind.WAIT
+            after += [self._made_by[one.storage] for one in reads if one.storage in self._made_by]
+            reads = writes = ()
+        elif kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE):
+            assert operation.collective is not None
+            group, ranks = _group([*operation.args, *operation.keywords.values()])
+            if kind is not Kind.COLLECTIVE:
+                ranks = (int(next(one for one in operation.args if isinstance(one, int))),)
+            if not operation.name.startswith("c10d::"):  # runs on a stream of its own until it is waited for
+                if stream in self._last:
+                    after.append(self._last[stream])
+                stream = f"{group} collectives"
+                self._made_by |= {one.storage: position for one in writes}
+            keywords = {"ranks": ranks, "group": operation.collective.group, "bytes": operation.collective.bytes}
+        elif kind is Kind.MATMUL:
+            keywords = _matmul(operation)
+        elif kind is Kind.ATTENTION:
+            keywords = {"flops": operation.flops // (2 if _is_causal(operation) else 1)}
+        self._position[operation.number] = position
+        self._last[stream] = position
+        self.work.append(
+            Work(
+                kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
+                max(1, operation.launches), compiled=self._compiled(operation.module), **keywords,
+            )
+        )  # fmt: skip
+
+    def _begin(self) -> None:
+        self.work, self._position, self._made_by, self._last = [], {}, {}, {}
+
+    def _kind(self, operation: Operation, short: str) -> Kind:
+        if operation.collective is not None:
+            return {"send": Kind.SEND, "recv_": Kind.RECEIVE}.get(short, Kind.COLLECTIVE)
+        if operation.flops:
+            return Kind.ATTENTION if "attention" in short else Kind.MATMUL
+        devices = {one.device.type for one in tensors_in((operation.args, operation.keywords, operation.result))}
+        if devices == {"cpu"}:
+            return Kind.HOST
+        if "cpu" in devices and short in ("copy_", "_to_copy"):
+            return Kind.HOST_COPY
+        return Kind.POINTWISE
+
+    def _number_results(self, operation: Operation) -> None:
+        """Give new storages a number: addresses are used again."""
+        known = {storage_key(one.untyped_storage()) for one in tensors_in((operation.args, operation.keywords))}
+        for one in tensors_in(operation.result):
+            key = storage_key(one.untyped_storage())
+            if key not in known:
+                self._numbered += 1
+                self._storages[key] = self._numbered
+
+    def _data(self, operation: Operation, short: str) -> tuple[tuple[Data, ...], tuple[Data, ...]]:
+        self._number_results(operation)
+        sources = list(tensors_in((operation.args, operation.keywords)))
+        results = list(tensors_in(operation.result))
+        mutated = [one for one in _mutated(operation)]
+        if short in _OVERWRITTEN or "out" in operation.keywords:
+            sources = [one for one in sources if all(one is not other for other in mutated)]
+        written = {self._of(one).storage: self._of(one) for one in (*results, *mutated)}
+        read = [self._of(one) for one in sources]
+        if short in _ROWS:
+            size = min(sum(one.bytes for one in written.values()), min((one.bytes for one in read), default=0) * 2**20)
+            if short in ("embedding_dense_backward", "index_put_", "scatter_add_"):
+                size = max((one.bytes for one in read), default=0) if short == "embedding_dense_backward" else size
+            read = [Data(one.storage, min(one.bytes, size)) for one in read]
+        return tuple(read), tuple(written.values())
+
+    def _of(self, tensor: Tensor) -> Data:
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        if key not in self._storages:
+            self._numbered += 1
+            self._storages[key] = self._numbered
+        return Data(self._storages[key], min(nbytes(tensor), storage.nbytes()))
+
+
+def _mutated(operation: Operation) -> Iterator[Tensor]:
+    """Yield the arguments that an operator writes."""
+    schema = getattr(operation.operator, "_schema", None)
+    if schema is None:
+        return
+    for number, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = operation.args[number] if number < len(operation.args) else operation.keywords.get(argument.name)
+            yield from tensors_in(value)
+
+
+def _is_causal(operation: Operation) -> bool:
+    schema = getattr(operation.operator, "_schema", None)
+    if schema is None:
+        return True  # flex attention: document masks are causal
+    names = [argument.name for argument in schema.arguments]
+    if "is_causal" not in names:
+        return False
+    number = names.index("is_causal")
+    return bool(operation.args[number] if number < len(operation.args) else operation.keywords.get("is_causal"))
+
+
+def _matmul(operation: Operation) -> dict[str, Any]:
+    factors = [one for one in tensors_in(operation.args) if one.dim() in (2, 3)]
+    if "add" in operation.name:
+        factors = [one for one in tensors_in(operation.args[1:]) if one.dim() in (2, 3)]
+    kind = _TYPES.get(factors[0].dtype, "bf16") if factors else "bf16"
+    if kind == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        kind = "tf32"
+    sizes = (1, 1, 1, 1)
+    if len(factors) >= 2:
+        left, right = factors[0], factors[1]
+        batch = left.shape[0] if left.dim() == 3 else 1
+        sizes = int(batch), int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])
+    return {"flops": operation.flops, "type": kind, "sizes": sizes}
+
+
+def _group(arguments: Sequence[Any]) -> tuple[str, tuple[int, ...]]:
+    for argument in arguments:
+        group = process_group_of(argument)
+        if group is not None:
+            return _ranks(group)
+    return _ranks(None)
+
+
+@lru_cache(maxsize=256)
+def _ranks(group: dist.ProcessGroup | None) -> tuple[str, tuple[int, ...]]:
+    if group is None:
+        return "default_pg", tuple(range(dist.get_world_size()))
+    return group.group_name, tuple(dist.get_process_group_ranks(group))

@@ -1,0 +1,73 @@
+"""What a step does, operator by operator: plain values. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What limits an operator."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    POINTWISE = "pointwise"
+    """Anything that its memory traffic limits: pointwise operators, norms, reductions, copies."""
+    COLLECTIVE = "collective"
+    SEND = "send"
+    RECEIVE = "receive"
+    HOST_COPY = "copy to or from the host"
+    HOST = "computation on the host"
+    WAIT = "wait"
+    """Takes no time of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A tensor that an operator reads or writes."""
+
+    storage: int
+    """Identifies the storage; numbers are not used again."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator on the device, or one that the device waits for."""
+
+    kind: Kind
+    name: str
+    phase: str
+    module: str
+    stream: str
+    after: tuple[int, ...]
+    """Positions in the trace of what it waits for, on other streams."""
+    reads: tuple[Data, ...] = ()
+    writes: tuple[Data, ...] = ()
+    launches: int = 1
+    flops: int = 0
+    """Operations that it needs: half of all for attention under a causal mask."""
+    type: str = "bf16"
+    """Of the factors of a matmul."""
+    sizes: tuple[int, int, int, int] = (1, 1, 1, 1)
+    """Batch, rows, inner dimension and columns of a matmul."""
+    ranks: tuple[int, ...] = ()
+    """The group of a collective; the other rank of a send or receive."""
+    group: str = ""
+    bytes: int = 0
+    """The larger of input and output of a collective; the bytes sent or received."""
+    compiled: bool = False
+    """Whether compiled code computes it, which fuses it with its neighbours."""
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written."""
+        return sum(one.bytes for one in self.reads) + sum(one.bytes for one in self.writes)
+
+
+@dataclass
+class Interval:
+    """When an operator runs, in seconds since the step began."""
+
+    start: float
+    end: float

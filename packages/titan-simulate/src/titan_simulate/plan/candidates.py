@@ -1,0 +1,244 @@
+"""The jobs that a plan compares: degrees from the mesh, other keys from what transforms declare. Free of torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from titan_core.api.components import Transform
+from titan_core.api.config import Config, Override
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.job_facts import JobFacts
+from titan_core.api.mesh import MeshPlan
+from titan_core.api.planning import Costs
+from titan_core.api.section import Section
+from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.shown import show
+from titan_simulate.plan.arithmetic import Workload
+
+LOCAL_BATCH = "training.local_batch_size"
+GLOBAL_BATCH = "training.global_batch_size"
+LARGEST_LOCAL_BATCH = 64
+JobOf = Callable[[Sequence[Override]], Job]
+"""Returns the recipe's job on the plan's number of ranks, with further overrides."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the recipe."""
+
+    values: Mapping[str, Any]
+    """Config key -> value: all keys that the plan decides."""
+    workload: Workload
+    given: bool = False
+    """Whether it is the recipe as it is."""
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The values as overrides."""
+        return [Override(key, value if isinstance(value, str) else show(value)) for key, value in self.values.items()]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A combination that a check rejects."""
+
+    mesh: str
+    key: str
+    """The key whose value is impossible."""
+    why: str
+
+
+class Space:
+    """All combinations of degrees and choices."""
+
+    def __init__(self, job: Job, gpus: int, global_batch: int, fixed: Collection[str], changes_numbers: bool) -> None:
+        """
+        Args:
+            job: any valid job of the recipe.
+            fixed: keys that keep the recipe's values.
+            changes_numbers: whether to vary keys that change what a run computes, such as its precision.
+        """
+        self.facts, self.registry = job.facts, job.registry
+        self.gpus, self.global_batch, self.fixed, self.changes_numbers = gpus, global_batch, fixed, changes_numbers
+        self.transforms = job.registry.all(Transform)
+        """All that are installed: those that are inactive in ``job`` may be active in another."""
+
+    def searched(self, key: str) -> bool:
+        """Whether the plan decides ``key``: the user did not set it, and it changes only where and how fast a job computes
+        (or the user allows more)."""
+        if key in self.fixed:
+            return False
+        return self.changes_numbers or any(
+            fnmatchcase(key.partition(".")[2], pattern)
+            for cls in self.facts.config.sections
+            if cls.section == key.partition(".")[0] and key.partition(".")[2] in cls.model_fields
+            for pattern in cls.may_change
+        )
+
+    def meshes(self, num_experts: Sequence[int]) -> Iterator[dict[str, int]]:
+        """Yield degrees by config key, of dimensions and views, that multiply to the number of GPUs."""
+        mesh = self.facts.mesh
+        # A dimension whose replicas diverge trains other weights, so its degree stays.
+        searched = [dim for dim in mesh.dims if not dim.diverges and self.searched(dim.degree_key)]
+        kept = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims if dim not in searched}
+        rest = self.gpus
+        for degree in kept.values():
+            if rest % degree:
+                return
+            rest //= degree
+        most = {
+            "layers": self.facts.model.layout.num_blocks,
+            "batch": self.global_batch,
+            "sequence": self.facts.batch.seq_len,
+        }
+        limits = [most.get(dim.divides, self.facts.model.layout.dim) for dim in searched]
+        views = [view for view in mesh.views if self.searched(view.degree_key)]
+        for degrees in factorisations(rest, len(searched)):
+            if any(degree > limit for degree, limit in zip(degrees, limits, strict=True)):
+                continue
+            found = {**kept, **{dim.degree_key: degree for dim, degree in zip(searched, degrees, strict=True)}}
+            by_name = {dim.name: found[dim.degree_key] for dim in mesh.dims}
+            options = []
+            for view in views:
+                borrowed = MeshPlan(mesh.dims, by_name).borrowed(view)
+                options.append([
+                    degree for degree in divisors(borrowed)
+                    if degree == 1 or (num_experts and all(number % degree == 0 for number in num_experts))
+                ])  # fmt: skip
+            for chosen in itertools.product(*options):
+                yield found | {view.degree_key: degree for view, degree in zip(views, chosen, strict=True)}
+
+    def local_batches(self, degrees: Mapping[str, int]) -> list[int]:
+        """Return the local batch sizes worth trying, largest first: divisors of the sequences of a rank. A pipeline runs all
+        sequences of a step at once, so its local batch is all of them."""
+        mesh = self.facts.mesh
+        ranks = 1
+        for dim in mesh.dims:
+            ranks *= degrees[dim.degree_key] if dim.divides == "batch" else 1
+        if LOCAL_BATCH in self.fixed or self.global_batch % ranks:
+            return [self.facts.section(TrainingSection).local_batch_size]
+        sequences = self.global_batch // ranks
+        if any(degrees[dim.degree_key] > 1 for dim in mesh.dims if dim.divides == "layers"):
+            return [sequences]
+        return [size for size in reversed(divisors(sequences)) if size <= LARGEST_LOCAL_BATCH]
+
+    def assumed(self, degrees: Mapping[str, int], local: int) -> JobFacts:
+        """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
+        known = self.facts.mesh
+        config = with_values(self.facts.config, {**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
+        mesh = MeshPlan(
+            known.dims,
+            {dim.name: degrees[dim.degree_key] for dim in known.dims},
+            known.views,
+            {view.name: degrees.get(view.degree_key, known.view_degrees[view.name]) for view in known.views},
+        )
+        ranks = mesh.batch_degree
+        batch = replace(
+            self.facts.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
+            microbatches=max(1, self.global_batch // (local * ranks)),
+        )  # fmt: skip
+        return replace(self.facts, config=config, mesh=mesh, batch=batch)
+
+    def variants(self, facts: JobFacts, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
+        """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
+        accept."""
+        choices: dict[str, Sequence[Any]] = {}
+        varied = [transform for transform in self.transforms if transform.choices is not None]
+        for transform in varied:
+            assert transform.choices is not None
+            for key, options in transform.choices.load()(transform.context(facts)).items():
+                if self.searched(key):
+                    choices[key] = options
+        for chosen in itertools.product(*choices.values()):
+            more = dict(zip(choices, chosen, strict=True))
+            each = replace(facts, config=with_values(facts.config, more))
+            problem = next(self._problems(varied, each), None)
+            if problem is not None:
+                yield refusal(problem, str(each.mesh))
+            else:
+                yield Candidate({**values, **more}, self.workload(each))
+
+    def _problems(self, transforms: Sequence[Transform], facts: JobFacts) -> Iterator[Problem]:
+        for transform in transforms:
+            context = transform.context(facts)
+            if transform.check is not None and transform.active(context):
+                yield from transform.check.load()(context)
+
+    def workload(self, facts: JobFacts) -> Workload:
+        """Return a job as numbers."""
+        training = facts.section(TrainingSection)
+        wide = {2: "bf16"}.get(_bytes(training.mixed_precision_param), _fp32(training))
+        work = Workload(
+            facts.mesh, facts.batch.seq_len, facts.batch.local_size, facts.batch.microbatches,
+            parameter_bytes=_bytes(training.mixed_precision_param), reduce_bytes=_bytes(training.mixed_precision_reduce),
+            offloads=training.enable_cpu_offload, matmul_type=wide, wide_type=wide,
+        )  # fmt: skip
+        for transform in self.transforms:
+            context = transform.context(facts)
+            if transform.costs is None or not transform.active(context):
+                continue
+            costs = transform.costs.load()(context)
+            if not isinstance(costs, Costs):
+                why = f"its costs returned {show(str(costs))}; it must return Costs"
+                raise UserError.one(f"transform {transform.name!r}", why, "fix or update its plugin")
+            work = replace(
+                work,
+                kept=work.kept * costs.kept,
+                recomputed=1 - (1 - work.recomputed) * (1 - costs.recomputed),
+                fused=work.fused or costs.fused,
+                matmul_type=costs.matmul_type or work.matmul_type,
+                parameters_stay=work.parameters_stay or costs.parameters_stay,
+                gradients_stay=work.gradients_stay or costs.gradients_stay,
+                pipeline=costs.pipeline or work.pipeline,
+            )
+        return work
+
+
+def refusal(problem: Problem, mesh: str) -> Refused:
+    """Return ``problem``, which a job on ``mesh`` has."""
+    key = problem.where.partition(" = ")[0].rpartition(": ")[2]
+    return Refused(mesh, key, problem.why)
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return ``config`` with values that transforms declare as choices. Finalists are validated when they are assembled."""
+    sections: dict[type[Section], Section] = dict(config.sections)
+    for key, value in values.items():
+        name, _, field = key.partition(".")
+        for cls, section in sections.items():
+            if cls.section == name and field in cls.model_fields:
+                sections[cls] = section.model_copy(update={field: value})
+    return replace(config, sections=sections)
+
+
+def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield all tuples of ``count`` factors whose product is ``number``."""
+    if count == 0:
+        if number == 1:
+            yield ()
+        return
+    if count == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in factorisations(number // first, count - 1):
+            yield (first, *rest)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of ``number``, in order."""
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+
+
+def _bytes(dtype: str) -> int:
+    return 2 if "16" in dtype else 4
+
+
+def _fp32(training: TrainingSection) -> str:
+    return "fp32" if training.float32_matmul_precision == "highest" else "tf32"

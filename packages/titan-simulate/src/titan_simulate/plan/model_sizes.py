@@ -1,0 +1,167 @@
+"""How large the parts of a model are, by how they may be divided. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Column, Experts, Mixer, Replicate, Row, Rule, Shard
+from titan_core.api.tools.patterns import matches
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight that multiplies each position."""
+
+    inner: int
+    outer: int
+    rule: Rule | None
+    copies: float = 1.0
+    """Matrices of this shape that each position passes through: the chosen ones of a layer of experts."""
+
+    @property
+    def divides_inner(self) -> bool:
+        """Whether a dimension that divides weights divides the inner dimension."""
+        return isinstance(self.rule, Row)
+
+    @property
+    def divides_outer(self) -> bool:
+        """Whether a dimension that divides weights divides the outer dimension."""
+        return isinstance(self.rule, Column)
+
+
+@dataclass
+class Unit:
+    """A module that no stage of a pipeline divides: a unit of the embedding or of the head, or a block. Sizes in numbers."""
+
+    replicated: int = 0
+    """Parameters that each rank holds whole, apart from data parallelism."""
+    divided: int = 0
+    """Parameters that dimensions divide which divide weights."""
+    experts: int = 0
+    """Parameters that views of the mesh divide."""
+    divided_experts: int = 0
+    """Parameters that both divide."""
+    matrices: list[Matrix] = field(default_factory=list)
+    regions: int = 0
+    """Modules around whose features dimensions that divide weights communicate."""
+    shared: int = 0
+    """Features of a position, of activations that all ranks hold which divide weights: the inputs of regions."""
+    split: float = 0.0
+    """Features of a position, of all other activations."""
+    keys: int = 0
+    """Features of the keys and values of a position."""
+    routed: float = 0.0
+    """Features of a position that are sent to experts."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.replicated + self.divided + self.experts + self.divided_experts
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The units of a model, in order."""
+
+    units: Mapping[str, Unit]
+    dim: int
+    vocab_size: int
+    blocks: tuple[str, ...]
+    num_experts: tuple[int, ...]
+    """The numbers of experts that layers have, without repetition; empty for a model without experts."""
+    matmul_flops: float
+    """Floating-point operations per token, forward and backward, without those of mixers."""
+    mixer_flops: float
+    """Those of mixers, which grow with the sequence."""
+
+
+def sizes_of(
+    definition: ModelDefinition, parameters: Mapping[str, tuple[int, ...]], modules: Iterable[str], seq_len: int
+) -> ModelSizes:
+    """Return the sizes of the model whose parameters have these shapes, on sequences of ``seq_len`` tokens."""
+    layout = definition.layout
+    blocks = tuple(f"{layout.blocks}.{index}" for index in range(layout.num_blocks))
+    units = {name: Unit() for name in (*layout.embedding, *blocks, *layout.head)}
+    matmul_flops = definition.flops_per_token(1)
+    chosen = _chosen_share(layout, parameters, matmul_flops)
+    experts: dict[int, None] = {}
+    for name, shape in parameters.items():
+        unit = units[_unit_of(name, units)]
+        rule, size = layout.rule(name), math.prod(shape)
+        if isinstance(rule, Experts):
+            experts[shape[rule.dim]] = None
+            unit.divided_experts += size if isinstance(rule.within, Shard) else 0
+            unit.experts += 0 if isinstance(rule.within, Shard) else size
+            rest = [length for dim, length in enumerate(shape) if dim != rule.dim % len(shape)]
+            if len(rest) > 1:
+                unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen))
+            unit.routed = max(unit.routed, layout.dim * shape[rule.dim] * chosen)
+            continue
+        outermost = name.rpartition(".")[0] in (layout.embedding[0], layout.head[-1])
+        if isinstance(rule, Column | Row | Shard) or (rule is None and outermost and layout.vocab_size in shape):
+            unit.divided += size
+        else:
+            unit.replicated += size
+        if len(shape) > 1 and not (rule is None and name.startswith(f"{layout.embedding[0]}.")):
+            unit.matrices.append(Matrix(math.prod(shape[1:]), shape[0], rule))
+    for name in modules:
+        owner = next((block for block in _prefixes(name) if block in units), None)
+        if owner is None:
+            continue
+        unit, mixer = units[owner], layout.mixer(name)
+        unit.regions += matches(name, layout.regions)
+        if mixer is not None:
+            unit.keys += _keys(mixer, layout.dim)
+    for name in blocks:
+        _activations(units[name], layout.dim)
+    return ModelSizes(
+        units, layout.dim, layout.vocab_size, blocks, tuple(experts), matmul_flops,
+        max(0.0, definition.flops_per_token(seq_len) - matmul_flops),
+    )  # fmt: skip
+
+
+def _chosen_share(layout: ModelLayout, parameters: Mapping[str, tuple[int, ...]], matmul_flops: float) -> float:
+    """Return the share of the experts that a token passes through: what the model's operations leave for them."""
+    total = others = 0
+    most = 1
+    for name, shape in parameters.items():
+        rule = layout.rule(name)
+        if isinstance(rule, Experts):
+            total += math.prod(shape)
+            most = max(most, shape[rule.dim])
+        elif not name.startswith(f"{layout.embedding[0]}."):
+            others += math.prod(shape)
+    return min(1.0, max(1.0 / most, (matmul_flops / 6 - others) / total)) if total else 1.0
+
+
+def _keys(mixer: Mixer, dim: int) -> int:
+    """Return the features of keys and values, or of what a mixer of another kind may exchange: the hidden states."""
+    if mixer.heads is None or mixer.key_heads is None:
+        return dim
+    return 2 * dim * mixer.key_heads // mixer.heads
+
+
+def _activations(unit: Unit, dim: int) -> None:
+    """Set the features that a block keeps for backward: each matrix's input and output, and the residual stream around them.
+    Matrices at the start of a region read the same input."""
+    unit.shared = unit.regions * dim
+    unit.split = 4.0 * dim
+    for matrix in unit.matrices:
+        if matrix.divides_outer:
+            unit.split += matrix.outer
+        elif isinstance(matrix.rule, Replicate):
+            unit.split += matrix.inner + matrix.outer
+        else:
+            unit.split += (matrix.inner + matrix.outer) * matrix.copies
+
+
+def _unit_of(parameter: str, units: Mapping[str, Unit]) -> str:
+    return next(name for name in _prefixes(parameter) if name in units)
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(len(parts), 0, -1))

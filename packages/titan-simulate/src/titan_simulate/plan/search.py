@@ -1,0 +1,272 @@
+"""The search: assemble, guess, estimate the most promising, and say why the others lost."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.arithmetic import Arithmetic, Guess
+from titan_simulate.plan.candidates import GLOBAL_BATCH, LOCAL_BATCH, Candidate, JobOf, Refused, Space, refusal
+from titan_simulate.plan.model_sizes import ModelSizes
+
+MARGIN = 1.25
+"""Candidates whose guessed memory is up to this factor too large may fit; only an estimate knows."""
+PER_MESH = 2
+"""Most finalists on one mesh, so that they differ in more than details."""
+
+
+class Figures(Protocol):
+    """What an estimate says (:class:`titan_simulate.estimate.estimate.Estimate`)."""
+
+    @property
+    def peak_gib(self) -> float: ...
+    @property
+    def step_seconds(self) -> float: ...
+    @property
+    def tokens_per_second_per_gpu(self) -> float: ...
+    @property
+    def mfu(self) -> float: ...
+
+
+Estimator = Callable[[Sequence[Override]], Figures]
+"""Overrides -> the estimate of the job. Raises UserError if the job cannot run."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A candidate with its estimate."""
+
+    candidate: Candidate
+    guess: Guess
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A group of candidates that lost for one reason."""
+
+    why: str
+    count: int
+    example: str
+    """The best of them."""
+    detail: str
+
+
+@dataclass
+class Plan:
+    """The result of a search."""
+
+    best: list[Finalist] = field(default_factory=list)
+    """Finalists that fit, fastest first."""
+    too_large: list[Finalist] = field(default_factory=list)
+    """Finalists that do not fit, smallest first."""
+    losers: list[Loser] = field(default_factory=list)
+    nearest: tuple[Candidate, float] | None = None
+    """If nothing fits: the candidate that needs least memory, in GiB."""
+    meshes: int = 0
+    candidates: int = 0
+    seconds: float = 0.0
+
+
+class Search:
+    """One search for the best candidates of a space on a machine."""
+
+    def __init__(self, space: Space, sizes: ModelSizes, machine: Machine, job_of: JobOf) -> None:
+        self._space, self._machine, self._job_of = space, machine, job_of
+        self._sizes = sizes
+        self._arithmetic = Arithmetic(sizes, machine)
+        self._refused: list[Refused] = []
+        self._plan = Plan()
+
+    def run(self, estimate: Estimator, finalists: int, given: Job | None = None, deadline: float | None = None) -> Plan:
+        """Return the best candidates.
+
+        Args:
+            finalists: number of candidates to estimate. If none of them fits, as many again.
+            given: the recipe's own job, which is always a finalist.
+            deadline: seconds after which no further candidate is estimated, once one fits.
+        """
+        began = time.perf_counter()
+        guessed = list(self._guessed())
+        plan, limit = self._plan, self._machine.memory_gib
+        factors: dict[float, float] = {}  # kept -> correction of the guessed activations
+        if given is not None:
+            values = {dim.degree_key: given.facts.mesh.degrees[dim.name] for dim in given.facts.mesh.dims}
+            own = Candidate(
+                {**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given.facts), given=True
+            )
+            self._estimate(own, self._arithmetic.guess(own.workload), estimate, factors)
+        done: set[int] = set()
+        per_mesh: dict[str, int] = defaultdict(int)
+        while len(plan.best) + len(plan.too_large) < finalists * (1 if plan.best else 2):
+            if plan.best and deadline is not None and time.perf_counter() - began > deadline:
+                break
+            best = min(
+                (
+                    (guess.step_seconds, len(_degrees(candidate)), number)
+                    for number, (candidate, guess) in enumerate(guessed)
+                    if number not in done
+                    and per_mesh[str(candidate.workload.mesh)] < PER_MESH
+                    and corrected(guess, factors.get(candidate.workload.kept)) <= limit
+                ),
+                default=None,
+            )
+            if best is None:
+                break
+            done.add(best[2])
+            candidate, guess = guessed[best[2]]
+            if self._estimate(candidate, guess, estimate, factors):
+                per_mesh[str(candidate.workload.mesh)] += 1
+        plan.best.sort(key=lambda one: one.figures.step_seconds)
+        plan.too_large.sort(key=lambda one: one.figures.peak_gib)
+        rest = [pair for number, pair in enumerate(guessed) if number not in done]
+        if not plan.best and (plan.too_large or guessed):
+            plan.nearest = self._nearest(guessed)
+        plan.losers = [*self._slower(), *self._explained(rest, factors), *self._refusals()]
+        plan.seconds = time.perf_counter() - began
+        return plan
+
+    def _guessed(self) -> Iterator[tuple[Candidate, Guess]]:
+        """Guess all candidates on all meshes that assembly accepts."""
+        for degrees in self._space.meshes(self._sizes.num_experts):
+            self._plan.meshes += 1
+            accepted = hopeless = False
+            for local in self._space.local_batches(degrees):
+                values = {**degrees, GLOBAL_BATCH: self._space.global_batch, LOCAL_BATCH: local}
+                for candidate in self._space.variants(self._space.assumed(degrees, local), values):
+                    self._plan.candidates += 1
+                    if isinstance(candidate, Refused):
+                        self._refused.append(candidate)
+                        continue
+                    if not accepted and not self._assembles(candidate):
+                        break
+                    accepted = True
+                    guess = self._arithmetic.guess(candidate.workload)
+                    yield candidate, guess
+                    if hopeless := guess.least_gib > self._machine.memory_gib:
+                        break
+                if not accepted or hopeless:
+                    break
+
+    def _assembles(self, candidate: Candidate) -> bool:
+        """Whether a job on the mesh of ``candidate`` is valid, by its own assembly."""
+        try:
+            self._job_of(candidate.overrides)
+        except UserError as error:
+            self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
+            return False
+        return True
+
+    def _estimate(self, candidate: Candidate, guess: Guess, estimate: Estimator, factors: dict[float, float]) -> bool:
+        """Estimate a finalist, and learn from it how good guesses are. Return whether the job can run."""
+        plan, limit = self._plan, self._machine.memory_gib
+        try:
+            figures = estimate(() if candidate.given else candidate.overrides)
+        except UserError as error:
+            self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
+            return False
+        (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, guess, figures))
+        activations = guess.memory["activations"] / 2**30
+        if activations > 0:
+            factor = (figures.peak_gib - guess.peak_gib + activations) / activations
+            factors[candidate.workload.kept] = min(4.0, max(0.1, factor))
+        return True
+
+    def _nearest(self, guessed: Sequence[tuple[Candidate, Guess]]) -> tuple[Candidate, float]:
+        if self._plan.too_large:
+            smallest = self._plan.too_large[0]
+            return smallest.candidate, smallest.figures.peak_gib
+        candidate, guess = min(guessed, key=lambda pair: pair[1].peak_gib)
+        return candidate, guess.peak_gib
+
+    def _slower(self) -> Iterator[Loser]:
+        for one in self._plan.too_large:
+            over = one.figures.peak_gib - self._machine.memory_gib
+            detail = f"needs {one.figures.peak_gib:.1f} GiB, {over:.1f} too many (estimated)"
+            yield Loser("does not fit", 1, describe(one.candidate), detail)
+
+    def _explained(self, rest: Sequence[tuple[Candidate, Guess]], factors: Mapping[float, float]) -> Iterator[Loser]:
+        """Group candidates that were not estimated by their reason."""
+        limit = self._machine.memory_gib
+        best = self._plan.best[0].guess if self._plan.best else None
+        groups: dict[str, list[tuple[Candidate, Guess]]] = defaultdict(list)
+        for candidate, guess in rest:
+            if corrected(guess, factors.get(candidate.workload.kept)) > limit:
+                groups["does not fit"].append((candidate, guess))
+            elif best is not None:
+                groups[_reason(guess, best)].append((candidate, guess))
+        for why, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            if why == "does not fit":
+                candidate, guess = min(members, key=lambda pair: pair[1].peak_gib)
+                kind = max(guess.memory, key=lambda name: guess.memory[name])
+                peak = corrected(guess, factors.get(candidate.workload.kept), exact=True)
+                detail = f"needs about {peak:.1f} GiB, {guess.memory[kind] / 2**30:.1f} of them {kind}"
+            else:
+                candidate, guess = min(members, key=lambda pair: pair[1].step_seconds)
+                assert best is not None
+                slower = guess.step_seconds / best.step_seconds - 1
+                detail = f"about {slower:.0%} slower than the best" if slower >= 0.005 else "about as fast, not estimated"
+            yield Loser(why, len(members), describe(candidate), detail)
+
+    def _refusals(self) -> Iterator[Loser]:
+        groups: dict[str, list[Refused]] = defaultdict(list)
+        for one in self._refused:
+            groups[one.key].append(one)
+        for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            yield Loser(f"refused: {key}", len(members), members[0].mesh, members[0].why)
+
+
+def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
+    """Return the guessed memory in GiB with the activations that estimates of the same recomputation suggest; without any
+    estimate, the least that it may be."""
+    if factor is None:
+        return guess.peak_gib / (1.0 if exact else MARGIN)
+    return guess.peak_gib + guess.memory["activations"] / 2**30 * (factor - 1)
+
+
+def _reason(guess: Guess, best: Guess) -> str:
+    """Return what makes a candidate slower than the best one: where it takes most more time."""
+    more = {kind: guess.seconds.get(kind, 0.0) - best.seconds.get(kind, 0.0) for kind in {**guess.seconds, **best.seconds}}
+    kind = max(more, key=lambda name: more[name])
+    if kind == "idle":
+        return "pipeline bubble"
+    if kind in ("compute", "recomputation", "host", "update"):
+        return {
+            "compute": "computation: small matmuls or an uneven pipeline",
+            "host": "the host: small microbatches",
+            "update": "optimizer step",
+        }.get(kind, kind)
+    return f"network: {kind}"
+
+
+def _degrees(candidate: Candidate) -> dict[str, int]:
+    mesh = candidate.workload.mesh
+    degrees = {**mesh.degrees, **mesh.view_degrees}
+    return {name: degree for name, degree in degrees.items() if degree > 1}
+
+
+def describe(candidate: Candidate) -> str:
+    """Return a candidate in one line: its mesh, its batch, and the choices of transforms."""
+    mesh = candidate.workload.mesh
+    keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views} | {GLOBAL_BATCH, LOCAL_BATCH}
+    chosen = [f"{short(key)} {_shown(value)}" for key, value in candidate.values.items() if key not in keys]
+    work = candidate.workload
+    batch = f"batch {work.local_batch}" + (f" x {work.microbatches}" if work.microbatches > 1 else "")
+    return ", ".join([str(mesh), batch, *chosen])
+
+
+def short(key: str) -> str:
+    """Return the last words of a config key: ``"activation_checkpoint.mode"`` -> ``"activation_checkpoint"``."""
+    section, _, name = key.partition(".")
+    return section if name in ("mode", "enable") else name.removeprefix("pipeline_parallel_").removeprefix("fsdp_")
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
