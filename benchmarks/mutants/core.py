@@ -51,10 +51,10 @@ MUTANTS = (
     Mutant("norm-counts-replicas", NORM, " * (pieces / holders)", "", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
     Mutant("norm-forgets-stages", NORM, "// world.plan.diverging_replicas // stages", "// world.plan.diverging_replicas", (GRAD_NORM + "::test_each_element_counts_once_in_the_norm",)),
     Mutant("norm-forgets-copies", NORM, "// world.plan.diverging_replicas // stages", "// stages", (GRAD_NORM + "::test_the_norm_covers_all_groups_and_all_ranks_of_the_replica",)),
-    Mutant("partial-gradients-stay-partial", NORM, "(dims := _partial_dims(gradient.placements))", "(dims := ())", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    Mutant("partial-gradients-stay-partial", NORM, "if _is_partial(gradient.placements)", "if False", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     Mutant("strided-shards-count-as-whole", NORM, "if not placement.is_replicate())", "if placement.is_shard())", (MESH + "[DDP x TP]",),
            equivalent="is_shard treats strided shards the same on every mesh used here (torch 2.15); see the comment there"),
-    Mutant("redistributed-gradient-dropped", NORM, "            parameter.grad = DTensor.from_local(", "            DTensor.from_local(", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
+    Mutant("redistributed-gradient-dropped", NORM, "parameter.grad = gradient = gradient.redistribute(", "gradient = gradient.redistribute(", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
     Mutant("skipped-update-done-anyway", "core/train/guarded_steps.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
     Mutant("the-device-skips-nothing", "core/api/torch_private.py", "None, skip.float()", "None, 0 * skip.float()", (LATE,)),

@@ -10,8 +10,6 @@ TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -42,9 +40,6 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         offload = CPUOffloadPolicy(pin_memory=context.device.type == "cuda")
         part.parameters_on = torch.device("cpu")
     layout = part.layout
-
-    # Tensor-parallel layers return views, about which torch 2.15 warns. No module here changes its input in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
     def shard(modules: list[nn.Module], reshard: bool, view: str | None = None) -> None:
         if modules:
