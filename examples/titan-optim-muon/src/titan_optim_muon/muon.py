@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class Muon(Optimizer):
         """
         self._section = section
         self._adamw: AdamW | None = None
+        self._skip: Tensor | None = None  # of a step of SkippableMuon
         # The others come first, because the learning rate of the first group is logged.
         groups = [{**group, "muon": False} for group in others] + [{**group, "muon": True} for group in matrices]
         super().__init__(groups, {})
@@ -84,23 +86,19 @@ class Muon(Optimizer):
         if self._adamw is not None:
             # Assign both in every step, because loading a state dict replaces them.
             self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
-            self._adamw.step()
-        self._update_matrices()
-        return loss
-
-    def _update_matrices(self, skip: Tensor | None = None) -> None:
+            with skipping(self._adamw, self._skip):
+                self._adamw.step()
         for group in self._groups(muon=True):
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"], skip)
+                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
+        return loss
 
     def _groups(self, *, muon: bool) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["muon"] is muon]
 
-    def _update(
-        self, parameter: nn.Parameter, gradient: Tensor, lr: float, weight_decay: float, skip: Tensor | None
-    ) -> None:
-        state, section = self.state[parameter], self._section
+    def _update(self, parameter: nn.Parameter, gradient: Tensor, lr: float, weight_decay: float) -> None:
+        state, section, skip = self.state[parameter], self._section, self._skip
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         before = None if skip is None else [local(tensor).clone() for tensor in (parameter, state["momentum"])]
@@ -118,18 +116,27 @@ class SkippableMuon(Muon):
     """Muon that can skip a step on the device (:class:`~titan_core.api.optimizer.SkipsOnDevice`), so that the host does not
     wait for each step to know whether its loss is finite."""
 
-    @torch.no_grad()
     def step_unless(self, skip: Tensor) -> None:
         """Update all parameters unless ``skip``, a flag on the device, is true."""
-        if self._adamw is not None:
-            self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
-            # What torch.amp.GradScaler sets to have fused optimizers skip a step.
-            self._adamw.grad_scale, self._adamw.found_inf = None, skip.float()  # type: ignore[attr-defined]
-            try:
-                self._adamw.step()
-            finally:
-                del self._adamw.grad_scale, self._adamw.found_inf  # type: ignore[attr-defined]
-        self._update_matrices(skip)
+        self._skip = skip
+        try:
+            self.step()  # rather than a part of it: torch's schedules notice this call
+        finally:
+            self._skip = None
+
+
+@contextmanager
+def skipping(fused: AdamW, skip: Tensor | None) -> Iterator[None]:
+    """Let a step within the ``with`` block change nothing if ``skip`` is true, in the way of ``torch.amp.GradScaler``."""
+    if skip is None:
+        yield
+        return
+    state: Any = fused
+    state.grad_scale, state.found_inf = None, skip.float()
+    try:
+        yield
+    finally:
+        del state.grad_scale, state.found_inf
 
 
 def orthogonalized(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:

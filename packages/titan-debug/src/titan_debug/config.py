@@ -72,8 +72,9 @@ class NumericsSection(Section):
 
     locate_nan: bool = True
     """If the loss or the gradient norm is not finite, repeat the step's forward pass and report the first module whose
-    output is not finite. Until then this costs nothing, unless training.on_nan is "warn" or "ignore": the host then waits for
-    a GPU's gradient norm in each step, because the update of a bad step would destroy the weights that show the cause."""
+    output is not finite. Until then this costs nothing, unless training.on_nan is "warn" or "ignore": the host then waits
+    for a GPU's gradient norm in each step, because the update of a bad step would destroy the weights that show the
+    cause."""
     spike_action: Literal["off", "warn", "skip", "stop"] = "warn"
     """What to do if the loss is far above the preceding losses: log a warning, skip the step's update, or stop the run."""
     spike_sigma: Factor = Field(default=6.0, gt=0.0)
