@@ -46,8 +46,8 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
         elif section.selective_ac_option == "op":
             selection = Selection(saved, policies.get(name))
             variant = "" if selection.policy is None else str(list(policies.values()).index(selection.policy))
-            # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again, but
-            # torch's record requires the same operators (torch 2.15).
+            # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again,
+            # but torch's record requires the same operators (torch 2.15).
             has_views = any(context.mesh.view_of(parameter) is not None for parameter in block.parameters())
             own_record = splits_backward(context.facts) or (has_views and not context.facts.section(CompileSection).enable)
             _recompute(block, variant, context_fn=_context_function(selection, own_record))

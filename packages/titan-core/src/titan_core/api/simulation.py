@@ -1,7 +1,7 @@
 """Simulation of one rank of a job without its hardware and without the other ranks. Free of torch.
 
-The trainer runs as always. Only two places ask whether it is simulated: the one that joins the world, and the one that fills
-weights, because simulated tensors have no values.
+The trainer runs as always. Few places ask whether it is simulated: docs/architecture.md lists them. Simulated tensors have no
+values; code whose shapes depend on some calls :func:`read_sizes`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def current_simulation() -> Simulation | None:
 
 
 def read_sizes(sizes: Tensor, simulated_total: int) -> list[int]:
-    """Return the values of ``sizes``, a vector on any device, such as the number of tokens of each expert. The host waits for
-    the device.
+    """Return the values of ``sizes``, a vector, such as the number of tokens of each expert. The host waits for its device.
 
     Args:
         simulated_total: what the values sum to in a simulation, where they do not exist and are as equal as possible.
