@@ -93,6 +93,17 @@ def test_full_recomputation_keeps_less_than_selective_and_that_less_than_none(fa
     assert full < min(by_operator, every_second) and max(by_operator, every_second) < none
 
 
+@pytest.mark.full
+def test_the_70b_recipe_needs_at_most_28_gib(fake_cuda: FakeCuda) -> None:
+    def peak(layers: int) -> int:
+        overrides = {"compile.enable": "false", "model.args": f"{{n_layers = {layers}}}"}
+        found = fake_cuda.train("llama3_70b", overrides, 256, strict=False)
+        return max(phase.peak.bytes for phase in found.steps[-1].phases)
+
+    two, four = peak(2), peak(4)
+    assert four + 76 * (four - two) / 2 < 28 * 2**30  # the other 76 of 80 blocks add the same each
+
+
 def test_flops_are_those_of_the_formula(fake_cuda: FakeCuda) -> None:
     found = fake_cuda.train("llama3_debug", LLAMA, strict=False)
     tokens = SEQ * BATCH

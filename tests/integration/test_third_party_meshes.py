@@ -100,6 +100,7 @@ def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFa
         pytest.param(4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}, marks=pytest.mark.full),
         (2, {EP: 2, CP: 2}),
         pytest.param(4, {EP: 2, REPLICATE: 2, "activation_checkpoint.mode": "full"}, marks=pytest.mark.full),
+        pytest.param(4, {EP: 2, PP: 2, "activation_checkpoint.mode": "selective"}, marks=pytest.mark.full),
         pytest.param(2, {TP: 2}, marks=pytest.mark.full),
         pytest.param(8, {EP: 2, TP: 2, PP: 2}, marks=pytest.mark.long),
     ],

@@ -18,7 +18,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.microbatch import current_microbatch, microbatch_scope
 from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.step import is_shape_inference, shape_inference
-from titan_parallel.config import ActivationCheckpointSection
+from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
 from titan_parallel.torch_private import MATMULS, SAVED_OPERATORS
@@ -46,7 +46,11 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
         elif section.selective_ac_option == "op":
             selection = Selection(saved, policies.get(name))
             variant = "" if selection.policy is None else str(list(policies.values()).index(selection.policy))
-            _recompute(block, variant, context_fn=_context_function(selection, splits_backward(context.facts)))
+            # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again,
+            # but torch's record requires the same operators (torch 2.15).
+            has_views = any(context.mesh.view_of(parameter) is not None for parameter in block.parameters())
+            own_record = splits_backward(context.facts) or (has_views and not context.facts.section(CompileSection).enable)
+            _recompute(block, variant, context_fn=_context_function(selection, own_record))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)
     return part
@@ -67,9 +71,13 @@ def _recompute(block: nn.Module, variant: str = "", **options: Any) -> None:
     block.forward = forward
 
 
-def _context_function(selection: Selection, backward_twice: bool) -> Callable[[], tuple[Any, Any]]:
-    """Return the ``context_fn`` of a block."""
-    if backward_twice:
+def _context_function(selection: Selection, own_record: bool) -> Callable[[], tuple[Any, Any]]:
+    """Return the ``context_fn`` of a block.
+
+    Args:
+        own_record: whether to record saved results without torch (:mod:`titan_parallel.split_backward_contexts`).
+    """
+    if own_record:
         return lambda: contexts(selection.new_decision)
     return lambda: _contexts(selection)
 

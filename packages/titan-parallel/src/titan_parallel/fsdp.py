@@ -24,7 +24,7 @@ from titan_parallel.config import CompileSection, FSDPKeys
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
-    """Make the embedding, each block and the head, or several small ones, FSDP units whose gradients are summed, not averaged, over ranks."""
+    """Make the embedding, each block and the head, or several small ones, FSDP units. Gradients are summed, not averaged."""
     policy = context.section.fsdp_reshard_after_forward
     if policy == "default" and context.facts.mesh.degree("pp") > 1:
         policy = "never"  # otherwise each microbatch would gather every parameter again
@@ -96,8 +96,8 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
 
 def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> bool:
     """Whether ``modules`` can be gathered together within ``fsdp_group_mib``."""
-    compile = context.facts.section(CompileSection)
-    if compile.enable and "model" in compile.components:
+    compiles = context.facts.section(CompileSection)
+    if compiles.enable and "model" in compiles.components:
         return False  # compiled code contains a module's hooks, and those of a group depend on which of its modules have run
     parameters = [parameter for module in modules for parameter in module.parameters()]
     width = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize

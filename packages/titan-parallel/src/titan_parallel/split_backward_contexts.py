@@ -1,6 +1,10 @@
 """Selective recomputation for schedules that run backward through a block twice: for the gradients of its inputs, then for
 those of its weights. Saved tensors must serve both passes, and torch's own ``create_selective_checkpoint_contexts`` releases
-each at its first use (torch 2.11 to 2.15)."""
+each at its first use (torch 2.11 to 2.15).
+
+Also for blocks in which FSDP gathers some parameters on their own, such as experts: torch's contexts refuse a recomputation
+that calls other operators than forward did, and these contexts look only at those whose results are saved.
+"""
 
 from __future__ import annotations
 

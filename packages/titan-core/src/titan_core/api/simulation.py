@@ -1,7 +1,7 @@
 """Simulation of one rank of a job without its hardware and without the other ranks. Free of torch.
 
-The trainer runs as always. Only two places ask whether it is simulated: the one that joins the world, and the one that fills
-weights, because simulated tensors have no values.
+The trainer runs as always. The few places that ask whether it is simulated are listed in docs/architecture.md. Simulated
+tensors have no values; code whose shapes depend on values calls :func:`read_sizes`.
 """
 
 from __future__ import annotations
