@@ -210,8 +210,15 @@ def test_an_export_of_the_weights_only(gloo: GlooPool, tmp_path: Path) -> None:
         assert torch.equal(two.initial[name], tensor.bfloat16().float())
 
 
-@pytest.mark.parametrize("mode", ["disabled", "async"])
-@pytest.mark.parametrize("place", ["file", "memory"])
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    [
+        ("file", "async"),
+        ("memory", "disabled"),
+        pytest.param("file", "disabled", marks=pytest.mark.full),
+        pytest.param("memory", "async", marks=pytest.mark.full),
+    ],
+)
 def test_a_url_that_fsspec_supports(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, place: str, mode: str) -> None:
     """Both runs are in the same process, because fsspec's memory:// belongs to the process."""
     url = f"file://{tmp_path}/elsewhere" if place == "file" else f"memory://elsewhere/{mode}"

@@ -39,7 +39,7 @@ FLIGHT = Path("run/debug/flight")
 SEEN = Path("run/debug/flight-of-the-fault")
 """A copy of the dumps of the fault. A later step that is slow on a busy machine would overwrite them."""
 
-PATIENT: dict[str, object] = {"comm.train_timeout_seconds": 1.5 * PATIENCE, "comm.watchdog_seconds": 4}
+PATIENT: dict[str, object] = {"comm.train_timeout_seconds": int(1.5 * PATIENCE), "comm.watchdog_seconds": 4}
 """Settings for faults that wait for the watchdogs: only the fault makes a step late, not a busy machine."""
 
 

@@ -147,7 +147,10 @@ def require_expected(records: Sequence[RunRecord], case: Case, outcome: oracle.O
         )
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+QUICK = ("AdamW", "always clipping", "Adam, no warmup, sqrt to a floor", "groups of one's own")
+
+
+@pytest.mark.parametrize("case", quick.quick_rows([pytest.param(case, id=name) for name, case in CASES.items()], QUICK))
 def test_a_run_is_that_of_plain_torch(folder: str, case: Case) -> None:
     record = run_in(folder, case.titan())
     require_expected([record], case, expected(case, record.initial))
@@ -209,8 +212,15 @@ def test_a_skipped_step_leaves_out_its_update_and_nothing_else(folder: str) -> N
         assert (record.final[name] - tensor).norm() <= 1e-6 * tensor.norm(), name
 
 
-@pytest.mark.parametrize("local", [1, 4])
-@pytest.mark.parametrize("steps", [-1, 2])
+@pytest.mark.parametrize(
+    ("local", "steps"),
+    [
+        (1, 2),
+        (4, -1),
+        pytest.param(1, -1, marks=pytest.mark.full),
+        pytest.param(4, 2, marks=pytest.mark.full),
+    ],
+)
 def test_validation_is_that_of_plain_torch(folder: str, local: int, steps: int) -> None:
     """Each token of the data is read once, and the last windows are short. ``validation.steps`` selects the first global
     batches."""

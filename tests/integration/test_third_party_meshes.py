@@ -41,7 +41,7 @@ def without_zones(gloo: GlooPool, zones: str, tmp_path_factory: pytest.TempPathF
     ("ranks", "degrees"),
     [
         (2, {}),
-        (4, {"data_parallel_shard": 2}),
+        pytest.param(4, {"data_parallel_shard": 2}, marks=pytest.mark.full),
         pytest.param(4, {"data_parallel_replicate": 2}, marks=pytest.mark.full),
         pytest.param(4, {"context_parallel": 2}, marks=pytest.mark.full),
         pytest.param(4, {"pipeline_parallel": 2}, marks=pytest.mark.full),
@@ -94,7 +94,7 @@ def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFa
     ("ranks", "degrees"),
     [
         (2, {EP: 2}),
-        (4, {EP: 2}),  # x FSDP 2
+        pytest.param(4, {EP: 2}, marks=pytest.mark.full),  # x FSDP 2
         pytest.param(4, {EP: 2, PP: 2}, marks=pytest.mark.full),
         pytest.param(4, {EP: 2, TP: 2}, marks=pytest.mark.full),
         pytest.param(4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}, marks=pytest.mark.full),

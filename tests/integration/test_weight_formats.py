@@ -189,7 +189,7 @@ def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
     [
         pytest.param(4, {}, marks=pytest.mark.full),
         (2, {"parallelism.tensor_parallel_degree": 2}),
-        (2, {"parallelism.pipeline_parallel_degree": 2}),
+        pytest.param(2, {"parallelism.pipeline_parallel_degree": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )

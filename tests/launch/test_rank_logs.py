@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.agents import RANK_0, agent_of
+from harness.quick import rows
 from harness.terminal import Screen
 from titan_core.api.errors import UserError
 from titan_core.api.tools.phases import current_phase
@@ -78,7 +79,7 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("crash", rows(CRASHES, ["traceback", "no end of line"]))
 def test_what_a_rank_wrote_before_it_crashed_is_in_its_log(crash: str, tmp_path: Path) -> None:
     code, words, why = CRASHES[crash]
     agent = agent_of(tmp_path, f"if rank == 1:\n    {code}\ntime.sleep(0)")
@@ -169,7 +170,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", rows(ENDINGS, ["kill", "interrupt"]))
 def test_the_bar_of_a_rank_that_ends_is_erased(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_logs, "_may_open_terminals", lambda: True)
     terminal = OwnTerminal()

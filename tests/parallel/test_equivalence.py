@@ -64,7 +64,7 @@ def test_training_is_that_of_one_device(
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
     [
-        (2, {"parallelism.fsdp_reshard_after_forward": "always"}),
+        pytest.param(2, {"parallelism.fsdp_reshard_after_forward": "always"}, marks=pytest.mark.full),
         pytest.param(2, {"parallelism.fsdp_reshard_after_forward": "never"}, marks=pytest.mark.full),
         (2, {"parallelism.fsdp_group_mib": 25, "activation_checkpoint.mode": "full"}),
         pytest.param(2, {"parallelism.fsdp_group_mib": 25}, marks=pytest.mark.full),

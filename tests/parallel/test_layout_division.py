@@ -67,14 +67,14 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Call
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("plain", {TP: 2}),
+        pytest.param("plain", {TP: 2}, marks=pytest.mark.full),
         ("plain", {TP: 2, **NO_SP}),
         ("chain", {TP: 2}),
-        ("chain", {TP: 2, **NO_SP}),
+        pytest.param("chain", {TP: 2, **NO_SP}, marks=pytest.mark.full),
         ("chain", {"parallelism.pipeline_parallel_degree": 2}),
         ("own", {TP: 2}),
-        ("own", {TP: 2, **NO_SP}),
-        ("apart", {}),
+        pytest.param("own", {TP: 2, **NO_SP}, marks=pytest.mark.full),
+        pytest.param("apart", {}, marks=pytest.mark.full),
         ("apart", {"parallelism.context_parallel_degree": 2}),
     ],
     ids=str,

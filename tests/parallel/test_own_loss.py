@@ -35,10 +35,10 @@ def train(folder: str, overrides: dict[str, object], function: str, phase: Phase
 @pytest.mark.parametrize(
     "overrides",
     [
-        TP,
-        {**TP, **CHUNKS},
+        pytest.param(TP, marks=pytest.mark.full),
+        pytest.param({**TP, **CHUNKS}, marks=pytest.mark.full),
         {**TP, "parallelism.disable_loss_parallel": "true", **CHUNKS},
-        {"parallelism.pipeline_parallel_degree": 2, **CHUNKS},
+        pytest.param({"parallelism.pipeline_parallel_degree": 2, **CHUNKS}, marks=pytest.mark.full),
         {
             "parallelism.pipeline_parallel_degree": 2,
             "parallelism.pipeline_parallel_schedule": "InterleavedZeroBubble",
@@ -48,7 +48,9 @@ def train(folder: str, overrides: dict[str, object], function: str, phase: Phase
             **CHUNKS,
         },
         {"parallelism.context_parallel_degree": 2, **COMPILED_LOSS},
-        {"parallelism.fsdp_reshard_after_forward": "always", **COMPILED_LOSS, **CHUNKS},
+        pytest.param(
+            {"parallelism.fsdp_reshard_after_forward": "always", **COMPILED_LOSS, **CHUNKS}, marks=pytest.mark.full
+        ),
     ],
     ids=str,
 )

@@ -40,10 +40,10 @@ def train(folder: str, overrides: dict[str, object]) -> RunRecord:
 @pytest.mark.parametrize(
     "overrides",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.full),
         {"parallelism.tensor_parallel_degree": 2},
         {"parallelism.pipeline_parallel_degree": 2, "objective.chunk_tokens": 5},
-        {"parallelism.context_parallel_degree": 2},
+        pytest.param({"parallelism.context_parallel_degree": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )
