@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed import distributed_c10d
