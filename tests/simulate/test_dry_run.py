@@ -57,4 +57,4 @@ def test_a_rank_is_a_number_or_one_of_each_stage() -> None:
     dry_run.arguments(parser)
     assert parser.parse_args(["--rank", "stages"]).rank == "stages"
     with pytest.raises(argparse.ArgumentError, match='neither a rank nor "stages"'):
-        parser.parse_args(["--rank", "-1x"])
+        parser.parse_args(["--rank", "first"])
