@@ -51,7 +51,7 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    found = Discovery(tuple(one for one in INSTALLED.plugins if one.name != "launch"), ())
+    found = Discovery(tuple(one for one in INSTALLED.plugins if one.name not in ("launch", "simulate")), ())
     registry = Registry(found)
     monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
     return registry
@@ -63,11 +63,9 @@ def test_options_of_a_launcher_name_the_package_to_install(
     without_launcher: Registry, option: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
+    package = index()["option"][option]
     error = capsys.readouterr().err
-    assert error == (
-        f"titan: error: {option}: is provided by titan-launch; "
-        "install titan-launch (`uv pip install titan-launch`), or use torchrun\n"
-    )
+    assert error == f"titan: error: {option}: is provided by {package}; install {package} (`uv pip install {package}`)\n"
 
 
 def test_a_launcher_that_is_switched_off_is_named(

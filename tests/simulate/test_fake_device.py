@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from harness.fake_cuda import FakeCuda
+from titan_core.api.errors import UserError
 
 host_waits = pytest.importorskip("titan_simulate.engine.host_waits")
 fork_server = pytest.importorskip("titan_simulate.engine.fork_server")
@@ -105,6 +106,47 @@ def test_nothing_real_runs_on_the_device(fake_cuda: FakeCuda) -> None:
     code = "from titan_simulate.engine import stub_libraries as s; s.load(); import torch; torch.ones(3, device='cuda')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode and "CUDA error" in done.stderr
+
+
+def route() -> tuple[list[int], int, int]:
+    """Sort rows by the expert that random numbers choose, as a mixture of experts does."""
+    chosen = torch.rand(6, 4, device="cuda").topk(2, dim=-1).indices.flatten()
+    counts = (chosen[:, None] == torch.arange(4, device="cuda")).sum(0)
+    pieces = torch.rand(12, 8, device="cuda")[chosen.argsort(stable=True)].split(counts.tolist())
+    repeated = torch.arange(4, device="cuda").repeat_interleave(counts)
+    return counts.tolist(), sum(len(piece) for piece in pieces), len(repeated)
+
+
+def test_rows_are_spread_evenly_over_experts(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(route) == ([3, 3, 3, 3], 12, 12)
+
+
+def select() -> None:
+    torch.rand(3, device="cuda").nonzero()
+
+
+def test_a_size_that_depends_on_unknown_values_is_an_error_that_names_its_line(fake_cuda: FakeCuda) -> None:
+    with pytest.raises(UserError, match=r"test_fake_device.py:\d+ in select: the size of the result of nonzero depends"):
+        fake_cuda.run(select)
+
+
+def repeat_operators() -> bool:
+    """Call operators twice with arguments of the same shapes, and other ones with other shapes."""
+    for _ in range(2):
+        for size in (2, 3):
+            x = torch.empty(size, 4, device="cuda")
+            y = x.t()
+            assert y.shape == (4, size) and y.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert x.add_(1) is x and (x * 2).dtype is torch.float32 and (x > 0).dtype is torch.bool
+            assert (x.to(torch.bfloat16) @ torch.empty(4, 5, device="cuda", dtype=torch.bfloat16)).shape == (size, 5)
+            assert x.sum(1, keepdim=True).shape == (size, 1) and (x * 2.0).device == torch.device("cuda", 0)
+            values, indices = x.max(dim=1)
+            assert values.shape == indices.shape == (size,) and indices.dtype is torch.int64
+    return True
+
+
+def test_remembered_results_are_those_of_their_arguments(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(repeat_operators)
 
 
 def die() -> None:

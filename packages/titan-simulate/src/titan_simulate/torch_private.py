@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -49,7 +50,12 @@ SIZES_FROM_VALUES: Final = frozenset(
 
 
 _functional = torch.ops._c10d_functional
-WAIT: Final = _functional.wait_tensor.default
+WAITS: Final = tuple(
+    getattr(_functional, name).default
+    for name in ("wait_tensor", "_wrap_tensor_autograd")  # the second one since torch 2.15
+    if hasattr(_functional, name)
+)
+"""Operators that pass on the result of a collective."""
 ALL_TO_ALL: Final = _functional.all_to_all_single.default
 ALL_GATHER: Final = _functional.all_gather_into_tensor.default
 ALL_REDUCE: Final = _functional.all_reduce.default

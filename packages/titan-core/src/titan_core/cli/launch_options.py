@@ -36,7 +36,7 @@ class LaunchOptions:
         in_use = {plugin.distribution for plugin in registry.found.plugins}
         for option, package in index().get("option", {}).items():
             if package not in in_use:
-                refused = _refusal(f"is provided by {package}", f"{registry.remedy(package)}, or use torchrun")
+                refused = _refusal(f"is provided by {package}", registry.remedy(package))
                 with contextlib.suppress(argparse.ArgumentError):  # another launcher has an option of this name
                     parser.add_argument(option, action=refused, nargs="?", help=argparse.SUPPRESS)
 

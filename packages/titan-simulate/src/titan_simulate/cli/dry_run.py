@@ -1,4 +1,7 @@
-"""``titan train --dry-run``: one whole step of one rank, without its hardware and the other ranks."""
+"""``titan train --dry-run``: one whole step of one rank, without its hardware and the other ranks.
+
+Each ``titan train`` loads this module for its options, so it imports nothing that is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,6 @@ from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.tools.arguments import parse_integer, rank_count
 from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.shown import shorten
-from titan_simulate.engine import fork_server
-from titan_simulate.engine.data import SETTINGS
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank
@@ -52,6 +53,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     if not options.dry_run:
         option, value = ("--rank", options.rank) if options.world_size is None else ("--world-size", options.world_size)
         raise UserError.one(f"{option} {value}", "applies only to a dry run", "add --dry-run")
+    from titan_simulate.engine import fork_server
+
     # The stub libraries change their process for good. A fork leaves this one as it is, so it can end as always.
     fork_server.call_in_fork(partial(_try, context))
     return 0
@@ -59,6 +62,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
 
 def _try(context: CommandContext) -> None:
     """Try the requested ranks, each in a fork of this process, which imports torch once."""
+    from titan_simulate.engine import fork_server
+
     options = context.arguments
     with tempfile.TemporaryDirectory(prefix="titan-dry-run-") as folder:
         with show_status(context.registry):
@@ -75,6 +80,8 @@ def _try(context: CommandContext) -> None:
 
 
 def _job(context: CommandContext, folder: str) -> Job:
+    from titan_simulate.engine.data import SETTINGS
+
     settings = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder}
     more = [Override(key, value) for key, value in settings.items()]
     return context.job(context.arguments.world_size, more, missing_ok=True)

@@ -87,7 +87,7 @@ def with_simulated_weights(job: Job) -> Job:
         return job
     weights = job.config.pretrained or StoredModel(path, {}, Ref("titan_simulate.engine.data:load_nothing"))
     weights = replace(weights, load=Ref("titan_simulate.engine.data:load_nothing"))
-    return replace(job, config=replace(job.config, pretrained=weights))
+    return replace(job, facts=replace(job.facts, config=replace(job.config, pretrained=weights)))
 
 
 def with_simulated_data(job: Job) -> Job:

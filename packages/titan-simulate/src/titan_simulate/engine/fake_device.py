@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from titan_core.api.errors import UserError
 from titan_core.api.simulation import COMPOSED
 from titan_simulate.engine import known_values
-from titan_simulate.engine.host_waits import HostWaits
+from titan_simulate.engine.host_waits import HostWaits, caller
 from titan_simulate.engine.operator_cache import Found, OperatorCache
 from titan_simulate.torch_private import (
     DEVICE_OF,
@@ -25,6 +26,7 @@ from titan_simulate.torch_private import (
     SIZES_FROM_VALUES,
     TO_COPY,
     DispatchMode,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     device_of,
@@ -106,8 +108,13 @@ class FakeDevice(DispatchMode):
         if operator is TO_COPY and not isinstance(args[0], FakeTensor):
             # The fake mode would copy it for real, and then compute on the device with its known values.
             args = (self.fake.from_tensor(args[0]), *args[1:])
-        with self.fake:
-            result = operator(*args, **keywords)
+        try:
+            with self.fake:
+                result = operator(*args, **keywords)
+        except DynamicOutputShapeException as error:
+            name = operator.name().removeprefix("aten::")
+            why = f"the size of the result of {name} depends on values that a simulation does not know"
+            raise UserError.one(caller(), why, "compute the size from shapes, or simulate without this module") from error
         if pinned or self._is_async_copy_to_host(operator, tensors, keywords):
             for tensor in tensors_in(result):
                 self._pinned[tensor.untyped_storage()] = True

@@ -22,6 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from titan_core.api.processes import end_with_parent, environment_of_child
 from titan_simulate.engine import stub_libraries
 
 T = TypeVar("T")
@@ -144,9 +145,12 @@ def _requested(request: bytes) -> Any:
 def _fork(function: Callable[[], Any]) -> bytes:
     """Call ``function`` in a fork of this process, and return its pickled result."""
     ours, theirs = Pipe(duplex=False)
+    parent = environment_of_child()
     child = os.fork()
     if child == 0:
         ours.close()
+        os.environ.update(parent)
+        end_with_parent()
         _answer(theirs, function)
     theirs.close()
     try:

@@ -18,7 +18,7 @@ from titan_simulate.torch_private import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
-    WAIT,
+    WAITS,
     FakeTensor,
     OpOverload,
     nbytes,
@@ -130,7 +130,7 @@ def _reduced(args: Sequence[Any]) -> Tensor:
 
 
 _COLLECTIVES: dict[Any, Callable[[Sequence[Any]], Tensor]] = {
-    WAIT: lambda args: args[0],
+    **dict.fromkeys(WAITS, lambda args: args[0]),
     ALL_TO_ALL: _exchanged,
     ALL_GATHER: lambda args: torch.cat([args[0]] * args[1]),
     ALL_REDUCE: _reduced,
