@@ -1,7 +1,6 @@
 """Simulation of one rank of a job without its hardware and without the other ranks. Free of torch.
 
-The trainer runs as always. The few places that ask whether it is simulated are listed in docs/architecture.md. Simulated
-tensors have no values; code whose shapes depend on values calls :func:`read_sizes`.
+The trainer runs as always. The few places that ask whether it is simulated are listed in docs/architecture.md.
 """
 
 from __future__ import annotations
