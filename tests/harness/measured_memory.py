@@ -60,7 +60,8 @@ class MemoryMeter:
         if step == 2:
             self._profile.stop()
             level = most = 0
-            events = [one for one in self._profile.profiler.kineto_results.events() if one.name() == "[memory]"]
+            profiler: Any = self._profile.profiler
+            events = [one for one in profiler.kineto_results.events() if one.name() == "[memory]"]
             for event in sorted(events, key=lambda one: one.start_ns()):
                 level += event.nbytes()
                 most = max(most, level)

@@ -71,9 +71,9 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-def fake_device(tensor: FakeTensor) -> torch.device:
-    """Return the device that ``tensor`` pretends to be on, without consulting a mode."""
-    return tensor.fake_device
+def fake_device(tensor: Tensor) -> torch.device:
+    """Return the device that ``tensor`` is or pretends to be on, without consulting a mode."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 def device_of(tensor: FakeTensor) -> torch.device:
@@ -88,12 +88,10 @@ def fake_state(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
 
 def another_fake(elements: Tensor, device: torch.device, state: dict[str, Any]) -> Tensor:
     """Return a fake tensor on ``device`` with the shape of ``elements``, which is on the meta device."""
-    tensor: Any = Tensor._make_subclass(  # type: ignore[attr-defined]
-        FakeTensor, elements, False, dispatch_device=True, device_for_backend_keys=device
-    )
+    tensor: Any = Tensor._make_subclass(FakeTensor, elements, False, dispatch_device=True, device_for_backend_keys=device)
     torch._C._set_throw_on_mutable_data_ptr(tensor)
     tensor.__dict__.update(state)
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def is_composite(operator: Any) -> bool:

@@ -72,7 +72,7 @@ def _try(context: CommandContext) -> None:
             for note in job.missing:
                 print(f"note: {note.where}: {note.why}; a dry run does not need it")
             with phase("importing torch"):
-                fork_server.load(("titan_core.train.trainer",))
+                fork_server.load()
         for rank in [options.rank or 0] if options.rank != STAGES else first_of_each_stage(job.facts.mesh):
             print("\n".join(_verdict(fork_server.call_in_fork(partial(_simulated, context, job, rank)))))
     details = ["simulate", *(word for word in [options.recipe] if word), "--world-size", str(job.facts.mesh.world_size)]

@@ -58,7 +58,7 @@ def _simulated(context: CommandContext) -> SimulatedRank:
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
         settings = {**SETTINGS, "training.stop_at_step": str(options.steps), "job.dump_folder": folder}
         job = context.job(options.world_size, [Override(key, value) for key, value in settings.items()], missing_ok=True)
-        load(("titan_core.train.trainer",))
+        load()
         from titan_simulate.engine.simulate import simulate
 
         logging.getLogger("titan_core").setLevel(logging.ERROR)
