@@ -140,7 +140,16 @@ class Observation:
         if self._observers:
             order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
-                operator, facts.name, self._phase, module, args, keywords, result, facts.flops, facts.launches, collective,
+                operator,
+                facts.name,
+                self._phase,
+                module,
+                args,
+                keywords,
+                result,
+                facts.flops,
+                facts.launches,
+                collective,
                 *order,
             )
             for observer in self._observers:

@@ -45,9 +45,7 @@ def estimated(settings: Mapping[str, object], world_size: int, every_block: bool
     ],
     ids=["fsdp", "tp and full recomputation", "pp"],
 )
-def test_a_few_blocks_give_the_memory_of_all(
-    fake_cuda: FakeCuda, settings: dict[str, object], world_size: int
-) -> None:
+def test_a_few_blocks_give_the_memory_of_all(fake_cuda: FakeCuda, settings: dict[str, object], world_size: int) -> None:
     few = fake_cuda.call(estimated, {**JOB, **settings}, world_size)
     every = fake_cuda.call(estimated, {**JOB, **settings}, world_size, every_block=True)
     assert few.peak_gib == pytest.approx(every.peak_gib, rel=1e-3)
@@ -66,16 +64,17 @@ def test_the_parts_of_an_estimate_agree(fake_cuda: FakeCuda) -> None:
 
 
 def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> None:
-    two, eight = (
-        fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4 * count}, 8) for count in (2, 8)
-    )
+    two, eight = (fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4 * count}, 8) for count in (2, 8))
     assert eight.peak_gib == pytest.approx(two.peak_gib)
     assert 3.0 < eight.step_seconds / two.step_seconds < 4.0
 
 
 def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
     own, full = (fake_cuda.call(estimated, JOB, 8, full_logits=which) for which in (False, True))
-    assert full.memory["logits_and_loss"] + full.memory["activations"] > own.memory["logits_and_loss"] + own.memory["activations"]
+    assert (
+        full.memory["logits_and_loss"] + full.memory["activations"]
+        > own.memory["logits_and_loss"] + own.memory["activations"]
+    )
 
 
 def test_compiled_code_is_faster(fake_cuda: FakeCuda) -> None:
