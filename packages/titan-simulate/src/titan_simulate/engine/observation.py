@@ -21,7 +21,7 @@ from titan_simulate.engine.streams import StreamOrder
 from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
-_NOT_COMMUNICATION = ("wait_tensor", "monitored_barrier")
+_NOT_COMMUNICATION = ("wait_tensor", "_wrap_tensor_autograd", "monitored_barrier")
 _NO_KERNEL = frozenset(
     {
         "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "set_",
