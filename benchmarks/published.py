@@ -34,7 +34,8 @@ class Row:
 
 def _long(recipe: str, length: int, cp: int, batch: int) -> tuple[str, ...]:
     return (
-        *(ASYNC if "405b" in recipe else FLOAT8), "--training.seq_len", str(length), "--training.local_batch_size", str(batch),
+        *(ASYNC if "405b" in recipe else FLOAT8),
+        "--training.seq_len", str(length), "--training.local_batch_size", str(batch),
         "--parallelism.context_parallel_degree", str(cp), "--activation_checkpoint.mode", "full",
     )  # fmt: skip
 

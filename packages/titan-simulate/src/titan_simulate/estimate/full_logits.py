@@ -25,7 +25,6 @@ class FullLogits(ObjectiveFunction):
 
     compiled: bool = False
     """Whether the compiler fuses the loss: then only the logits and their gradient exist, not the log probabilities."""
-    per_position = False  # all positions at once
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
