@@ -67,6 +67,11 @@ class FakeCuda:
         """
         return self.call(_run, function, world_size, rank, strict, args, kwargs)
 
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return the result of the module-level ``function``, called in a new process with simulated devices."""
+        result: T = self._server.call(function, *args, **kwargs)
+        return result
+
     def close(self) -> None:
         """End all processes."""
         self._server.close()

@@ -25,7 +25,6 @@ class FullLogits(ObjectiveFunction):
 
     compiled: bool = False
     """Whether the compiler fuses the loss: then only the logits and their gradient exist, not the log probabilities."""
-    per_position = False  # all positions at once
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
@@ -57,6 +56,6 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        saved, targets, total = ctx.saved_tensors
+        saved, _, total = ctx.saved_tensors
         gradient = torch.sub(saved, total[:, None]).exp_()
         return gradient.mul_(gradients[0]), None, None, None

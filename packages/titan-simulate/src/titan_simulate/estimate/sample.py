@@ -18,6 +18,9 @@ from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits
 from titan_simulate.estimate.trace import Trace
 from titan_simulate.estimate.work import Work
 
+ALL_TOKENS = str(2**40)
+"""For ``objective.chunk_tokens``: one chunk."""
+
 JobOf = Callable[[Sequence[Override]], Job]
 """More overrides -> the job. Files that this machine lacks must be tolerated."""
 
@@ -56,6 +59,8 @@ def take(
     logging.getLogger("titan_parallel").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
         values = {**SETTINGS, "training.steps": "2", "job.dump_folder": folder, **settings}
+        if full_logits:
+            values["objective.chunk_tokens"] = ALL_TOKENS
         job = job_of([Override(key, value) for key, value in values.items()])
         config = job.config.as_dict().get("compile", {})
         compiled = config.get("components", ()) if config.get("enable") else ()
