@@ -82,9 +82,9 @@ def test_the_rates_of_an_exact_device_are_found() -> None:
     assert values["matmul"]["fp32"]["achievable_tflops"] == pytest.approx(0.1, rel=1e-3)
     assert values["matmul"]["fp32"]["half_depth"] == 4.0
     assert values["matmul"]["bf16"]["half_depth"] == 64.0
-    assert values["memory"] == {
-        "bandwidth_gb_s": 40.0, "efficiency": 1.0, "kernel_us": 0.0, "functions_g_s": 4.0, "fresh_mib": 64, "fresh_gb_s": 2.0,
-    }  # fmt: skip
+    memory = values["memory"]
+    assert (memory["bandwidth_gb_s"], memory["efficiency"], memory["kernel_us"]) == (40.0, 1.0, 0.0)
+    assert (memory["functions_g_s"], memory["fresh_mib"], memory["fresh_gb_s"]) == (4.0, 64, 2.0)
 
 
 @pytest.mark.parametrize(("ranks", "start", "latency"), [(2, 0.0, 9e-6), (4, 20e-6, 5e-6), (8, 30e-6, 0.0)])
@@ -153,7 +153,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_cpu_is_measured(small: None) -> None:
-    timer = HostTimer(time.process_time, rounds=3, least_seconds=1e-3)  # other load does not count
+    timer = HostTimer(time.thread_time, rounds=3, least_seconds=1e-3)  # other load does not count
     found = compute.measure_compute(torch.device("cpu"), timer, timer)
     values = machine_values(dataclasses.replace(made(), compute=found))
     assert values["matmul"].keys() == {"fp32", "bf16"}

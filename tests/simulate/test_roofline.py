@@ -23,7 +23,9 @@ FREE = H100.model_copy(update={"host": H100.host.model_copy(update={"operator_us
 
 def matmul(rows: int, inner: int, columns: int, kind: str = "bf16") -> Work:
     size = 2 * rows * inner * columns
-    return Work(Kind.MATMUL, "aten::mm", "forward", "layers.0", "main", (), flops=size, type=kind, sizes=(1, rows, inner, columns))
+    return Work(
+        Kind.MATMUL, "aten::mm", "forward", "layers.0", "main", (), flops=size, type=kind, sizes=(1, rows, inner, columns)
+    )
 
 
 def pointwise(reads: list[int], writes: list[int], size: int = 2**26, compiled: bool = False) -> Work:
@@ -137,7 +139,14 @@ def test_a_kernel_ends_where_another_stream_waits_for_it() -> None:
 
 def test_asynchronous_tensor_parallelism_hides_a_gather_behind_its_matmul() -> None:
     gather = Work(
-        Kind.COLLECTIVE, "_c10d_functional::all_gather_into_tensor", "forward", "", "tp", (), ranks=tuple(range(8)), bytes=2**28
+        Kind.COLLECTIVE,
+        "_c10d_functional::all_gather_into_tensor",
+        "forward",
+        "",
+        "tp",
+        (),
+        ranks=tuple(range(8)),
+        bytes=2**28,
     )
     work = [gather, replace(matmul(16384, 8192, 8192), after=(0,))]
     before, after = (simulate_streams(trace, FREE).seconds for trace in (work, overlap_tensor_parallel(work, FREE)))

@@ -1,7 +1,7 @@
 """When each operator of a step runs on a CPU, where the host is the device. Free of torch.
 
-The host computes one operator after the other, whatever streams a GPU would use. Only collectives that are waited for later run
-beside it.
+The host computes one operator after the other, whatever streams a GPU would use. Only collectives that are waited for later
+run beside it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def seconds_on_host(work: Work, machine: Machine) -> float:
 
 
 def _fresh_seconds(work: Work, known: set[int], machine: Machine) -> float:
-    """Return the time in which the system clears the memory of new results. Remembers the storages of ``work`` in ``known``."""
+    """Return the time in which the system clears the memory of new results. Adds the storages of ``work`` to ``known``."""
     known.update(one.storage for one in work.reads)
     made = [one for one in work.writes if one.storage not in known]
     known.update(one.storage for one in made)
