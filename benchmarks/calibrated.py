@@ -2,8 +2,8 @@
 
 Calibration measures operators and messages on their own, so none of these jobs is known to it. Predictions and
 measurements alternate. Each rank has one thread. The time of a job on one rank is the CPU time of the thread that trains,
-which other load on the machine affects little; of a job on two ranks, which wait for each other, it is the wall time: measure
-those on a quiet machine.
+which other load on the machine affects little; of a job on two ranks, which wait for each other, it is the wall time:
+measure those on a quiet machine.
 
     uv run python benchmarks/calibrated.py
     uv run python benchmarks/calibrated.py --machine cpu.toml --only wide       # with an earlier calibration

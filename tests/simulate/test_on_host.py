@@ -18,7 +18,7 @@ MACHINE = Machine.model_validate(
             kind: {"peak_tflops": 0.1, "achievable_tflops": 0.1, "tile_rows": 1, "tile_columns": 1, "half_depth": 0.0}
             for kind in ("fp32", "bf16")
         },
-        "attention": {"forward_tflops": 0.05, "backward_tflops": 0.05},
+        "attention": {"forward_tflops": 0.05, "backward_tflops": 0.05, "half_positions": 256.0},
         "memory": {
             "bandwidth_gb_s": 50.0, "efficiency": 1.0, "kernel_us": 0.0, "functions_g_s": 2.0, "fresh_mib": 32,
             "fresh_gb_s": 2.0,
@@ -66,6 +66,16 @@ def test_only_large_new_results_are_cleared_by_the_system() -> None:
     cleared, moved = size / 2e9, size / 50e9
     assert seconds(first) == pytest.approx(10e-6 + moved + cleared)
     assert seconds(first, again) == pytest.approx(2 * (10e-6 + moved) + cleared)  # the storage exists the second time
+
+
+@pytest.mark.parametrize(("name", "passes"), [("attention", 1.0), ("attention_backward", 2.5)])
+def test_attention_over_short_sequences_is_slower(name: str, passes: float) -> None:
+    elements = 8 * 256 * 64  # heads, positions, width
+    flops = int(passes * 2 * elements * 256)
+    work = Work(
+        Kind.ATTENTION, name, "forward", "", "7", (), (Data(0, 4 * elements),), (Data(1, 4 * elements),), flops=flops
+    )
+    assert seconds(work) == pytest.approx(10e-6 + 2 * flops / 0.05e12)
 
 
 def collective(name: str) -> Work:

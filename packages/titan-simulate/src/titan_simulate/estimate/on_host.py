@@ -53,7 +53,16 @@ def seconds_on_host(work: Work, machine: Machine) -> float:
             elements = max((one.bytes for one in (*work.reads, *work.writes)), default=0) / _ELEMENT
             seconds = max(seconds, elements / (rate * 1e9))
         return seconds
+    if work.kind is Kind.ATTENTION:
+        return seconds_of(work, machine) * (1.0 + machine.attention.half_positions / max(1.0, _positions(work)))
     return seconds_of(work, machine)
+
+
+def _positions(work: Work) -> float:
+    """Return the length of the sequences of causal attention: its operations grow with the square, its tensors do not."""
+    forward = work.flops / (2.5 if "backward" in work.name else 1.0)
+    largest = max((one.bytes for one in (*work.reads, *work.writes)), default=0) / _ELEMENT
+    return forward / 2 / largest if largest else 1.0
 
 
 def _fresh_seconds(work: Work, known: set[int], machine: Machine) -> float:
