@@ -1,4 +1,4 @@
-"""The commands of titan-simulate."""
+"""The components that titan-simulate contributes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ def titan_commands() -> list[Command]:
             summary="measure this machine and describe it for `titan estimate` and `titan plan`",
             arguments=Ref("titan_simulate.cli.calibrate:arguments"),
             run=Ref("titan_simulate.cli.calibrate:run"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_launchers() -> list[Launcher]:
+    return [
+        Launcher(
+            name="dry-run",
+            summary="one step of one rank without its hardware and the other ranks",
+            arguments=Ref("titan_simulate.cli.dry_run:arguments"),
+            run=Ref("titan_simulate.cli.dry_run:run"),
+            commands=("train",),
         ),
     ]
 

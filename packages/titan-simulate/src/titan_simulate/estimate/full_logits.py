@@ -57,6 +57,6 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        saved, targets, total = ctx.saved_tensors
+        saved, _, total = ctx.saved_tensors
         gradient = torch.sub(saved, total[:, None]).exp_()
         return gradient.mul_(gradients[0]), None, None, None

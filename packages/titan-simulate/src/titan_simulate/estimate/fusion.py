@@ -45,8 +45,7 @@ def fuse(trace: Sequence[Work]) -> list[Work]:
         found = run_of.get(position)
         if found is None or found[-1] == position:
             new = work if found is None or len(found) == 1 else _fused([trace[one] for one in found], found, last_use)
-            for one in found or (position,):
-                moved[one] = len(fused)
+            moved |= dict.fromkeys(found or (position,), len(fused))
             fused.append(new)
     return [
         replace(work, after=tuple(sorted({moved[one] for one in work.after if one in moved}))) if work.after else work

@@ -36,8 +36,7 @@ class _Code(Ref[Any]):
 
 
 def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
-    """Return ``job`` with at most ``most`` blocks in each part (``None``: all). The parts are added to ``parts`` as the model
-    is built."""
+    """Return ``job`` with at most ``most`` blocks in each part (``None``: all). Building the model adds to ``parts``."""
 
     def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
         names = list(part.blocks())

@@ -115,7 +115,7 @@ class Trace:
         self._number_results(operation)
         sources = list(tensors_in((operation.args, operation.keywords)))
         results = list(tensors_in(operation.result))
-        mutated = [one for one in _mutated(operation)]
+        mutated = list(_mutated(operation))
         if short in _OVERWRITTEN or "out" in operation.keywords:
             sources = [one for one in sources if all(one is not other for other in mutated)]
         written = {self._of(one).storage: self._of(one) for one in (*results, *mutated)}

@@ -120,8 +120,9 @@ class Links(Table):
 class Allocator(Table):
     """The caching allocator of torch."""
 
-    fragmentation: Fraction = 0.1
-    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size."""
+    fragmentation: Fraction = 0.13
+    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size. Reserved
+    memory is usually 1.05 (expandable segments) to 1.2 times the allocated."""
 
 
 class Machine(Table):
@@ -137,7 +138,7 @@ class Machine(Table):
     """CUDA compute capability that the simulated device reports, which decides what code runs."""
     ranks_per_node: Count = 8
     """Devices of a node."""
-    context_gib: GiB = 1.2
+    context_gib: GiB = 2.0
     """Memory of the CUDA context, of loaded kernels, and of the buffers of NCCL and cuBLAS, outside of torch's allocator."""
     matmul: dict[str, Matmul]
     """By type. A type without a table runs at the rate of the next wider one that has a table."""
