@@ -1,8 +1,9 @@
 """Calibrates this CPU, predicts the step time of jobs with `titan estimate`, measures them, and compares.
 
-Calibration measures operators and messages on their own, so none of these jobs is known to it. Predictions and measurements
-alternate. Each rank has one thread. The time of a job on one rank is the CPU time of its process, which other load on the machine
-hardly affects; of a job on two ranks, which wait for each other, it is the wall time: measure those on a quiet machine.
+Calibration measures operators and messages on their own, so none of these jobs is known to it. Predictions and
+measurements alternate. Each rank has one thread. The time of a job on one rank is the CPU time of the thread that trains,
+which other load on the machine affects little; of a job on two ranks, which wait for each other, it is the wall time:
+measure those on a quiet machine.
 
     uv run python benchmarks/calibrated.py
     uv run python benchmarks/calibrated.py --machine cpu.toml --only wide       # with an earlier calibration
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,12 @@ class StepTimes:
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         """Note when a step begins, which is when the one before ends."""
-        self.cpu.append(time.process_time())
+        self.cpu.append(time.thread_time())
         self.wall.append(time.perf_counter())
 
     def medians(self) -> tuple[float, float]:
         """Return the median CPU seconds and wall seconds of a step, without the first steps."""
-        steps = [[after - before for before, after in zip(one, one[1:], strict=False)] for one in (self.cpu, self.wall)]
+        steps = [[after - before for before, after in pairwise(one)] for one in (self.cpu, self.wall)]
         cpu, wall = (statistics.median(one[WARMUP:]) for one in steps)
         return cpu, wall
 

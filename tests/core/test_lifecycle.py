@@ -11,6 +11,7 @@ import torch
 
 from harness.jobs import TINY, Recorder, make_job
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import JobFact
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.train.trainer import train
 
@@ -43,6 +44,23 @@ def test_observers_that_register_after_a_restore_get_their_state() -> None:
     lifecycle.restore_state({"mine": [2]})
     lifecycle.register(late)
     assert (early.restored, late.restored) == ([2], [2])
+
+
+def stating(answer: Any) -> object:
+    class States:
+        @hookimpl
+        def titan_job_facts(self, job: Any) -> Any:
+            return answer
+
+    return States()
+
+
+def test_the_facts_of_a_job_are_those_of_all_plugins() -> None:
+    first, second = JobFact("memory", "1 GiB", {"gib": 1}), JobFact("cost", "much", 9)
+    lifecycle = Lifecycle([stating([first]), stating(None), stating([second])])
+    assert {fact.name: fact for fact in lifecycle.job_facts(make_job("tiny"))} == {"memory": first, "cost": second}
+    with pytest.raises(ValueError, match=r"titan_job_facts of .* must return a list of JobFact"):
+        Lifecycle([stating([("memory", "1 GiB")])]).job_facts(make_job("tiny"))
 
 
 def test_an_observer_with_a_misspelt_hook_is_refused() -> None:

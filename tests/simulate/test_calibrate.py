@@ -22,6 +22,7 @@ from titan_simulate.calibrate import collectives, compute
 from titan_simulate.calibrate.calibrate import median_of
 from titan_simulate.calibrate.fit import fit_link, known_machine, machine_values
 from titan_simulate.calibrate.result import (
+    AttentionPoint,
     Calibration,
     CollectivePoint,
     Compute,
@@ -63,8 +64,12 @@ def made(device: str = "a CPU", is_cpu: bool = True, bandwidth: float = 40.0) ->
 
     rates = Compute(
         matmuls={"fp32": points(0.1, 4.0), "bf16": points(0.4, 64.0)},
-        attention=(measured(0.05, "TFLOP/s"), measured(0.04, "TFLOP/s")),
+        attention=tuple(  # 0.1 and 0.08 over long sequences, half of that over 256 positions
+            AttentionPoint(size, measured(0.1 * size / (size + 256), ""), measured(0.08 * size / (size + 256), ""))
+            for size in (256, 2048)
+        ),
         bandwidth=measured(bandwidth, "GB/s"),
+        mix=measured(bandwidth / 2, "GB/s"),
         operator=measured(4.0, "µs"),
         host_bandwidth=measured(15.0, "GB/s"),
         kernel=None if is_cpu else measured(2.0, "µs"),
@@ -82,9 +87,10 @@ def test_the_rates_of_an_exact_device_are_found() -> None:
     assert values["matmul"]["fp32"]["achievable_tflops"] == pytest.approx(0.1, rel=1e-3)
     assert values["matmul"]["fp32"]["half_depth"] == 4.0
     assert values["matmul"]["bf16"]["half_depth"] == 64.0
-    assert values["memory"] == {
-        "bandwidth_gb_s": 40.0, "efficiency": 1.0, "kernel_us": 0.0, "functions_g_s": 4.0, "fresh_mib": 64, "fresh_gb_s": 2.0,
-    }  # fmt: skip
+    assert values["attention"] == {"forward_tflops": 0.1, "backward_tflops": 0.08, "half_positions": 256.0}
+    memory = values["memory"]
+    assert (memory["bandwidth_gb_s"], memory["efficiency"], memory["kernel_us"]) == (40.0, 0.5, 0.0)
+    assert (memory["functions_g_s"], memory["fresh_mib"], memory["fresh_gb_s"]) == (4.0, 64, 2.0)
 
 
 @pytest.mark.parametrize(("ranks", "start", "latency"), [(2, 0.0, 9e-6), (4, 20e-6, 5e-6), (8, 30e-6, 0.0)])
@@ -109,7 +115,7 @@ def test_a_known_gpu_keeps_the_peaks_of_its_data_sheet(tmp_path: Path) -> None:
     assert known is not None and known[0] == "h100"
     machine = write_machine(toml_of(made("NVIDIA H100 80GB HBM3", is_cpu=False), "", DAY), tmp_path / "gpu.toml")
     assert machine.matmul["bf16"].peak_tflops == known[1].matmul["bf16"].peak_tflops
-    assert machine.memory.bandwidth_gb_s == 3352.0 and machine.memory.efficiency == pytest.approx(40 / 3352, rel=1e-3)
+    assert machine.memory.bandwidth_gb_s == 3352.0 and machine.memory.efficiency == pytest.approx(20 / 3352, rel=1e-3)
     assert machine.links.network == known[1].links.network
     assert not machine.host.computes
 
@@ -148,12 +154,12 @@ def test_one_slow_rank_does_not_decide() -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that take no time."""
     monkeypatch.setattr(compute, "CPU_MATMULS", ((64, 64, 64), (128, 64, 64)))
-    monkeypatch.setattr(compute, "CPU_ATTENTION", (1, 1, 64, 16))
+    monkeypatch.setattr(compute, "CPU_ATTENTION", ((1, 1, 64, 16), (1, 1, 128, 16)))
     monkeypatch.setattr(compute, "FRESH_MIB", (1, 64))
 
 
 def test_this_cpu_is_measured(small: None) -> None:
-    timer = HostTimer(time.process_time, rounds=3, least_seconds=1e-3)  # other load does not count
+    timer = HostTimer(time.thread_time, rounds=3, least_seconds=1e-3)  # other load does not count
     found = compute.measure_compute(torch.device("cpu"), timer, timer)
     values = machine_values(dataclasses.replace(made(), compute=found))
     assert values["matmul"].keys() == {"fp32", "bf16"}

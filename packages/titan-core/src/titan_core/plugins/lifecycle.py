@@ -235,7 +235,11 @@ class Lifecycle:
 
     @staticmethod
     def _listed(hook: pluggy.HookCaller, argument: object, kind: type[L]) -> list[L]:
-        """Return what all implementations of ``hook`` return, in the order of their plugins."""
+        """Return the items of all answers to ``hook``.
+
+        Raises:
+            ValueError: an answer contains something else than ``kind``.
+        """
         found: list[L] = []
         for implementation in reversed(hook.get_hookimpls()):
             answer: Any = implementation.function(*[argument] * len(implementation.argnames)) or []

@@ -105,7 +105,7 @@ def median_of(ranks: Sequence[Compute]) -> Compute:
 
 def _timers(device: torch.device) -> tuple[Timer, HostTimer]:
     # The time of a single thread's processor leaves out what other processes used.
-    host = HostTimer(time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+    host = HostTimer(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
     return (CudaTimer(device), host) if device.type == "cuda" else (host, host)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api.tools.device import attention_kernels
-from titan_simulate.calibrate.result import Compute, FreshMemory, MatmulPoint, Measured
+from titan_simulate.calibrate.result import AttentionPoint, Compute, FreshMemory, MatmulPoint, Measured
 from titan_simulate.calibrate.timing import CudaTimer, HostTimer, Timer, Timing
 from titan_simulate.torch_private import TorchDispatchMode, is_view
 
@@ -23,8 +24,8 @@ CUDA_MATMULS = (
 )  # fmt: skip
 """Rows, columns and inner dimension of matmuls: those of large models, and smaller ones to see how the rate falls."""
 
-CPU_ATTENTION, CUDA_ATTENTION = (2, 4, 512, 64), (2, 32, 8192, 128)
-"""Batch, heads, positions and width of a head."""
+CPU_ATTENTION, CUDA_ATTENTION = ((4, 4, 256, 64), (1, 4, 2048, 64)), ((2, 32, 8192, 128),)
+"""Batch, heads, positions and width of a head. On a CPU, short sequences are slower."""
 
 
 def measure_compute(device: torch.device, timer: Timer, host_timer: HostTimer) -> Compute:
@@ -34,11 +35,11 @@ def measure_compute(device: torch.device, timer: Timer, host_timer: HostTimer) -
         UserError: a clock shows no plausible time.
     """
     on_cpu = device.type == "cpu"
-    forward, backward = _attention(device, timer)
     return Compute(
         matmuls={name: tuple(_matmuls(device, timer, name)) for name in _types(device)},
-        attention=(forward, backward),
+        attention=tuple(_attention(device, timer, shape) for shape in (CPU_ATTENTION if on_cpu else CUDA_ATTENTION)),
         bandwidth=_bandwidth(device, timer, 2**20 if on_cpu else 2**28),
+        mix=_pointwise_mix(device, timer),
         pointwise=_expensive_pointwise(device, timer) if on_cpu else None,
         fresh=_fresh_memory(host_timer) if on_cpu else None,
         kernel=None if on_cpu else _kernel(device, timer),
@@ -63,13 +64,25 @@ def _matmuls(device: torch.device, timer: Timer, kind: str) -> list[MatmulPoint]
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
     try:
         for rows, columns, inner in CPU_MATMULS if device.type == "cpu" else CUDA_MATMULS:
-            left = torch.randn(rows, inner, device=device)
-            right = torch.randn(columns, inner, device=device)
-            timing = timer(_matmul(left, right, kind), f"a matmul in {kind}")
-            points.append(MatmulPoint(rows, columns, inner, timing.seconds, timing.spread))
+            timings = [
+                timer(_matmul(left, right, kind), f"a matmul in {kind}")
+                for left, right in _layouts(rows, columns, inner, device, kind)
+            ]
+            seconds = statistics.mean(timing.seconds for timing in timings)
+            points.append(MatmulPoint(rows, columns, inner, seconds, max(timing.spread for timing in timings)))
     finally:
         torch.set_float32_matmul_precision(before)
     return points
+
+
+def _layouts(rows: int, columns: int, inner: int, device: torch.device, kind: str) -> list[tuple[Tensor, Tensor]]:
+    """Return factors of a matmul as a linear layer uses them: in forward, and for the gradients of its input and its weight.
+    Float8 has only the first."""
+    made = partial(torch.randn, device=device)
+    forward = made(rows, inner), made(columns, inner).t()
+    if kind == "fp8":
+        return [forward]
+    return [forward, (made(rows, inner), made(inner, columns)), (made(inner, rows).t(), made(inner, columns))]
 
 
 def _matmul(left: Tensor, right: Tensor, kind: str) -> Callable[[], Tensor]:
@@ -81,15 +94,14 @@ def _matmul(left: Tensor, right: Tensor, kind: str) -> Callable[[], Tensor]:
         one = torch.ones((), device=left.device)
         small, other = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
         tensorwise = ScalingType.TensorWise
-        return partial(scaled_mm, small, other.t(), one, tensorwise, one, tensorwise, output_dtype=torch.bfloat16)
-    return partial(torch.mm, left, right.t())
+        return partial(scaled_mm, small, other, one, tensorwise, one, tensorwise, output_dtype=torch.bfloat16)
+    return partial(torch.mm, left, right)
 
 
-def _attention(device: torch.device, timer: Timer) -> tuple[Measured, Measured]:
+def _attention(device: torch.device, timer: Timer, shape: tuple[int, int, int, int]) -> AttentionPoint:
     """Measure causal attention as a model of the device's size uses it."""
-    on_cpu = device.type == "cpu"
-    batch, heads, positions, width = CPU_ATTENTION if on_cpu else CUDA_ATTENTION
-    dtype = torch.float32 if on_cpu else torch.bfloat16
+    batch, heads, positions, width = shape
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     made = partial(torch.randn, batch, heads, positions, width, device=device, dtype=dtype)
     query, key, value = (made().requires_grad_() for _ in range(3))
     gradient = made()
@@ -98,18 +110,18 @@ def _attention(device: torch.device, timer: Timer) -> tuple[Measured, Measured]:
     def forward() -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    def both() -> None:
-        query.grad = key.grad = value.grad = None
-        forward().backward(gradient)
-
     with attention_kernels(device):
         with torch.no_grad():
             there = timer(forward, "attention")
-        all_of_it = timer(both, "the gradient of attention")
-    back = Timing.of([all_of_it.seconds - there.seconds] * 2, "the gradient of attention").seconds
-    return (
-        Measured("attention, forward", tflop / there.seconds, "TFLOP/s", there.spread),
-        Measured("attention, backward", 2.5 * tflop / back, "TFLOP/s", all_of_it.spread),
+        result = forward()
+        back = timer(
+            lambda: torch.autograd.grad(result, (query, key, value), gradient, retain_graph=True),
+            "the gradient of attention",
+        )
+    return AttentionPoint(
+        positions,
+        Measured(f"attention over {positions} positions, forward", tflop / there.seconds, "TFLOP/s", there.spread),
+        Measured(f"attention over {positions} positions, backward", 2.5 * tflop / back.seconds, "TFLOP/s", back.spread),
     )
 
 
@@ -118,6 +130,28 @@ def _bandwidth(device: torch.device, timer: Timer, elements: int) -> Measured:
     left, right = (torch.randn(elements, device=device) for _ in range(2))
     timing = timer(lambda: left + right, "a pointwise operator")
     return Measured("memory bandwidth", 3 * 4 * elements / timing.seconds / 1e9, "GB/s", timing.spread)
+
+
+def _pointwise_mix(device: torch.device, timer: Timer) -> Measured:
+    """Measure what a block does between its matmuls: residual sums, norms, rotary positions, copies to another layout. Many
+    of these read or write tensors in strides, which a CPU does more slowly."""
+    batch, positions, heads, width = (2, 256, 4, 64) if device.type == "cpu" else (4, 4096, 32, 128)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    made = partial(torch.randn, device=device, dtype=dtype)
+    hidden, other = (made(batch, positions, heads * width) for _ in range(2))
+    gain, turn = made(heads * width), made(positions, 1, width // 2)
+    tensor = hidden.numel() * hidden.element_size()
+
+    def mix() -> None:
+        even, odd = hidden.view(batch, positions, heads, width // 2, 2).unbind(-1)
+        torch.stack((even * turn - odd * turn, even * turn + odd * turn), dim=-1)
+        F.rms_norm(hidden + other, (heads * width,), gain)
+        hidden.view(batch, positions, heads, width).transpose(1, 2).contiguous()
+
+    # Each of four products, the difference and the sum moves 1 or 1.5 tensors' worth; stack, add, norm and copy the rest.
+    moved = (4 * 1.0 + 2 * 1.5 + 2.0 + 3.0 + 2.0 + 2.0) * tensor
+    timing = timer(mix, "pointwise operators")
+    return Measured("pointwise operators of a block", moved / timing.seconds / 1e9, "GB/s", timing.spread)
 
 
 def _expensive_pointwise(device: torch.device, timer: Timer) -> Measured:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_core.api.errors import UserError
-from titan_simulate.calibrate.result import Calibration, CollectivePoint, MatmulPoint
+from titan_simulate.calibrate.result import AttentionPoint, Calibration, CollectivePoint, Compute, MatmulPoint
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
 
@@ -30,7 +30,6 @@ def machine_values(found: Calibration) -> dict[str, Any]:
     """
     known = known_machine(found.device)
     compute = found.compute
-    bandwidth = compute.bandwidth.value
     like = known[1] if known is not None else None
     values: dict[str, Any] = {
         "name": found.device,
@@ -43,12 +42,9 @@ def machine_values(found: Calibration) -> dict[str, Any]:
             kind: _matmul(points, found.is_cpu, like.matmul[kind].peak_tflops if like and kind in like.matmul else 0.0)
             for kind, points in compute.matmuls.items()
         },
-        "attention": {
-            f"{way}_tflops": rounded(figure.value)
-            for way, figure in zip(("forward", "backward"), compute.attention, strict=True)
-        },
+        "attention": _attention(compute.attention),
         "memory": {
-            **_bandwidth(bandwidth, like.memory.bandwidth_gb_s if like is not None else 0.0),
+            **_bandwidth(compute, like.memory.bandwidth_gb_s if like is not None else 0.0),
             "kernel_us": rounded(compute.kernel.value) if compute.kernel is not None else 0.0,
             **({"functions_g_s": rounded(compute.pointwise.value)} if compute.pointwise is not None else {}),
             **({"fresh_mib": compute.fresh.least_mib, "fresh_gb_s": rounded(compute.fresh.rate.value)}
@@ -85,10 +81,27 @@ def _matmul(points: Sequence[MatmulPoint], on_cpu: bool, peak: float) -> dict[st
     return {"peak_tflops": max(peak, best), "achievable_tflops": achievable, **tiles, "half_depth": depth}
 
 
-def _bandwidth(measured: float, of_data_sheet: float) -> dict[str, float]:
-    if of_data_sheet >= measured > 0:
-        return {"bandwidth_gb_s": of_data_sheet, "efficiency": rounded(measured / of_data_sheet)}
-    return {"bandwidth_gb_s": rounded(measured), "efficiency": 1.0}
+def _attention(points: Sequence[AttentionPoint]) -> dict[str, float]:
+    """Return the rates of long sequences, and ``half_positions``. A time per operation is linear in 1 / positions."""
+    longest = points[-1]
+    halves = []
+    for way in ("forward", "backward"):
+        line = [(1 / point.positions, 1 / max(getattr(point, way).value, 1e-9)) for point in points]
+        intercept, slope = nonnegative_line(line)
+        halves.append(slope / intercept if intercept > 0 else 0.0)
+    half = statistics.mean(halves)
+    slowed = longest.positions / (longest.positions + half)
+    values = {"forward_tflops": longest.forward.value / slowed, "backward_tflops": longest.backward.value / slowed}
+    return {key: rounded(value) for key, value in {**values, "half_positions": half}.items()}
+
+
+def _bandwidth(compute: Compute, of_data_sheet: float) -> dict[str, float]:
+    """Return the bandwidth, and the share of it that the operators of a block reach."""
+    bandwidth = max(rounded(compute.bandwidth.value), rounded(compute.mix.value), of_data_sheet)
+    return {
+        "bandwidth_gb_s": bandwidth,
+        "efficiency": rounded(compute.mix.value / bandwidth) if bandwidth > 0 else 0.0,
+    }
 
 
 def _links(found: Calibration, like: Machine | None) -> dict[str, Any]:
@@ -154,7 +167,16 @@ def rounded(value: float) -> float:
 
 
 def _require_positive(values: dict[str, Any], prefix: str = "") -> None:
-    may_be_zero = ("kernel_us", "latency_us", "start_us", "half_depth", "context_gib", "fragmentation", "multiprocessors")
+    may_be_zero = (
+        "kernel_us",
+        "half_positions",
+        "latency_us",
+        "start_us",
+        "half_depth",
+        "context_gib",
+        "fragmentation",
+        "multiprocessors",
+    )
     for key, value in values.items():
         if isinstance(value, dict):
             _require_positive(value, f"{prefix}{key}.")

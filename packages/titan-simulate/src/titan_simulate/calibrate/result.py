@@ -55,6 +55,15 @@ class CollectivePoint:
 
 
 @dataclass(frozen=True)
+class AttentionPoint:
+    """Causal attention that was measured, in TFLOP/s of the operations that the mask leaves."""
+
+    positions: int
+    forward: Measured
+    backward: Measured
+
+
+@dataclass(frozen=True)
 class FreshMemory:
     """Allocations that the system serves, and clears page by page."""
 
@@ -69,10 +78,12 @@ class Compute:
 
     matmuls: dict[str, tuple[MatmulPoint, ...]]
     """By type."""
-    attention: tuple[Measured, Measured]
-    """Forward and backward, in TFLOP/s of the operations that a causal mask leaves."""
+    attention: tuple[AttentionPoint, ...]
+    """By positions, ascending."""
     bandwidth: Measured
-    """Reading and writing memory in a pointwise operator."""
+    """Reading and writing memory in the simplest pointwise operator."""
+    mix: Measured
+    """The same in the operators of a block."""
     operator: Measured
     """Time of the host for an operator, in µs. On a CPU this includes the least time of its kernel."""
     host_bandwidth: Measured

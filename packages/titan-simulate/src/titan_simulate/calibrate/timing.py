@@ -75,7 +75,7 @@ class HostTimer(Timer):
     ) -> None:
         """
         Args:
-            clock: returns seconds. ``time.process_time`` ignores other load on the machine, but counts each thread.
+            clock: returns seconds. ``time.thread_time`` ignores other load on the machine, and other threads.
         """
         super().__init__(rounds, least_seconds)
         self._clock = clock

@@ -60,7 +60,8 @@ def rows(found: Calibration) -> Iterator[tuple[str, str, float | None]]:
             yield _matmul(kind, point)
     fresh = compute.fresh
     figures = (
-        *compute.attention, compute.bandwidth, compute.pointwise, fresh.rate if fresh is not None else None, compute.kernel,
+        *(figure for point in compute.attention for figure in (point.forward, point.backward)), compute.bandwidth,
+        compute.mix, compute.pointwise, fresh.rate if fresh is not None else None, compute.kernel,
         compute.operator, compute.copy, compute.host_bandwidth,
     )  # fmt: skip
     for figure in figures:

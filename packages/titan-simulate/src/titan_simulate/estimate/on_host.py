@@ -1,7 +1,7 @@
 """When each operator of a step runs on a CPU, where the host is the device. Free of torch.
 
-The host computes one operator after the other, whatever streams a GPU would use. Only collectives that are waited for later run
-beside it.
+The host computes one operator after the other, whatever streams a GPU would use. Only collectives that are waited for later
+run beside it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,20 @@ def seconds_on_host(work: Work, machine: Machine) -> float:
             elements = max((one.bytes for one in (*work.reads, *work.writes)), default=0) / _ELEMENT
             seconds = max(seconds, elements / (rate * 1e9))
         return seconds
+    if work.kind is Kind.ATTENTION:
+        return seconds_of(work, machine) * (1.0 + machine.attention.half_positions / max(1.0, _positions(work)))
     return seconds_of(work, machine)
 
 
+def _positions(work: Work) -> float:
+    """Return the length of the sequences of causal attention: its operations grow with the square, its tensors do not."""
+    forward = work.flops / (2.5 if "backward" in work.name else 1.0)
+    largest = max((one.bytes for one in (*work.reads, *work.writes)), default=0) / _ELEMENT
+    return forward / 2 / largest if largest else 1.0
+
+
 def _fresh_seconds(work: Work, known: set[int], machine: Machine) -> float:
-    """Return the time in which the system clears the memory of new results. Remembers the storages of ``work`` in ``known``."""
+    """Return the time in which the system clears the memory of new results. Adds the storages of ``work`` to ``known``."""
     known.update(one.storage for one in work.reads)
     made = [one for one in work.writes if one.storage not in known]
     known.update(one.storage for one in made)

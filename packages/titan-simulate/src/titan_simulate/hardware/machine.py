@@ -57,6 +57,8 @@ class Attention(Table):
     """Rate of the forward pass in bf16, in TFLOP/s."""
     backward_tflops: Rate
     """Rate of the backward pass in bf16, in TFLOP/s. It has 2.5 times the operations of the forward pass."""
+    half_positions: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
+    """Positions of a sequence at which a CPU reaches half of these rates, which are those of long sequences."""
 
 
 class Memory(Table):
