@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ from titan_simulate.engine import stub_libraries
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
+from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import Finalist, Plan, Search, describe, short
-from titan_simulate.plan.model_sizes import sizes_of
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -69,6 +70,7 @@ def run(context: CommandContext) -> int:
     given, job = _recipe_job(context, job_of, options.gpus)
     global_batch = job.facts.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
     stub_libraries.load()
+    logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
     from titan_simulate.plan.shapes import shapes_of
 

@@ -26,13 +26,24 @@ class Figures(Protocol):
     """What an estimate says (:class:`titan_simulate.estimate.estimate.Estimate`)."""
 
     @property
-    def peak_gib(self) -> float: ...
+    def peak_gib(self) -> float:
+        """Largest memory of a device."""
+        ...
+
     @property
-    def step_seconds(self) -> float: ...
+    def step_seconds(self) -> float:
+        """Duration of a step."""
+        ...
+
     @property
-    def tokens_per_second_per_gpu(self) -> float: ...
+    def tokens_per_second_per_gpu(self) -> float:
+        """Speed."""
+        ...
+
     @property
-    def mfu(self) -> float: ...
+    def mfu(self) -> float:
+        """Share of the machine's peak."""
+        ...
 
 
 Estimator = Callable[[Sequence[Override]], Figures]
@@ -103,7 +114,7 @@ class Search:
                 {**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given.facts), given=True
             )
             self._estimate(own, self._arithmetic.guess(own.workload), estimate, factors)
-        done: set[int] = set()
+        done = {number for number, (one, _) in enumerate(guessed) if given is not None and one.workload == own.workload}
         per_mesh: dict[str, int] = defaultdict(int)
         while len(plan.best) + len(plan.too_large) < finalists * (1 if plan.best else 2):
             if plan.best and deadline is not None and time.perf_counter() - began > deadline:
@@ -145,10 +156,15 @@ class Search:
                     if isinstance(candidate, Refused):
                         self._refused.append(candidate)
                         continue
+                    work = candidate.workload
+                    if work.matmul_type not in (*self._machine.matmul, work.wide_type):
+                        why = f"{self._machine.name} does not compute in it"
+                        self._refused.append(Refused(str(work.mesh), work.matmul_type, why))
+                        continue
                     if not accepted and not self._assembles(candidate):
                         break
                     accepted = True
-                    guess = self._arithmetic.guess(candidate.workload)
+                    guess = self._arithmetic.guess(work)
                     yield candidate, guess
                     if hopeless := guess.least_gib > self._machine.memory_gib:
                         break
