@@ -45,8 +45,12 @@ class FakeCuda:
             HostSync: the host waits.
             UserError: the job cannot run.
         """
-        found: SimulatedRank = self._server.call(_train, recipe, dict(overrides or {}), world_size, rank, strict, device)
-        return found
+        return self.call(train_simulated, recipe, dict(overrides or {}), world_size, rank, strict, device)
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of the module-level ``function``, called where devices, but no tensors, are simulated."""
+        result: T = self._server.call(function, *args)
+        return result
 
     def run(
         self, function: Callable[..., T], *args: Any, world_size: int = 1, rank: int = 0, strict: bool = False, **kwargs: Any
@@ -58,7 +62,11 @@ class FakeCuda:
             world_size: size of the default process group, of which only ``rank`` exists.
             strict: whether a wait of the host for the device is an error.
         """
-        result: T = self._server.call(_run, function, world_size, rank, strict, args, kwargs)
+        return self.call(_run, function, world_size, rank, strict, args, kwargs)
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return the result of the module-level ``function``, called in a new process with simulated devices."""
+        result: T = self._server.call(function, *args, **kwargs)
         return result
 
     def close(self) -> None:
@@ -75,9 +83,10 @@ def why_not() -> str | None:
     return reason()
 
 
-def _train(
+def train_simulated(
     recipe: str, overrides: dict[str, object], world_size: int, rank: int, strict: bool, device: str
 ) -> SimulatedRank:
+    """See :meth:`FakeCuda.train`."""
     from titan_core.train.trainer import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES

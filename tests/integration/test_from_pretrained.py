@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.chat_model import save_model
+from harness.fake_cuda import FakeCuda
 from harness.jobs import make_job, run_recipe
 from titan_ckpt import stored_model
 from titan_core.api.errors import UserError
@@ -281,3 +282,14 @@ def test_a_recipe_is_checked_without_torch(here: Path) -> None:
         "sys.argv = ['titan', 'config', 'check', 'sft.toml']\nassert main() == 0\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_a_simulation_reads_no_weights_and_saves_none(here: Path, fake_cuda: FakeCuda) -> None:
+    file = here / "model" / "model.safetensors"
+    header = int.from_bytes(file.read_bytes()[:8], "little")
+    with file.open("r+b") as opened:
+        opened.truncate(8 + header + 1)
+    settings = {"checkpoint.enable": "true", "checkpoint.folder": str(here / "checkpoints")}
+    found = fake_cuda.train(str(here / "sft.toml"), {"model.from_pretrained": str(here / "model"), **settings}, strict=False)
+    assert found.peak.bytes > 0
+    assert not (here / "checkpoints").exists()

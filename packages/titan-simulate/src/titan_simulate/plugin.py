@@ -1,9 +1,10 @@
-"""The commands of titan-simulate."""
+"""The components that titan-simulate contributes."""
 
 from __future__ import annotations
 
 from titan_core.api.command import Command
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import Launcher
 from titan_core.api.ref import Ref
 
 api = (1, 0)
@@ -32,5 +33,18 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_simulate.cli.plan:arguments"),
             run=Ref("titan_simulate.cli.plan:run"),
             overrides=True,
+        ),
+    ]
+
+
+@hookimpl
+def titan_launchers() -> list[Launcher]:
+    return [
+        Launcher(
+            name="dry-run",
+            summary="one step of one rank without its hardware and the other ranks",
+            arguments=Ref("titan_simulate.cli.dry_run:arguments"),
+            run=Ref("titan_simulate.cli.dry_run:run"),
+            commands=("train",),
         ),
     ]

@@ -5,7 +5,10 @@
 * ``torch.utils._python_dispatch``: dispatch modes, which see every operator.
 * ``torch._C._set_only_lift_cpu_tensors``: makes ``torch.tensor(..., device="cuda")`` show its copy to the device to modes.
 * ``torch._C._get_dispatch_mode``: whether torch's own code runs in a fake mode, as DTensor does to find shapes.
+* ``FakeTensor._make_subclass`` and its attributes: another fake tensor like one that torch made, 20 times as fast.
+* ``TorchDispatchMode._should_skip_dynamo``: torch wraps a mode's method to keep the compiler out. Nothing is compiled here.
 * ``torch._C._current_graph_task_id``: whether a backward pass is running.
+* ``torch._ops.OpOverload``: the class of operators; ``torch.ops._c10d_functional``: functional collectives.
 * ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
 * ``_n_microbatches``, ``_stages`` of pipeline schedules: what a schedule runs. ``pipeline_order`` is public.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
@@ -18,6 +21,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
+from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -42,6 +46,53 @@ SIZES_FROM_VALUES: Final = frozenset(
     }
 )
 """Operators whose result has a size, or is a number, that depends on values."""
+
+
+_functional = torch.ops._c10d_functional
+WAIT: Final = _functional.wait_tensor.default
+ALL_TO_ALL: Final = _functional.all_to_all_single.default
+ALL_GATHER: Final = _functional.all_gather_into_tensor.default
+ALL_REDUCE: Final = _functional.all_reduce.default
+DEVICE_OF: Final = torch.ops.prim.device.default
+"""What C++ calls to find the device of a fake tensor."""
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode in a process that compiles nothing."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def fake_device(tensor: FakeTensor) -> torch.device:
+    """Return the device that ``tensor`` pretends to be on, without consulting a mode."""
+    return tensor.fake_device
+
+
+def device_of(tensor: FakeTensor) -> torch.device:
+    """Answer :data:`DEVICE_OF`: kernels that compute shapes see the meta device."""
+    return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def fake_state(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
+    """Return what all fake tensors on ``device`` have in common, for :func:`another_fake`."""
+    return dict(vars(FakeTensor(mode, torch.empty((), device="meta"), device)))
+
+
+def another_fake(elements: Tensor, device: torch.device, state: dict[str, Any]) -> Tensor:
+    """Return a fake tensor on ``device`` with the shape of ``elements``, which is on the meta device."""
+    tensor: Any = Tensor._make_subclass(  # type: ignore[attr-defined]
+        FakeTensor, elements, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    tensor.__dict__.update(state)
+    return tensor  # type: ignore[no-any-return]
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether ``operator`` may be decomposed into others before or after it reaches a mode."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def is_wrapper(kind: type) -> bool:
@@ -97,7 +148,7 @@ def process_group_of(argument: Any) -> dist.ProcessGroup | None:
 
 def is_view(operator: Any) -> bool:
     """Whether ``operator`` returns a view of its argument, and so neither computes nor allocates."""
-    return isinstance(operator, torch._ops.OpOverload) and operator.is_view
+    return isinstance(operator, OpOverload) and operator.is_view
 
 
 def nbytes(tensor: Tensor) -> int:

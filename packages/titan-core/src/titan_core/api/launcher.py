@@ -48,6 +48,8 @@ class Launcher(Component):
     run: Ref[Callable[[CommandContext, RankJob], int]]
     """Starts the ranks, waits for them and returns the exit status. Called if one of the launcher's options differs from its
     default; otherwise this process trains, or another launcher starts the ranks."""
+    commands: tuple[str, ...] = ()
+    """Names of the commands that take its options (default: all that run on several ranks)."""
 
 
 @dataclass(frozen=True)

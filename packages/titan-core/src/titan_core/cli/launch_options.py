@@ -17,9 +17,9 @@ class LaunchOptions:
     """Adds the options of each launcher to ``parser``. A launcher whose options cannot be added is skipped with a warning,
     because a job in this process does not need it. Options of packages that are not in use are errors that name the fix."""
 
-    def __init__(self, parser: argparse.ArgumentParser, registry: Registry) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, registry: Registry, command: str) -> None:
         self._defaults: dict[str, dict[str, Any]] = {}
-        self._launchers = registry.all(Launcher)
+        self._launchers = [one for one in registry.all(Launcher) if not one.commands or command in one.commands]
         self._own = type(parser)(add_help=False)
         for launcher in self._launchers:
             alone = type(parser)(add_help=False)

@@ -115,7 +115,7 @@ def _run(argv: list[str]) -> int:
     parser = parser_of(command, commands.values(), registry)
     if command.arguments is not None:
         command.arguments.load()(parser)
-    launch = LaunchOptions(parser, registry) if command.launches else None
+    launch = LaunchOptions(parser, registry, command.name) if command.launches else None
     namespace, unknown = parser.parse_known_args(split.own)
     problems = [*split.problems, *_unknown(unknown, split.own, command, parser, registry)]
     if problems:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.command import CommandContext
@@ -15,7 +14,8 @@ from titan_core.api.config import Override
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_simulate.engine import stub_libraries
+from titan_simulate.engine.data import SETTINGS
+from titan_simulate.engine.fork_server import call_in_fork, load
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import Peak, SimulatedRank
@@ -43,24 +43,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: CommandContext) -> int:
-    """Simulate a rank and print what it needs. Ends the process, which the stub libraries have changed."""
-    options = context.arguments
-    stub_libraries.load()
-    from titan_simulate.engine.simulate import SETTINGS, simulate
-
-    logging.getLogger("titan_core").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
-        settings = {**SETTINGS, "training.steps": str(options.steps), "job.dump_folder": folder}
-        more = [Override(key, value) for key, value in settings.items()]
-        job = context.job(options.world_size, more, missing_ok=True)
-        found = simulate(job, context.train, options.rank, strict=options.strict)
-    if options.json:
+    """Simulate a rank and print what it needs."""
+    # The stub libraries change their process for good, so the rank runs in a fork of this one.
+    found = call_in_fork(partial(_simulated, context))
+    if context.arguments.json:
         print_json(as_json(found))
     else:
         _print(found)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # torch's libraries would look for the driver as they end
+    return 0
+
+
+def _simulated(context: CommandContext) -> SimulatedRank:
+    options = context.arguments
+    with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
+        settings = {**SETTINGS, "training.stop_at_step": str(options.steps), "job.dump_folder": folder}
+        job = context.job(options.world_size, [Override(key, value) for key, value in settings.items()], missing_ok=True)
+        load(("titan_core.train.trainer",))
+        from titan_simulate.engine.simulate import simulate
+
+        logging.getLogger("titan_core").setLevel(logging.ERROR)
+        return simulate(job, context.train, options.rank, strict=options.strict)
 
 
 def as_json(found: SimulatedRank) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Documents of random tokens, so that a job can be simulated where its data and tokenizer are not."""
+"""Documents of random tokens, so that a job can be simulated where its data, tokenizer and weights are not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from titan_core.api.dataset import DatasetContext, DocumentSource, State, StreamSpec
 from titan_core.api.job import Job
 from titan_core.api.ref import Ref
+from titan_core.api.sections import ModelSection
+from titan_core.api.weights import StoredModel
+
+SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
+"""Settings of every simulated job. Its run directory should be a temporary one."""
 
 DOCUMENTS = 16
 """Number of different documents; then they repeat."""
@@ -69,6 +74,20 @@ class SimulatedDocuments:
 def open_documents(context: DatasetContext[Any]) -> DocumentSource:
     """Open the source."""
     return SimulatedDocuments()
+
+
+def load_nothing(context: object) -> None:
+    """Load no weights: simulated ones have no values."""
+
+
+def with_simulated_weights(job: Job) -> Job:
+    """Return ``job`` without the weights that it starts from, which may be on another machine."""
+    path = job.config.section(ModelSection).from_pretrained
+    if path is None:
+        return job
+    weights = job.config.pretrained or StoredModel(path, {}, Ref("titan_simulate.engine.data:load_nothing"))
+    weights = replace(weights, load=Ref("titan_simulate.engine.data:load_nothing"))
+    return replace(job, config=replace(job.config, pretrained=weights))
 
 
 def with_simulated_data(job: Job) -> Job:

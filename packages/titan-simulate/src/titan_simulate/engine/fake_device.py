@@ -15,15 +15,20 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from titan_core.api.simulation import COMPOSED
+from titan_simulate.engine import known_values
 from titan_simulate.engine.host_waits import HostWaits
+from titan_simulate.engine.operator_cache import Found, OperatorCache
 from titan_simulate.torch_private import (
+    DEVICE_OF,
     NUMBERS,
     PIN_MEMORY,
     SIZES_FROM_VALUES,
     TO_COPY,
+    DispatchMode,
     FakeTensor,
     FakeTensorMode,
-    TorchDispatchMode,
+    device_of,
+    fake_device,
     in_foreign_fake_mode,
     is_wrapper,
     only_lift_cpu_tensors,
@@ -31,11 +36,11 @@ from titan_simulate.torch_private import (
 
 _aten = torch.ops.aten
 
-Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
-"""Receives each operator on the device: (operator, arguments, keywords, result)."""
+Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, Found | None], None]
+"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it)."""
 
 
-class FakeDevice(TorchDispatchMode):
+class FakeDevice(DispatchMode):
     """Active while a rank is simulated, in all threads that autograd starts."""
 
     supports_higher_order_operators = True
@@ -44,6 +49,7 @@ class FakeDevice(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._waits, self._seen = waits, seen
+        self._cache = OperatorCache(self.fake)
         self._pinned = WeakIdKeyDictionary()  # storages in pinned memory, which is not real
 
     def __enter__(self) -> FakeDevice:
@@ -57,11 +63,23 @@ class FakeDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
+        if operator is DEVICE_OF and type(args[0]) is FakeTensor:
+            return device_of(args[0])
         # Subclasses such as DTensor run first, and call this mode with the operators that they consist of.
         if any(kind is not FakeTensor and is_wrapper(kind) for kind in types):
             return NotImplemented
         if in_foreign_fake_mode():
             return operator(*args, **keywords)
+        keyed = self._cache.key(operator, args, keywords)
+        if keyed is not None:
+            key, tensors = keyed
+            found = self._cache.found.get(key)
+            if found is not None:
+                result = found.result(tensors)
+                if found.integers:
+                    known_values.follow(operator, args, keywords, tensors, result)
+                self._seen(operator, args, keywords, result, found)
+                return result
         tensors = list(tensors_in((args, keywords)))
         if operator is _aten.is_pinned.default:
             return self.is_pinned(args[0])
@@ -75,6 +93,8 @@ class FakeDevice(TorchDispatchMode):
             return self._composed(COMPOSED[operator], args, keywords)
         if operator in NUMBERS:
             return self._number(args[0])
+        if operator in SIZES_FROM_VALUES and known_values.all_known(tensors):
+            return self._sized_by_values(operator, args, keywords)
         self._check_copy(operator, args, keywords, tensors)
         if operator in SIZES_FROM_VALUES and any(tensor.is_cuda for tensor in tensors):
             self._waits.wait(f"{operator.name().removeprefix('aten::')} (its size depends on values on the device)")
@@ -91,7 +111,9 @@ class FakeDevice(TorchDispatchMode):
         if pinned or self._is_async_copy_to_host(operator, tensors, keywords):
             for tensor in tensors_in(result):
                 self._pinned[tensor.untyped_storage()] = True
-        self._seen(operator, args, keywords, result)
+        found = None if keyed is None else self._cache.keep(*keyed, operator, keywords, result)
+        known_values.follow(operator, args, keywords, tensors, result)
+        self._seen(operator, args, keywords, result, found)
         return result
 
     def _composed(self, compute: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
@@ -101,6 +123,20 @@ class FakeDevice(TorchDispatchMode):
             return compute(*args, **keywords)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _sized_by_values(self, operator: Any, args: Any, keywords: dict[str, Any]) -> Any:
+        """Return a result whose size depends on values, which are known."""
+        self._waits.wait(f"{operator.name().removeprefix('aten::')} (its size depends on values on the device)")
+        values = known_values.compute(operator, args, keywords)
+        if not isinstance(values, (Tensor, tuple)):
+            return values
+        device = fake_device(next(tensors_in((args, keywords))))
+        with self.fake:
+            made = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors_in(values)]
+        result = made[0] if isinstance(values, Tensor) else tuple(made)
+        known_values.attach(result, values)
+        self._seen(operator, args, keywords, result, None)
+        return result
 
     def _is_fake(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:
         device = keywords.get("device")
@@ -137,6 +173,9 @@ class FakeDevice(TorchDispatchMode):
         """Return a plausible number in place of the value of ``tensor``."""
         if tensor.is_cuda:
             self._waits.wait("reading a value of a tensor (item, bool, int, float)")
+        known = known_values.values_of(tensor)
+        if known is not None:
+            return known.item()
         if tensor.dtype is torch.bool:
             return True
         return 1.0 if tensor.dtype.is_floating_point else 1

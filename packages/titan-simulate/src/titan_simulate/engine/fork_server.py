@@ -17,11 +17,14 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from titan_simulate.engine import stub_libraries
+
+T = TypeVar("T")
 
 TIMEOUT = 600.0
 """Seconds that a call may take."""
@@ -68,14 +71,10 @@ class ForkServer:
             if not self._pipe.poll(timeout):
                 self.close()
                 raise RemoteError(f"{function.__name__} took more than {timeout:g} seconds")
-            ok, value, text = pickle.loads(self._pipe.recv_bytes())
+            answer = self._pipe.recv_bytes()
         except (EOFError, ConnectionError) as error:
             raise RemoteError(f"the simulating process has ended (exit code {self._process.poll()})") from error
-        if ok:
-            return value
-        if isinstance(value, BaseException):
-            raise value from RemoteError(text)
-        raise RemoteError(text)
+        return _opened(answer)
 
     def close(self) -> None:
         """End the server and the call that it runs, if any."""
@@ -91,43 +90,81 @@ class ForkServer:
         self.close()
 
 
-def serve(pipe: Connection, preload: Sequence[str]) -> None:
-    """Answer calls until the other end closes the pipe."""
+def load(preload: Sequence[str] = ()) -> None:
+    """Make this process simulate devices, and import what every simulation needs, before it forks."""
     stub_libraries.load()
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy every page with an object
+
+
+def serve(pipe: Connection, preload: Sequence[str]) -> None:
+    """Answer calls until the other end closes the pipe."""
+    load(preload)
     while True:
         try:
             request = pipe.recv_bytes()
         except EOFError:
             return
-        ours, theirs = Pipe(duplex=False)
-        child = os.fork()
-        if child == 0:
-            ours.close()
-            pipe.close()
-            _answer(theirs, request)
-        theirs.close()
-        try:
-            answer = ours.recv_bytes()
-        except EOFError:
-            answer = b""
-        _, status = os.waitpid(child, 0)
-        if not answer:
-            answer = pickle.dumps((False, None, f"the process died (exit code {os.waitstatus_to_exitcode(status)})"))
-        pipe.send_bytes(answer)
+        pipe.send_bytes(_fork(partial(_requested, request)))
 
 
-def _answer(pipe: Connection, request: bytes) -> None:
-    """Run a request, send its result and end this process."""
+def call_in_fork(function: Callable[[], T]) -> T:
+    """Return the result of ``function``, called in a fork of this process. What it does to its process, such as loading the
+    stub libraries, does not affect this one.
+
+    Raises:
+        Exception: the exception that ``function`` raised, caused by a :class:`RemoteError` with its traceback.
+        RemoteError: the process died.
+    """
+    sys.stdout.flush()  # the fork would print what is buffered a second time
+    sys.stderr.flush()
+    result: T = _opened(_fork(function))
+    return result
+
+
+def _opened(answer: bytes) -> Any:
+    ok, value, text = pickle.loads(answer)
+    if ok:
+        return value
+    if isinstance(value, BaseException):
+        raise value from RemoteError(text)
+    raise RemoteError(text)
+
+
+def _requested(request: bytes) -> Any:
+    environment, folder, function, args, kwargs = pickle.loads(request)
+    os.environ.clear()
+    os.environ.update(environment)
+    stub_libraries.configure_allocator()
+    os.chdir(folder)
+    return function(*args, **kwargs)
+
+
+def _fork(function: Callable[[], Any]) -> bytes:
+    """Call ``function`` in a fork of this process, and return its pickled result."""
+    ours, theirs = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        _answer(theirs, function)
+    theirs.close()
     try:
-        environment, folder, function, args, kwargs = pickle.loads(request)
-        os.environ.clear()
-        os.environ.update(environment)
-        stub_libraries.configure_allocator()
-        os.chdir(folder)
-        answer = pickle.dumps((True, function(*args, **kwargs), ""))
+        answer = ours.recv_bytes()
+    except EOFError:
+        answer = b""
+    finally:
+        ours.close()
+        _, status = os.waitpid(child, 0)
+    if not answer:
+        answer = pickle.dumps((False, None, f"the process died (exit code {os.waitstatus_to_exitcode(status)})"))
+    return answer
+
+
+def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
+    """Call ``function``, send its result and end this process."""
+    try:
+        answer = pickle.dumps((True, function(), ""))
     except BaseException as error:  # noqa: BLE001 - raised by the caller
         text = traceback.format_exc()
         try:

@@ -28,9 +28,16 @@ class _Piece:
     def __init__(self, operator: str, module: str, phase: str, tensor: Tensor, owner: Owner | None) -> None:
         self.bytes = 0
         self.operator, self.module, self.phase, self.owner = operator, module, phase, owner
-        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
         self.alive = True
-        self.reference: object = None
+        self.reference: _Reference | None = None
+
+
+class _Reference(weakref.ref[UntypedStorage]):
+    """Knows the key of its storage when that is gone."""
+
+    __slots__ = ("key",)
+    key: int
 
 
 @dataclass
@@ -64,7 +71,8 @@ class DeviceMemory:
         if piece is None:
             piece = _Piece(operator, module, self.phase, tensor, owner)
             self._pieces[key] = piece
-            piece.reference = weakref.ref(storage, lambda _, key=key: self._gone(key))  # type: ignore[misc]
+            piece.reference = _Reference(storage, self._gone)
+            piece.reference.key = key
         if piece.bytes != storage.nbytes():
             self._change(piece, storage.nbytes() - piece.bytes, operator, module)
 
@@ -105,8 +113,8 @@ class DeviceMemory:
         if delta > 0:
             self._mark(operator, module)
 
-    def _gone(self, key: int) -> None:
-        piece = self._pieces.pop(key, None)
+    def _gone(self, reference: _Reference) -> None:
+        piece = self._pieces.pop(reference.key, None)
         if piece is not None:
             piece.alive = False
             self.live -= piece.bytes
@@ -151,7 +159,8 @@ def _peak(sizes: dict[_Piece, int], mark: _Mark) -> Peak:
         if size:
             owners[_owner(piece)] += size
             modules[piece.module] += size
-            kinds[size, _owner(piece), piece.operator, piece.module, piece.phase, piece.shape, piece.dtype] += 1
+            dtype = str(piece.dtype).removeprefix("torch.")
+            kinds[size, _owner(piece), piece.operator, piece.module, piece.phase, piece.shape, dtype] += 1
     largest = sorted(kinds.items(), key=lambda item: -item[0][0] * item[1])
     biggest = max(kinds, default=None)
     listed = largest[:KEPT_ALLOCATIONS]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ class ModuleTracker:
         self._head: set[str] = set()
         self._stack: list[str] = []
         self._backward = ""
+        self._named: Callable[[], Tensor | None] = lambda: None  # the last output that belongs to a module
 
     def know(self, names: Iterable[tuple[str, nn.Module]], head: str) -> None:
         """Add the modules of a part of the model; ``head`` is its last module, which computes logits and loss."""
@@ -39,10 +41,9 @@ class ModuleTracker:
             return self._stack[-1]
         return self._backward if in_backward() else ""
 
-    @property
-    def in_head(self) -> bool:
-        """Whether the model's last module computes."""
-        return self.current in self._head
+    def is_head(self, name: str) -> bool:
+        """Whether ``name`` is the model's last module."""
+        return name in self._head
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -70,7 +71,10 @@ class ModuleTracker:
             pass
         outputs = output if isinstance(output, (list, tuple)) else (output,)
         for tensor in outputs:
-            if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+            if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+                if tensor is self._named():
+                    continue  # the output of a module within, which this one returns as it is
+                self._named = weakref.ref(tensor)
                 tensor.register_hook(partial(self._enter_backward, name))
 
     def _enter_backward(self, name: str, gradient: Tensor) -> None:

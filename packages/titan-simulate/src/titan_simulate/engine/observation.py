@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +15,10 @@ from torch.utils.flop_counter import flop_registry
 from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.memory import DeviceMemory
 from titan_simulate.engine.modules import ModuleTracker
+from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.engine.streams import StreamOrder
-from titan_simulate.torch_private import in_backward, is_view, nbytes, process_group_of
+from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
 _NOT_COMMUNICATION = ("wait_tensor", "monitored_barrier")
@@ -57,6 +58,18 @@ class Operation:
     """Numbers of the operators of other streams that it waits for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What shapes determine of an operator."""
+
+    name: str
+    view: bool
+    collective: Collective | None
+    launches: int
+    flops: int
+    fsdp: bool
+
+
 class OperationObserver(Protocol):
     """Receives every operator on the simulated device. It must not keep tensors."""
 
@@ -90,47 +103,61 @@ class Observation:
         self._phase = phase
         self.memory.enter(phase)
 
-    def seen(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> None:
+    def seen(
+        self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any, found: Found | None = None
+    ) -> None:
         """Observe an operator on the device (:data:`~titan_simulate.engine.fake_device.Seen`)."""
+        facts: _Facts | None = None if found is None else found.facts
+        if facts is None:
+            facts = self._facts(operator, args, keywords, result)
+            if found is not None:
+                found.facts = facts
+        if facts.view and not self._observers:
+            return
         if self._phase == "forward" and in_backward():
             self.enter("backward")
         elif self._phase == "backward" and not in_backward():
             self.enter("forward")
-        name = operator.name() if hasattr(operator, "name") else str(operator)
-        name = name() if callable(name) else name
         module = self.modules.current
-        collective = self._collective(name, args, keywords, result)
-        owner = Owner.COMMUNICATION if collective is not None else self._owner()
-        view = is_view(operator)
-        if not view:
-            for tensor in tensors_in(result):
-                memory = self.memory if tensor.is_cuda else self.host_memory
-                memory.note(tensor, name, module, owner)
+        collective = facts.collective
+        if not facts.view:
+            owner = Owner.COMMUNICATION if collective is not None else self._owner(module)
+            for tensor in tensors_in(result) if found is None else [_item(result, number) for number, *_ in found.new]:
+                memory = self.memory if fake_device(tensor).type == "cuda" else self.host_memory
+                memory.note(tensor, facts.name, module, owner)
         if collective is not None:
             for tensor in tensors_in((args, keywords)):
                 self.memory.own(tensor, Owner.COMMUNICATION, only_if=(Owner.OTHER, Owner.ACTIVATIONS, Owner.LOSS))
+            collective = replace(collective, phase=self._phase)
             key = collective.operator, collective.group, collective.ranks, collective.device, collective.phase
             entry = self._collectives[key]
             entry[0] += 1
             entry[1] += collective.bytes
-        self._fsdp(name, args, keywords)
-        launches = 0 if view or collective is not None else _launches(name, args)
-        flops = 0
-        count = flop_registry.get(getattr(operator, "_overloadpacket", operator))
-        if count is not None:
-            flops = int(count(*args, **keywords, out_val=result))
-        self._launches[self._phase] += launches
-        self._flops[self._phase] += flops
+        if facts.fsdp:
+            self._fsdp(facts.name, args, keywords)
+        self._launches[self._phase] += facts.launches
+        self._flops[self._phase] += facts.flops
         if self._observers:
-            order = self.streams.issue() if launches or collective is not None else (-1, -1, ())
+            order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
-                operator, name, self._phase, module, args, keywords, result, flops, launches, collective, *order
+                operator, facts.name, self._phase, module, args, keywords, result, facts.flops, facts.launches, collective,
+                *order,
             )
             for observer in self._observers:
                 observer(operation)
 
-    def _owner(self) -> Owner:
-        if self.modules.in_head:
+    def _facts(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> _Facts:
+        name = operator.name() if hasattr(operator, "name") else str(operator)
+        name = name() if callable(name) else name
+        view = is_view(operator)
+        collective = self._collective(name, args, keywords, result)
+        launches = 0 if view or collective is not None else _launches(name, args)
+        count = flop_registry.get(getattr(operator, "_overloadpacket", operator))
+        flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
+        return _Facts(name, view, collective, launches, flops, name.startswith("fsdp::"))
+
+    def _owner(self, module: str) -> Owner:
+        if self.modules.is_head(module):
             return Owner.LOSS
         return Owner.ACTIVATIONS if self._phase in ("forward", "backward") else Owner.OTHER
 
@@ -190,9 +217,13 @@ class Observation:
         return found
 
 
+def _item(result: Any, number: int) -> Any:
+    return result[number] if isinstance(result, (list, tuple)) else result
+
+
 def _launches(name: str, args: Sequence[Any]) -> int:
     short = name.partition("::")[2].partition(".")[0]
-    if short in _NO_KERNEL:
+    if short in _NO_KERNEL or name.startswith("prim::"):  # prim::device asks a tensor for its device
         return 0
     if "_foreach_" in short or "_fused_" in short:
         return -(-len(args[0]) // TENSORS_PER_LAUNCH)

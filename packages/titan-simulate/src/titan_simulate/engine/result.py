@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from titan_simulate.engine.host_waits import HostWait
+
+AFTER_UPDATE = ("optimizer", "end of step")
+"""Phases in which the optimizer's state exists even in the first step."""
 
 
 class Owner(StrEnum):
@@ -143,5 +146,18 @@ class SimulatedRank:
 
     @property
     def peak(self) -> Peak:
-        """The largest peak of all steps."""
-        return max((step.peak for step in self.steps), key=lambda peak: peak.bytes)
+        """The largest peak of training. The first update makes the optimizer's state, so the forward and backward passes of
+        later steps need that much more than those of the first."""
+        peaks = [
+            self._with_state(phase.peak) if phase.name not in AFTER_UPDATE else phase.peak
+            for step in self.steps
+            for phase in step.phases
+        ]
+        return max(peaks, key=lambda peak: peak.bytes)
+
+    def _with_state(self, peak: Peak) -> Peak:
+        state = self.resident.get(Owner.OPTIMIZER, 0)
+        missing = state - peak.owners.get(Owner.OPTIMIZER, 0)
+        if missing <= 0:
+            return peak
+        return replace(peak, bytes=peak.bytes + missing, owners={**peak.owners, Owner.OPTIMIZER: state})

@@ -20,7 +20,8 @@ from titan_core.api.job import Job
 from titan_core.api.sections import MetricsSection
 from titan_core.api.simulation import simulating
 from titan_core.api.world import World
-from titan_simulate.engine.data import with_simulated_data
+from titan_simulate.engine.data import SETTINGS as SETTINGS
+from titan_simulate.engine.data import with_simulated_data, with_simulated_weights
 from titan_simulate.engine.fake_device import FakeDevice, tensors_in
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.observation import Observation, OperationObserver, local
@@ -30,9 +31,6 @@ from titan_simulate.engine.world import fake_process_group, fake_world, local_de
 
 Train = Callable[[Job, Iterable[object]], TrainEnd]
 """Trains a job in this process with observers: :meth:`titan_core.api.command.CommandContext.train`."""
-
-SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
-"""Settings of every simulated job. Its run directory should be a temporary one."""
 
 
 def simulate(
@@ -45,7 +43,8 @@ def simulate(
 ) -> SimulatedRank:
     """Run ``job`` as ``rank`` of its world until its last step.
 
-    The stub libraries must be loaded (:mod:`titan_simulate.engine.stub_libraries`). Data is random, and nothing is saved.
+    The stub libraries must be loaded (:mod:`titan_simulate.engine.stub_libraries`). Data is random, weights are not loaded,
+    and nothing is saved.
 
     Args:
         observers: receive every operator.
@@ -61,7 +60,7 @@ def simulate(
         raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
     if device is not None:
         describe(device)
-    job = replace(with_simulated_data(job), checkpoint=None, loggers=())
+    job = replace(with_simulated_weights(with_simulated_data(job)), checkpoint=None, loggers=())
     engine = _Engine(job, rank, observers, strict)
     with simulating(engine), _own_error(engine.waits):
         train(job, [engine])

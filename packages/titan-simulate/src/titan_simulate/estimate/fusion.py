@@ -25,6 +25,9 @@ def fuse(trace: Sequence[Work]) -> list[Work]:
     runs: dict[str, list[int]] = {}  # stream -> the run that is still open
     run_of: dict[int, list[int]] = {}
     for position, work in enumerate(trace):
+        for earlier in work.after:  # what another stream waits for is a kernel's end
+            if run_of.get(earlier) is runs.get(trace[earlier].stream, ()):
+                runs.pop(trace[earlier].stream)
         if work.kind is Kind.WAIT or not work.launches:
             continue
         fusible = work.compiled and work.kind is Kind.POINTWISE and not work.name.startswith("fsdp::")

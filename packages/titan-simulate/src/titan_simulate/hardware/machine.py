@@ -109,7 +109,7 @@ class Links(Table):
 class Allocator(Table):
     """The caching allocator of torch."""
 
-    fragmentation: Fraction = 0.06
+    fragmentation: Fraction = 0.1
     """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size."""
 
 

@@ -84,6 +84,8 @@ def _problem(path: Path, entry: Mapping[str, Any]) -> Problem:
         return Problem(where, "unknown key", "delete it, or correct its spelling (docs/estimate.md lists the keys)")
     if entry["type"] == "missing":
         return Problem(where, "is required", 'add the key, or begin the file with base = "h100" to change only some figures')
+    if entry["type"] in ("model_type", "dict_type"):
+        return Problem(where, "should be a table", f"write [{key}] and its keys below it")
     reason = str(entry["msg"]).removeprefix("Value error, ")
     value = "" if isinstance(entry["input"], dict) else f" = {shorten(repr(entry['input']))}"
     return Problem(f"{where}{value}", reason[:1].lower() + reason[1:], "correct the value (docs/estimate.md lists the keys)")

@@ -1,0 +1,84 @@
+"""``titan estimate``: memory and time of a job, from a few blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.fake_cuda import FakeCuda
+from harness.jobs import make_job
+
+pytest.importorskip("titan_simulate")
+
+if TYPE_CHECKING:
+    from titan_simulate.estimate.estimate import Estimate
+
+MODEL = "{dim = 256, n_layers = 6, n_heads = 8, n_kv_heads = 4, ffn_dim = 512}"
+JOB = {"model.args": MODEL, "training.seq_len": 512, "training.local_batch_size": 4, "compile.enable": "false"}
+
+
+def estimated(settings: Mapping[str, object], world_size: int, every_block: bool = False, **options: Any) -> Estimate:
+    """Estimate ``llama3_debug`` in this process, in which CUDA is simulated."""
+    from titan_core.api.config import Override
+    from titan_core.api.job import Job
+    from titan_core.train.trainer import train
+    from titan_simulate.estimate import estimate as module
+    from titan_simulate.hardware.read import read_machine
+
+    def job_of(more: Sequence[Override]) -> Job:
+        return make_job("llama3_debug", {**settings, **{one.key: one.text for one in more}}, world_size, missing_ok=True)
+
+    if every_block:
+        setattr(module, "FEW", 10**6)  # noqa: B010 - in a process of its own
+        setattr(module, "MORE", 10**6)  # noqa: B010
+    return module.estimate(job_of, train, read_machine("h100"), **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size"),
+    [
+        ({}, 8),
+        ({"activation_checkpoint.mode": "full", "parallelism.tensor_parallel_degree": 2}, 8),
+        ({"parallelism.pipeline_parallel_degree": 2, "activation_checkpoint.mode": "selective"}, 4),
+    ],
+    ids=["fsdp", "tp and full recomputation", "pp"],
+)
+def test_a_few_blocks_give_the_memory_of_all(
+    fake_cuda: FakeCuda, settings: dict[str, object], world_size: int
+) -> None:
+    few = fake_cuda.call(estimated, {**JOB, **settings}, world_size)
+    every = fake_cuda.call(estimated, {**JOB, **settings}, world_size, every_block=True)
+    assert few.peak_gib == pytest.approx(every.peak_gib, rel=1e-3)
+    assert few.memory == pytest.approx(every.memory, rel=1e-2, abs=1e-3)
+    assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.03)
+    counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (few, every)]
+    assert counts[0] == pytest.approx(counts[1])
+
+
+def test_the_parts_of_an_estimate_agree(fake_cuda: FakeCuda) -> None:
+    found = fake_cuda.call(estimated, JOB, 8)
+    assert sum(found.memory.values()) == pytest.approx(found.peak_gib)
+    assert found.tokens_per_second_per_gpu == pytest.approx(4 * 512 / found.step_seconds)
+    assert found.fits and 0.0 < found.mfu < 1.0
+    assert found.assumptions["matmul.bf16.peak_tflops"] == 989.4
+
+
+def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> None:
+    two, eight = (
+        fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4 * count}, 8) for count in (2, 8)
+    )
+    assert eight.peak_gib == pytest.approx(two.peak_gib)
+    assert 3.0 < eight.step_seconds / two.step_seconds < 4.0
+
+
+def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
+    own, full = (fake_cuda.call(estimated, JOB, 8, full_logits=which) for which in (False, True))
+    assert full.memory["logits_and_loss"] + full.memory["activations"] > own.memory["logits_and_loss"] + own.memory["activations"]
+
+
+def test_compiled_code_is_faster(fake_cuda: FakeCuda) -> None:
+    eager, compiled = (fake_cuda.call(estimated, {**JOB, "compile.enable": which}, 8) for which in ("false", "true"))
+    assert compiled.seconds["pointwise"] < 0.8 * eager.seconds["pointwise"]
+    assert compiled.step_seconds < eager.step_seconds

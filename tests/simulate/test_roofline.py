@@ -1,0 +1,165 @@
+"""Time of operators, of streams and of pipelines, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("titan_simulate")
+
+from titan_simulate.estimate.fusion import fuse
+from titan_simulate.estimate.pipeline import Action, Order, gpipe, one_forward_one_backward, run
+from titan_simulate.estimate.roofline import collective_seconds, matmul_seconds, moving_seconds, seconds_of
+from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
+from titan_simulate.estimate.timeline import simulate_streams
+from titan_simulate.estimate.work import Data, Kind, Work
+from titan_simulate.hardware.read import read_machine
+
+H100 = read_machine("h100")
+FREE = H100.model_copy(update={"host": H100.host.model_copy(update={"operator_us": 0.0, "compiled_kernel_us": 0.0})})
+"""An H100 whose host takes no time."""
+
+
+def matmul(rows: int, inner: int, columns: int, kind: str = "bf16") -> Work:
+    size = 2 * rows * inner * columns
+    return Work(Kind.MATMUL, "aten::mm", "forward", "layers.0", "main", (), flops=size, type=kind, sizes=(1, rows, inner, columns))
+
+
+def pointwise(reads: list[int], writes: list[int], size: int = 2**26, compiled: bool = False) -> Work:
+    return Work(
+        Kind.POINTWISE, "aten::mul", "forward", "layers.0", "main", (), tuple(Data(one, size) for one in reads),
+        tuple(Data(one, size) for one in writes), compiled=compiled,
+    )  # fmt: skip
+
+
+def test_a_large_matmul_runs_near_its_rate_and_a_small_one_does_not() -> None:
+    large, small = matmul(16384, 8192, 8448), matmul(128, 8192, 256)
+    rate = H100.matmul["bf16"].achievable_tflops * 1e12
+    assert large.flops / matmul_seconds(large, H100) > 0.93 * rate
+    assert small.flops / matmul_seconds(small, H100) < 0.05 * rate
+
+
+def test_a_tile_too_many_costs_a_whole_wave() -> None:
+    full = matmul(128 * 12, 8192, 256 * 11)  # 132 tiles
+    more = matmul(128 * 12 + 1, 8192, 256 * 11)
+    assert matmul_seconds(more, H100) > 1.2 * matmul_seconds(full, H100)
+
+
+def test_float8_is_faster_than_bf16_and_fp32_slower() -> None:
+    times = [matmul_seconds(matmul(8192, 8192, 8192, kind), H100) for kind in ("fp8", "bf16", "tf32", "fp32")]
+    assert times == sorted(times)
+
+
+def test_a_gather_over_nvlink_takes_bytes_over_bus_bandwidth() -> None:
+    size = 8 * 2**30
+    expected = size * 7 / 8 / (H100.links.node.bandwidth_gb_s * 1e9)
+    assert collective_seconds("all_gather", size, range(8), H100) == pytest.approx(expected, rel=0.01)
+    assert collective_seconds("allreduce_", size, range(8), H100) == pytest.approx(2 * expected, rel=0.01)
+
+
+def test_the_ranks_of_a_group_decide_which_link_limits_it() -> None:
+    size = 8 * 2**30
+    inside = collective_seconds("all_gather", size, range(8), H100)
+    whole_nodes = collective_seconds("all_gather", size, range(64), H100)  # 8 network cards per node
+    one_per_node = collective_seconds("all_gather", size, range(0, 64, 8), H100)
+    assert inside < whole_nodes < 1.5 * inside
+    assert one_per_node == pytest.approx(size * 7 / 8 / (H100.links.network.bandwidth_gb_s * 1e9), rel=0.01)
+
+
+def test_a_small_reduction_over_many_ranks_runs_as_a_tree() -> None:
+    few, many = (collective_seconds("allreduce_", 4, range(count), H100) for count in (64, 4096))
+    assert many < 4 * few
+
+
+def test_a_group_of_one_rank_communicates_nothing() -> None:
+    assert collective_seconds("all_gather", 2**30, [3], H100) == 0.0
+
+
+def test_streams_overlap_and_waits_order_them() -> None:
+    gather = Work(Kind.COLLECTIVE, "all_gather", "forward", "", "gather", (), ranks=tuple(range(8)), bytes=2**30)
+    apart = simulate_streams([gather, pointwise([1], [2])], FREE)
+    one = seconds_of(gather, FREE)
+    assert apart.seconds < one + 0.5 * seconds_of(pointwise([1], [2]), FREE)
+    waiting = simulate_streams([gather, replace(pointwise([1], [2]), after=(0,))], FREE)
+    assert waiting.seconds == pytest.approx(one + seconds_of(pointwise([1], [2]), FREE))
+    assert waiting.exposed[0] == pytest.approx(one)
+    assert apart.exposed[0] < waiting.exposed[0]
+
+
+def test_communication_slows_computation_by_the_multiprocessors_that_it_takes() -> None:
+    gather = Work(Kind.COLLECTIVE, "all_gather", "forward", "", "gather", (), ranks=tuple(range(8)), bytes=2**34)
+    alone = simulate_streams([matmul(8192, 8192, 8192)], FREE).seconds
+    both = simulate_streams([gather, matmul(8192, 8192, 8192)], FREE).intervals[1]
+    share = 1 - H100.links.multiprocessors / H100.multiprocessors
+    assert both.end - both.start == pytest.approx(alone / share)
+
+
+def test_the_host_is_a_lower_bound() -> None:
+    tiny = [pointwise([1], [2], size=4) for _ in range(1000)]
+    slow = H100.model_copy(update={"host": H100.host.model_copy(update={"operator_us": 50.0})})
+    assert simulate_streams(tiny, slow).seconds >= 0.05
+    assert simulate_streams(tiny, FREE).seconds == pytest.approx(1000 * H100.memory.kernel_us * 1e-6)
+
+
+def test_fused_operators_read_inputs_once_and_never_write_what_only_they_use() -> None:
+    size = 2**26
+    chain = [pointwise([1], [2], compiled=True), pointwise([1, 2], [3], compiled=True), pointwise([3], [4], compiled=True)]
+    (fused, _) = fuse([*chain, replace(matmul(8, 8, 8), reads=(Data(4, size),))])
+    assert (fused.reads, fused.writes) == ((Data(1, size),), (Data(4, size),))
+    assert seconds_of(fused, H100) == pytest.approx(moving_seconds(2 * size, H100))
+    eager = [replace(work, compiled=False) for work in chain]
+    assert fuse(eager) == eager
+
+
+def test_fusion_keeps_what_backward_reads_and_stops_at_a_matmul() -> None:
+    size = 2**26
+    product = replace(matmul(8, 8, 8), reads=(Data(2, size),), writes=(Data(5, size),))
+    saved = replace(pointwise([2], [9]), phase="backward")
+    trace = [pointwise([1], [2], compiled=True), product, pointwise([5], [6], compiled=True), saved]
+    fused = fuse(trace)
+    assert len(fused) == 4
+    assert fused[0].writes == (Data(2, size),)
+
+
+def test_a_kernel_ends_where_another_stream_waits_for_it() -> None:
+    gather = Work(Kind.COLLECTIVE, "all_gather", "forward", "", "tp", (0,), ranks=tuple(range(8)), bytes=2**28)
+    trace = [
+        pointwise([1], [2], compiled=True),
+        gather,
+        replace(pointwise([2], [3], compiled=True)),
+        replace(pointwise([3], [4], compiled=True), after=(1,)),
+    ]
+    fused = fuse(trace)
+    assert [work.after for work in fused] == [(), (0,), (1,)]
+    assert simulate_streams(fused, FREE).seconds > seconds_of(gather, FREE)
+
+
+def test_asynchronous_tensor_parallelism_hides_a_gather_behind_its_matmul() -> None:
+    gather = Work(
+        Kind.COLLECTIVE, "_c10d_functional::all_gather_into_tensor", "forward", "", "tp", (), ranks=tuple(range(8)), bytes=2**28
+    )
+    work = [gather, replace(matmul(16384, 8192, 8192), after=(0,))]
+    before, after = (simulate_streams(trace, FREE).seconds for trace in (work, overlap_tensor_parallel(work, FREE)))
+    least = seconds_of(work[1], FREE)
+    assert least < after < least + 0.25 * (before - least)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (4, 8), (8, 32)])
+def test_the_bubble_of_simple_schedules_is_the_textbook_one(schedule: str, ranks: int, microbatches: int) -> None:
+    actions: list[list[Action]] = [
+        gpipe(rank, microbatches) if schedule == "gpipe" else one_forward_one_backward(rank, ranks, microbatches)
+        for rank in range(ranks)
+    ]
+    order = Order(tuple(map(tuple, actions)), tuple(range(ranks)))
+    found = run(order, {"F": [1.0] * ranks, "B": [2.0] * ranks}, send=0.0)
+    assert found.seconds == pytest.approx(3.0 * (microbatches + ranks - 1))
+    assert found.bubble == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+
+
+def test_a_slow_stage_holds_the_others_up() -> None:
+    order = Order(tuple(tuple(one_forward_one_backward(rank, 4, 16)) for rank in range(4)), (0, 1, 2, 3))
+    even = run(order, {"F": [1.0] * 4, "B": [2.0] * 4}, send=0.0).seconds
+    uneven = run(order, {"F": [1.0, 1.0, 1.0, 2.0], "B": [2.0, 2.0, 2.0, 4.0]}, send=0.0).seconds
+    assert uneven > 1.7 * even
