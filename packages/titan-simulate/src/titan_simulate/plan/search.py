@@ -18,6 +18,8 @@ from titan_simulate.plan.model_sizes import ModelSizes
 
 MARGIN = 1.25
 """Candidates whose guessed memory is up to this factor too large may fit; only an estimate knows."""
+SIMULATION = "its simulation failed"
+"""In place of the key of :class:`Refused`, for a candidate whose estimate raised another error than a UserError."""
 PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
 
@@ -188,6 +190,10 @@ class Search:
         except UserError as error:
             self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
             return False
+        except Exception as error:  # noqa: BLE001 - one that cannot be simulated is reported among the losers
+            lines = str(error).strip().splitlines() or [""]
+            self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
+            return False
         (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, guess, figures))
         activations = guess.memory["activations"] / 2**30
         if activations > 0:
@@ -236,7 +242,7 @@ class Search:
         for one in self._refused:
             groups[one.key].append(one)
         for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-            yield Loser(f"refused: {key}", len(members), members[0].mesh, members[0].why)
+            yield Loser(key if key == SIMULATION else f"refused: {key}", len(members), members[0].mesh, members[0].why)
 
 
 def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
