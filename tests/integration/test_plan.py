@@ -30,7 +30,7 @@ from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import Plan, Search, describe
 from titan_simulate.plan.shapes import shapes_of
 
-SMALL = {"training.global_batch_size": 16, "training.seq_len": 64}
+SMALL = {"training.global_batch_size": 32, "training.seq_len": 64}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_the_fastest_candidates_that_fit_win_and_the_others_have_reasons() -> No
     assert {"pipeline bubble", "network: tp"} <= {one.why for one in plan.losers}
     assert any(one.why.startswith("refused: ") for one in plan.losers)
     for job in planner.estimated:
-        assert job.facts.batch.global_size == 16
+        assert job.facts.batch.global_size == 32
         assert job.facts.mesh.world_size == 8
 
 
@@ -140,7 +140,7 @@ def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.C
     assert "valid for 8 process(es)" in capsys.readouterr().out
     job = make_job(str(file), world_size=8)
     assert job.facts.mesh.degrees == best.candidate.workload.mesh.degrees
-    assert job.facts.batch.global_size == 16
+    assert job.facts.batch.global_size == 32
     assert job.dump_folder == "outputs/planned"
     with pytest.raises(UserError, match="cannot be written"):
         write_recipe(file, config, "titan plan", "fast")
@@ -177,8 +177,8 @@ def _search_with(site: str, recipe: str, gpus: int, settings: dict[str, object])
 
 
 def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
-    """Experts are divided over the degrees that divide their number (8), zones are data parallelism, and islands, which train
-    other weights, stay as they are."""
+    """Experts are divided over the degrees that divide their number (8), zones are data parallelism, and islands, which
+    train other weights, stay as they are."""
     settings: dict[str, object] = {"model.flavor": "small", "training.global_batch_size": 16}
     found = _search_with(examples, "moe", 4, settings)
     degrees = {key: {mesh[key] for mesh in found["meshes"]} for key in found["meshes"][0]}
@@ -196,7 +196,7 @@ def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
         (["--gpus", "0"], "is not a whole number from 1"),
         (["--gpus", "8", "--device", "h1000"], "no machine has this name"),
         (["--gpus", "8", "--out", "/dev/null"], "already exists"),
-        (["--gpus", "7", "--parallelism.tensor_parallel_degree", "2"], "set --training.global_batch_size"),
+        (["--gpus", "7", "--parallelism.tensor_parallel_degree", "2"], "no mesh has this number of ranks"),
     ],
 )
 def test_mistakes_have_one_clear_error(

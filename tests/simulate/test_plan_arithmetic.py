@@ -81,15 +81,18 @@ def test_sizes_follow_from_the_rules() -> None:
     assert block.routed == pytest.approx(CHOSEN * DIM, rel=0.01)
 
 
+TABLES, BLOCK = 2 * VOCABULARY * DIM + DIM, 2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN
+
+
 @pytest.mark.parametrize(
     ("mesh", "bytes_"),
     [
-        (_mesh(), 16 * (2 * VOCABULARY * DIM + DIM + BLOCKS * (2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN))),
+        (_mesh(), 16 * (TABLES + BLOCKS * BLOCK)),
         (_mesh(tp=2), 16 * (VOCABULARY * DIM + DIM + BLOCKS * (DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN))),
-        (_mesh(dp_shard=8), 2 * (2 * VOCABULARY * DIM + DIM + BLOCKS * (2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN))),
+        (_mesh(dp_shard=8), 2 * (TABLES + BLOCKS * BLOCK)),
         # The ranks of a view hold an expert once, and data parallelism shards it over what remains of them.
-        (_mesh(dp_shard=8, ep=4), 2 * (2 * VOCABULARY * DIM + DIM + BLOCKS * (2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN))),
-        (_mesh(dp_replicate=8), 16 * (2 * VOCABULARY * DIM + DIM + BLOCKS * (2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN))),
+        (_mesh(dp_shard=8, ep=4), 2 * (TABLES + BLOCKS * BLOCK)),
+        (_mesh(dp_replicate=8), 16 * (TABLES + BLOCKS * BLOCK)),
     ],
     ids=["one", "weights", "shard", "view", "replicate"],
 )  # fmt: skip

@@ -69,6 +69,11 @@ def run(context: CommandContext) -> int:
 
     given, job = _recipe_job(context, job_of, options.gpus)
     global_batch = job.facts.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
+    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
+    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
+    if next(space.meshes(()), None) is None:
+        why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
+        raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
     stub_libraries.load()
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
@@ -76,8 +81,6 @@ def run(context: CommandContext) -> int:
 
     shapes = shapes_of(job.model.define, job.model_args)
     sizes = sizes_of(job.facts.model, shapes.parameters, shapes.modules, job.facts.batch.seq_len)
-    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
-    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
 
     def estimated(overrides: Sequence[Override]) -> Estimate:
         return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
@@ -180,6 +183,8 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
         over = peak - machine.memory_gib
         print(f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {over:.1f} GiB too large: {describe(candidate)}")
         print("try more GPUs, a shorter training.seq_len, or --training.enable_cpu_offload true")
+    elif not plan.best:
+        print("no combination is valid")
     if plan.losers:
         print()
         print_table(
