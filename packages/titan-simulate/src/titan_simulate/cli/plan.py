@@ -17,9 +17,11 @@ from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import json_argument, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
+from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
 from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.recipe import write_recipe
@@ -181,7 +183,10 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
     if plan.nearest is not None:
         candidate, peak = plan.nearest
         over = peak - machine.memory_gib
-        print(f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {over:.1f} GiB too large: {describe(candidate)}")
+        print(
+            f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
+            f"{describe(candidate)}"
+        )
         print("try more GPUs, a shorter training.seq_len, or --training.enable_cpu_offload true")
     elif not plan.best:
         print("no combination is valid")
