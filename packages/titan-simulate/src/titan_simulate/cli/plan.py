@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,13 +17,15 @@ from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import json_argument, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.api.tools.output import print_json, print_table
+from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
+from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
+from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import Finalist, Plan, Search, describe, short
-from titan_simulate.plan.model_sizes import sizes_of
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -68,14 +71,18 @@ def run(context: CommandContext) -> int:
 
     given, job = _recipe_job(context, job_of, options.gpus)
     global_batch = job.facts.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
+    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
+    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
+    if next(space.meshes(()), None) is None:
+        why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
+        raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
     stub_libraries.load()
+    logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
     from titan_simulate.plan.shapes import shapes_of
 
     shapes = shapes_of(job.model.define, job.model_args)
     sizes = sizes_of(job.facts.model, shapes.parameters, shapes.modules, job.facts.batch.seq_len)
-    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
-    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
 
     def estimated(overrides: Sequence[Override]) -> Estimate:
         return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
@@ -176,8 +183,13 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
     if plan.nearest is not None:
         candidate, peak = plan.nearest
         over = peak - machine.memory_gib
-        print(f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {over:.1f} GiB too large: {describe(candidate)}")
+        print(
+            f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
+            f"{describe(candidate)}"
+        )
         print("try more GPUs, a shorter training.seq_len, or --training.enable_cpu_offload true")
+    elif not plan.best:
+        print("no combination is valid")
     if plan.losers:
         print()
         print_table(

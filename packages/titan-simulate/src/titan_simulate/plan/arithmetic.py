@@ -154,7 +154,7 @@ class Arithmetic:
         key = None if pipeline is None else (pipeline.stages, pipeline.rank_of, pipeline.alive)
         if key in self._held_before:
             return self._held_before[key]
-        last = next(reversed(self._sizes.units))
+        last = list(self._sizes.units)[-1]
         names: dict[int, list[str]] = {0: list(self._sizes.units)}
         if pipeline is not None:
             names = {}
@@ -201,13 +201,14 @@ class Arithmetic:
         working = max(features.values(), default=0.0) * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
         vocabulary = self._sizes.vocab_size / weights
         chunk = min(tokens, max(1.0, _CHUNK / 4 / vocabulary))
-        return {
+        found = {
             STATE: 0.0 if job.offloads else held * 16,
             "gathered": (parameters + gradients) if sharded else 0.0,
             "activations": tokens * width * (kept + working),
             "logits and loss": chunk * vocabulary * (4 + 2 * width) if rank.head else 0.0,
-            "context": machine.context_gib * GIB / (1.0 - machine.allocator.fragmentation),
         }
+        fragments = machine.allocator.fragmentation / (1.0 - machine.allocator.fragmentation)
+        return {**found, "allocator": sum(found.values()) * fragments, "context": machine.context_gib * GIB}
 
     def _seconds(self, job: Workload, rank: _Held) -> dict[str, float]:
         mesh, machine, sizes = job.mesh, self._machine, self._sizes

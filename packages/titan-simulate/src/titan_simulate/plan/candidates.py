@@ -151,9 +151,8 @@ class Space:
         varied = [transform for transform in self.transforms if transform.choices is not None]
         for transform in varied:
             assert transform.choices is not None
-            for key, options in transform.choices.load()(transform.context(facts)).items():
-                if self.searched(key):
-                    choices[key] = options
+            offered = transform.choices.load()(transform.context(facts))
+            choices |= {key: options for key, options in offered.items() if self.searched(key)}
         for chosen in itertools.product(*choices.values()):
             more = dict(zip(choices, chosen, strict=True))
             each = replace(facts, config=with_values(facts.config, more))

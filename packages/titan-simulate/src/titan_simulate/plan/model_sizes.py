@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from titan_core.api.errors import UserError
 from titan_core.api.layout import ModelDefinition, ModelLayout
 from titan_core.api.layout_rules import Column, Experts, Mixer, Replicate, Row, Rule, Shard
 from titan_core.api.tools.patterns import matches
@@ -81,7 +82,11 @@ class ModelSizes:
 def sizes_of(
     definition: ModelDefinition, parameters: Mapping[str, tuple[int, ...]], modules: Iterable[str], seq_len: int
 ) -> ModelSizes:
-    """Return the sizes of the model whose parameters have these shapes, on sequences of ``seq_len`` tokens."""
+    """Return the sizes of the model whose parameters have these shapes, on sequences of ``seq_len`` tokens.
+
+    Raises:
+        UserError: the layout does not say where a parameter belongs.
+    """
     layout = definition.layout
     blocks = tuple(f"{layout.blocks}.{index}" for index in range(layout.num_blocks))
     units = {name: Unit() for name in (*layout.embedding, *blocks, *layout.head)}
@@ -159,7 +164,11 @@ def _activations(unit: Unit, dim: int) -> None:
 
 
 def _unit_of(parameter: str, units: Mapping[str, Unit]) -> str:
-    return next(name for name in _prefixes(parameter) if name in units)
+    found = next((name for name in _prefixes(parameter) if name in units), None)
+    if found is None:
+        why = f"parameter {parameter!r} is in no block, and in no module of embedding and head"
+        raise UserError.one("the model's layout", why, "add its module to the layout")
+    return found
 
 
 def _prefixes(name: str) -> Iterable[str]:

@@ -18,6 +18,8 @@ from titan_simulate.plan.model_sizes import ModelSizes
 
 MARGIN = 1.25
 """Candidates whose guessed memory is up to this factor too large may fit; only an estimate knows."""
+SIMULATION = "its simulation failed"
+"""In place of the key of :class:`Refused`, for a candidate whose estimate raised another error than a UserError."""
 PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
 
@@ -26,13 +28,24 @@ class Figures(Protocol):
     """What an estimate says (:class:`titan_simulate.estimate.estimate.Estimate`)."""
 
     @property
-    def peak_gib(self) -> float: ...
+    def peak_gib(self) -> float:
+        """Largest memory of a device."""
+        ...
+
     @property
-    def step_seconds(self) -> float: ...
+    def step_seconds(self) -> float:
+        """Duration of a step."""
+        ...
+
     @property
-    def tokens_per_second_per_gpu(self) -> float: ...
+    def tokens_per_second_per_gpu(self) -> float:
+        """Speed."""
+        ...
+
     @property
-    def mfu(self) -> float: ...
+    def mfu(self) -> float:
+        """Share of the machine's peak."""
+        ...
 
 
 Estimator = Callable[[Sequence[Override]], Figures]
@@ -103,7 +116,7 @@ class Search:
                 {**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given.facts), given=True
             )
             self._estimate(own, self._arithmetic.guess(own.workload), estimate, factors)
-        done: set[int] = set()
+        done = {number for number, (one, _) in enumerate(guessed) if given is not None and one.workload == own.workload}
         per_mesh: dict[str, int] = defaultdict(int)
         while len(plan.best) + len(plan.too_large) < finalists * (1 if plan.best else 2):
             if plan.best and deadline is not None and time.perf_counter() - began > deadline:
@@ -145,10 +158,15 @@ class Search:
                     if isinstance(candidate, Refused):
                         self._refused.append(candidate)
                         continue
+                    work = candidate.workload
+                    if work.matmul_type not in (*self._machine.matmul, work.wide_type):
+                        why = f"{self._machine.name} does not compute in it"
+                        self._refused.append(Refused(str(work.mesh), work.matmul_type, why))
+                        continue
                     if not accepted and not self._assembles(candidate):
                         break
                     accepted = True
-                    guess = self._arithmetic.guess(candidate.workload)
+                    guess = self._arithmetic.guess(work)
                     yield candidate, guess
                     if hopeless := guess.least_gib > self._machine.memory_gib:
                         break
@@ -171,6 +189,10 @@ class Search:
             figures = estimate(() if candidate.given else candidate.overrides)
         except UserError as error:
             self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
+            return False
+        except Exception as error:  # noqa: BLE001 - one that cannot be simulated is reported among the losers
+            lines = str(error).strip().splitlines() or [""]
+            self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
             return False
         (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, guess, figures))
         activations = guess.memory["activations"] / 2**30
@@ -220,7 +242,7 @@ class Search:
         for one in self._refused:
             groups[one.key].append(one)
         for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-            yield Loser(f"refused: {key}", len(members), members[0].mesh, members[0].why)
+            yield Loser(key if key == SIMULATION else f"refused: {key}", len(members), members[0].mesh, members[0].why)
 
 
 def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:

@@ -1,0 +1,225 @@
+"""Searches for the fastest way to run a recipe. Most use the search's own arithmetic in place of estimates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.fake_cuda import why_not
+from harness.jobs import make_job
+from harness.third_party import install
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.job import Job
+from titan_core.cli.main import main
+from titan_core.config.load import load_config
+from titan_core.plugins.registry import Registry
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.read import read_machine
+from titan_simulate.plan.arithmetic import Arithmetic
+from titan_simulate.plan.candidates import Space
+from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
+from titan_simulate.plan.recipe import write_recipe
+from titan_simulate.plan.search import Plan, Search, describe
+from titan_simulate.plan.shapes import shapes_of
+
+SMALL = {"training.global_batch_size": 32, "training.seq_len": 64}
+
+
+@dataclass(frozen=True)
+class _Figures:
+    peak_gib: float
+    step_seconds: float
+    tokens_per_second_per_gpu: float = 1.0
+    mfu: float = 0.5
+
+
+@dataclass
+class _Planner:
+    """A search in which the arithmetic stands for estimates."""
+
+    recipe: str
+    gpus: int
+    settings: dict[str, Any]
+    allow_precision: bool = False
+    activations: float = 1.0
+    """Memory of activations, relative to the arithmetic."""
+
+    def __post_init__(self) -> None:
+        self.given = self.job(())
+        shapes = shapes_of(self.given.model.define, self.given.model_args)
+        facts = self.given.facts
+        self.sizes: ModelSizes = sizes_of(facts.model, shapes.parameters, shapes.modules, facts.batch.seq_len)
+        self.space = Space(self.given, self.gpus, facts.batch.global_size, set(self.settings), self.allow_precision)
+        self.estimated: list[Job] = []
+
+    def job(self, more: Sequence[Override]) -> Job:
+        return make_job(self.recipe, {**self.settings, **{one.key: one.text for one in more}}, self.gpus, missing_ok=True)
+
+    def run(self, memory_gib: float = 79.0, finalists: int = 4) -> Plan:
+        machine: Machine = read_machine("h100").model_copy(update={"memory_gib": memory_gib})
+        rough = Arithmetic(self.sizes, machine)
+
+        def estimate(overrides: Sequence[Override]) -> _Figures:
+            job = self.job(overrides)  # a finalist is a valid job
+            self.estimated.append(job)
+            guess = rough.guess(self.space.workload(job.facts))
+            more = (self.activations - 1) * guess.memory["activations"] / 2**30
+            return _Figures(guess.peak_gib + more, guess.step_seconds)
+
+        return Search(self.space, self.sizes, machine, self.job).run(estimate, finalists, self.given)
+
+
+def test_the_fastest_candidates_that_fit_win_and_the_others_have_reasons() -> None:
+    planner = _Planner("llama3_debug", 8, SMALL)
+    plan = planner.run()
+    assert len(plan.best) == 4
+    times = [one.figures.step_seconds for one in plan.best]
+    assert times == sorted(times)
+    assert plan.meshes == 34  # 8 = 2**3 over five dimensions, without 8 stages of 6 blocks
+    lost = sum(one.count for one in plan.losers)
+    assert lost + len(plan.best) in (plan.candidates, plan.candidates + 1)  # the recipe may be a candidate itself
+    assert {"pipeline bubble", "network: tp"} <= {one.why for one in plan.losers}
+    assert any(one.why.startswith("refused: ") for one in plan.losers)
+    for job in planner.estimated:
+        assert job.facts.batch.global_size == 32
+        assert job.facts.mesh.world_size == 8
+
+
+def test_what_the_user_sets_stays() -> None:
+    settings = {**SMALL, "parallelism.tensor_parallel_degree": 2, "activation_checkpoint.mode": "selective"}
+    planner = _Planner("llama3_debug", 8, settings)
+    planner.run()
+    assert {job.facts.mesh.degree("tp") for job in planner.estimated} == {2}
+    assert {job.config.value("activation_checkpoint.mode") for job in planner.estimated} == {"selective"}
+
+
+def test_numbers_change_on_request_only() -> None:
+    settings = {**SMALL, "training.mixed_precision_param": "bfloat16", "parallelism.pipeline_parallel_degree": 1}
+    kept = _Planner("llama3_debug", 2, settings)
+    kept.run(finalists=8)
+    assert not any(job.config.value("float8.enable") for job in kept.estimated)
+    free = _Planner("llama3_debug", 2, settings, allow_precision=True)
+    free.run(finalists=8)
+    assert any(job.config.value("float8.enable") for job in free.estimated)
+
+
+def test_if_nothing_fits_the_nearest_miss_is_named() -> None:
+    plan = _Planner("llama3_debug", 4, SMALL).run(memory_gib=0.5)
+    assert plan.best == []
+    assert plan.nearest is not None
+    candidate, peak = plan.nearest
+    assert peak > 0.5
+    assert "4" in describe(candidate)
+
+
+def test_estimates_correct_the_arithmetic() -> None:
+    """Activations take four times what the arithmetic says: one estimate of a kind of recomputation teaches that."""
+    exact = _Planner("llama3_debug", 8, SMALL)
+    rough = Arithmetic(exact.sizes, read_machine("h100")).guess(exact.space.workload(exact.given.facts))
+    limit = rough.peak_gib + 1.5 * rough.memory["activations"] / 2**30
+    plan = _Planner("llama3_debug", 8, SMALL, activations=4.0).run(memory_gib=limit)
+    assert plan.best
+    assert all(one.figures.peak_gib <= limit for one in plan.best)
+    kinds = [one.candidate.workload.kept for one in plan.too_large]
+    assert 1.0 in kinds  # the recipe itself
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planner = _Planner("llama3_debug", 8, SMALL)
+    plan = planner.run()
+    best = next(one for one in plan.best if not one.candidate.given)
+    overrides = [*(Override(key, str(value)) for key, value in SMALL.items()), *best.candidate.overrides]
+    config, _ = load_config("llama3_debug", overrides, Registry.from_installed())
+    file = tmp_path / "planned.toml"
+    write_recipe(file, config, "titan plan", "fast")
+    assert main(["config", "check", str(file)]) == 0
+    assert "valid for 8 process(es)" in capsys.readouterr().out
+    job = make_job(str(file), world_size=8)
+    assert job.facts.mesh.degrees == best.candidate.workload.mesh.degrees
+    assert job.facts.batch.global_size == 32
+    assert job.dump_folder == "outputs/planned"
+    with pytest.raises(UserError, match="cannot be written"):
+        write_recipe(file, config, "titan plan", "fast")
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("examples")
+    install(folder, "titan-model-moe", "titan-expert-parallel", "titan-zones", "titan-local-sgd")
+    return str(folder)
+
+
+_SEARCH = """
+import json, sys
+from integration.test_plan import _Planner
+planner = _Planner(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+meshes = list(planner.space.meshes(planner.sizes.num_experts))
+plan = planner.run(finalists=6)
+jobs = [{**job.facts.mesh.degrees, **job.facts.mesh.view_degrees} for job in planner.estimated]
+losers = [one.why for one in plan.losers]
+print(json.dumps({"meshes": meshes, "jobs": jobs, "losers": losers, "fits": len(plan.best)}))
+"""
+
+
+def _search_with(site: str, recipe: str, gpus: int, settings: dict[str, object]) -> dict[str, Any]:
+    """Search in a process of its own, in which the packages in ``site`` are installed."""
+    import os
+
+    path = os.pathsep.join([site, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", _SEARCH, recipe, str(gpus), json.dumps(settings)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
+    """Experts are divided over the degrees that divide their number (8), zones are data parallelism, and islands, which
+    train other weights, stay as they are."""
+    settings: dict[str, object] = {"model.flavor": "small", "training.global_batch_size": 16}
+    found = _search_with(examples, "moe", 4, settings)
+    degrees = {key: {mesh[key] for mesh in found["meshes"]} for key in found["meshes"][0]}
+    assert degrees["parallelism.expert_parallel_degree"] == {1, 2, 4}
+    assert degrees["zones.count"] == {1, 2, 4}
+    assert degrees["local_sgd.islands"] == {1}
+    assert found["fits"] == 6
+    fixed = {**settings, "parallelism.expert_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 4}
+    assert {job["ep"] for job in _search_with(examples, "moe", 4, fixed)["jobs"]} == {2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0"], "is not a whole number from 1"),
+        (["--gpus", "8", "--device", "h1000"], "no machine has this name"),
+        (["--gpus", "8", "--out", "/dev/null"], "already exists"),
+        (["--gpus", "7", "--parallelism.tensor_parallel_degree", "2"], "no mesh has this number of ranks"),
+    ],
+)
+def test_mistakes_have_one_clear_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert main(["plan", "llama3_debug", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.fake_cuda
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_a_real_search_writes_the_recipe_of_its_best(tmp_path: Path) -> None:
+    arguments = ["llama3_debug", "--gpus", "4", "--finalists", "2", "--out", "planned.toml"]
+    command = [sys.executable, "-m", "titan_core", "plan", *arguments, "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    assert plan["best"][0]["peak_gib"] <= plan["memory_gib"]
+    assert plan["best"][0]["tokens_per_second_per_gpu"] > 0
+    job = make_job(str(tmp_path / "planned.toml"), world_size=4)
+    assert dict(job.facts.mesh.degrees) == {name: plan["best"][0]["mesh"][name] for name in job.facts.mesh.degrees}
