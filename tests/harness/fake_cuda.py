@@ -50,11 +50,6 @@ class FakeCuda:
         """
         return self.call(train_simulated, recipe, dict(overrides or {}), world_size, rank, strict, device, site)
 
-    def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Return the result of the module-level ``function``, called where devices, but no tensors, are simulated."""
-        result: T = self._server.call(function, *args)
-        return result
-
     def run(
         self, function: Callable[..., T], *args: Any, world_size: int = 1, rank: int = 0, strict: bool = False, **kwargs: Any
     ) -> T:
