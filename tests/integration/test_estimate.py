@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
 
 MODEL = "{dim = 256, n_layers = 6, n_heads = 8, n_kv_heads = 4, ffn_dim = 512}"
-JOB = {"model.args": MODEL, "training.seq_len": 512, "training.local_batch_size": 4, "compile.enable": "false"}
+JOB = {
+    "model.args": MODEL,
+    "training.seq_len": 512,
+    "training.local_batch_size": 4,
+    "training.global_batch_size": -1,
+    "compile.enable": "false",
+}
 
 
 def estimated(settings: Mapping[str, object], world_size: int, every_block: bool = False, **options: Any) -> Estimate:
