@@ -16,7 +16,7 @@ from titan_simulate.estimate.forked import start
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Order, PipelineTime, run
 from titan_simulate.estimate.roofline import send_seconds
-from titan_simulate.estimate.sample import JobOf, Sample, take
+from titan_simulate.estimate.traced_rank import JobOf, TracedRank, take
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import COMMUNICATION, simulate_streams
 from titan_simulate.estimate.work import Kind
@@ -107,11 +107,11 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
     few, more = (None, None) if not _equal_blocks(job) else (FEW, MORE)
     device = _device(machine)
 
-    def sampled(rank: int, most: int | None) -> Callable[[], Sample]:
+    def sampled(rank: int, most: int | None) -> Callable[[], TracedRank]:
         return start(lambda: take(job_of, train, rank, most, device, settings, full_logits, microbatches))
 
     _preload()
-    samples: dict[int, list[Sample]] = {}
+    samples: dict[int, list[TracedRank]] = {}
     for rank in ranks:
         pending = [sampled(rank, most) for most in dict.fromkeys((few, more))]
         samples[rank] = [result() for result in pending]
@@ -171,7 +171,7 @@ def _preload() -> None:
 class _Extended:
     """The figures of a rank, extended from its samples to all blocks."""
 
-    def __init__(self, samples: Sequence[Sample], machine: Machine, scale: float, overlaps: bool) -> None:
+    def __init__(self, samples: Sequence[TracedRank], machine: Machine, scale: float, overlaps: bool) -> None:
         self.samples = samples
         whole = sum(samples[0].parts.blocks)
         few, more = samples[0], samples[-1]
@@ -243,7 +243,7 @@ class _Figures:
     send_bytes: int
 
 
-def _figures(sample: Sample, machine: Machine, scale: float, overlaps: bool) -> _Figures:
+def _figures(sample: TracedRank, machine: Machine, scale: float, overlaps: bool) -> _Figures:
     trace = fuse(sample.trace)
     if sample.order is not None:  # exchanges between stages are part of the pipeline's simulation
         trace = [

@@ -61,7 +61,7 @@ class Attention(Table):
     """Positions of a sequence at which a CPU reaches half of these rates, which are those of long sequences."""
 
 
-class Memory(Table):
+class MemoryRates(Table):
     """The device's own memory, which bounds kernels that compute little."""
 
     bandwidth_gb_s: Rate
@@ -143,7 +143,7 @@ class Machine(Table):
     matmul: dict[str, Matmul]
     """By type. A type without a table runs at the rate of the next wider one that has a table."""
     attention: Attention
-    memory: Memory
+    memory: MemoryRates
     host: Host = Host()
     links: Links
     allocator: Allocator = Allocator()

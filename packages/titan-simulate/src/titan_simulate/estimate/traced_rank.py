@@ -26,7 +26,7 @@ JobOf = Callable[[Sequence[Override]], Job]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TracedRank:
     """A simulated rank."""
 
     rank: int
@@ -48,12 +48,12 @@ class Sample:
 def take(
     job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
     settings: dict[str, str], full_logits: bool, microbatches: int | None,
-) -> Sample:  # fmt: skip
+) -> TracedRank:  # fmt: skip
     """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
 
     Args:
         settings: overrides that reduce the job.
-        microbatches: of the whole job's pipeline, for :attr:`Sample.order`.
+        microbatches: of the whole job's pipeline, for :attr:`TracedRank.order`.
     """
     logging.getLogger("titan_core").setLevel(logging.ERROR)
     logging.getLogger("titan_parallel").setLevel(logging.ERROR)
@@ -80,7 +80,7 @@ def take(
             found = simulate(job, train, rank, observers=[trace], strict=False, device=device)
         order = schedule.order(microbatches) if microbatches is not None else None
         batch = job.facts.batch
-        return Sample(rank, trace.work, found, parts, schedule.microbatches or batch.microbatches, order)
+        return TracedRank(rank, trace.work, found, parts, schedule.microbatches or batch.microbatches, order)
 
 
 class _TraceOfMoments(Trace):
