@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from titan_simulate.estimate.forked import start
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Order, PipelineTime, run
 from titan_simulate.estimate.roofline import send_seconds
-from titan_simulate.estimate.traced_rank import JobOf, TracedRank, take
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import COMMUNICATION, simulate_streams
+from titan_simulate.estimate.traced_rank import JobOf, TracedRank, take
 from titan_simulate.estimate.work import Kind
 from titan_simulate.hardware.machine import Machine
 
@@ -125,12 +126,20 @@ def _equal_blocks(job: Job) -> bool:
     layout = job.facts.model.layout
     recompute = job.config.as_dict().get("activation_checkpoint", {})
     alike = recompute.get("mode") != "selective" or recompute.get("selective_ac_option", "op") in ("op", "1")
-    groups = job.config.as_dict().get("parallelism", {}).get("fsdp_group_mib", 0.0)
-    return alike and not groups and len({round(cost, 9) for cost in layout.block_costs}) <= 1
+    return alike and not _grouped(job) and len({round(cost, 9) for cost in layout.block_costs}) <= 1
+
+
+def _grouped(job: Job) -> bool:
+    """Whether data parallelism may gather several blocks together, so that a block's cost depends on their number."""
+    groups = float(job.config.as_dict().get("parallelism", {}).get("fsdp_group_mib", 0.0))
+    mesh, model = job.facts.mesh, job.facts.model
+    divided = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides == "weights")
+    block = 2 * model.num_params / divided / max(1, model.layout.num_blocks)
+    return block < 4 * groups * 2**20  # the embedding is in the mean, too
 
 
 def _reduction(job: Job) -> tuple[dict[str, str], float, int | None]:
-    """Return settings that reduce the microbatches of a step, the factor by which to extend the time of forward and
+    """Return settings that reduce the microbatches of a step, the factor by which to extend the figures of forward and
     backward, and the microbatches of the whole pipeline (``None`` without one)."""
     batch, mesh = job.facts.batch, job.facts.mesh
     if mesh.degree("pp") == 1:
@@ -144,7 +153,7 @@ def _reduction(job: Job) -> tuple[dict[str, str], float, int | None]:
         return {}, 1.0, whole
     local = fewer * each
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
-    return settings, 1.0, whole
+    return settings, whole / fewer, whole
 
 
 def _device(machine: Machine) -> Device:
