@@ -303,7 +303,7 @@ def _combined(
     batch, size = job.facts.batch, job.facts.mesh.world_size
     tokens = batch.tokens_per_step / step / size
     flops = job.facts.model.flops_per_token(batch.seq_len)
-    memory: dict[str, float] = defaultdict(float)
+    memory = dict.fromkeys(_KINDS.values(), 0.0)
     for owner, count in worst.owners.items():
         memory[_KINDS[owner]] += count / GIB
     allocated = worst.bytes / GIB
