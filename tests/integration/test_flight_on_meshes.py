@@ -43,7 +43,7 @@ def collectives(folder: str, settings: dict[str, object]) -> tuple[int, int]:
             latest.append(max(entry["record_id"] for entry in flight_recorder_entries()))
 
     torch.set_num_threads(1)
-    job = make_job("tiny", {**TINY, "job.device": "cpu", **settings})
+    job = make_job("tiny", {**TINY, "job.device": "cpu", "parallelism.fsdp_group_mib": 0, **settings})
     train(job, [Counter()])
     return latest[2] - latest[1], collectives_per_step(job.facts)
 

@@ -139,3 +139,14 @@ def test_every_rank_of_512_in_four_dimensions_sends_what_its_degree_needs(fake_c
     ranks = {one.group: one.ranks for one in found.steps[-1].collectives}
     assert ranks["mesh_tp"] == 8
     assert ranks["default_pg"] == 512
+
+
+VALIDATION = {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1000, "validation.steps": 1}
+
+
+def test_what_follows_a_step_is_no_part_of_it(fake_cuda: FakeCuda) -> None:
+    """Validation, and the sample that the recipe shows when it ends."""
+    settings = {"training.steps": 3, **VALIDATION}
+    steps = fake_cuda.train("llama3_debug", settings).steps
+    assert steps[-1].flops == steps[-2].flops > 0
+    assert steps[-1].phase("between steps").flops > 0

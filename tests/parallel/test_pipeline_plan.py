@@ -27,7 +27,7 @@ def plan(overrides: dict[str, object], world_size: int | None = None) -> Pipelin
 @given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=9), st.integers(1, 9))
 def test_no_cut_has_a_lighter_heaviest_stage(weights: list[float], number: int) -> None:
     number = min(number, len(weights))
-    cuts = even_cuts(weights, number)
+    cuts = even_cuts(tuple(weights), number)
     assert [start for start, _ in cuts[1:]] == [end for _, end in cuts[:-1]]
     assert (cuts[0][0], cuts[-1][1], len(cuts)) == (0, len(weights), number)
     assert all(start < end for start, end in cuts)

@@ -154,6 +154,18 @@ def test_asynchronous_tensor_parallelism_hides_a_gather_behind_its_matmul() -> N
     assert least < after < least + 0.25 * (before - least)
 
 
+def test_gathers_of_one_matmul_share_its_time_and_those_on_another_stream_are_left_alone() -> None:
+    gather = Work(
+        Kind.COLLECTIVE, "c10d::_allgather_base_", "forward", "", "main", (), ranks=tuple(range(8)), bytes=2**28
+    )  # fmt: skip
+    small = matmul(1024, 1024, 1024)
+    two, one = ([*gathers, small] for gathers in ([gather, gather], [gather]))
+    shown = [sum(work.bytes for work in overlap_tensor_parallel(trace, FREE)) for trace in (two, one)]
+    assert shown[0] - shown[1] == pytest.approx(gather.bytes, rel=0.05)
+    apart = replace(gather, stream="fsdp")
+    assert overlap_tensor_parallel([apart, small], FREE)[0] == apart
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (4, 8), (8, 32)])
 def test_the_bubble_of_simple_schedules_is_the_textbook_one(schedule: str, ranks: int, microbatches: int) -> None:

@@ -14,7 +14,6 @@ from titan_core.api.config import Override
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_simulate.engine.data import SETTINGS
 from titan_simulate.engine.fork_server import call_in_fork, load
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ def run(context: CommandContext) -> int:
 
 
 def _simulated(context: CommandContext) -> SimulatedRank:
+    from titan_simulate.engine.data import SETTINGS  # imports numpy, which help must not
+
     options = context.arguments
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
         settings = {**SETTINGS, "training.stop_at_step": str(options.steps), "job.dump_folder": folder}
@@ -61,7 +62,9 @@ def _simulated(context: CommandContext) -> SimulatedRank:
         load()
         from titan_simulate.engine.simulate import simulate
 
-        logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
+        logging.disable(
+            logging.WARNING
+        )  # what plugins notice about a run, such as an impossible MFU, is not true of this one
         return simulate(job, context.train, options.rank, strict=options.strict)
 
 

@@ -8,7 +8,9 @@ from enum import StrEnum
 
 from titan_simulate.engine.host_waits import HostWait
 
-AFTER_UPDATE = ("optimizer", "end of step")
+BETWEEN_STEPS = "between steps"
+"""The phase of validation and logging, which belong to no step."""
+AFTER_UPDATE = ("optimizer", "end of step", BETWEEN_STEPS)
 """Phases in which the optimizer's state exists even in the first step."""
 
 
@@ -80,7 +82,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class PhaseFigures:
-    """A phase of a step: ``forward``, ``backward``, ``norm``, ``clip``, ``optimizer`` or ``end of step``."""
+    """A phase of a step: ``forward``, ``backward``, ``norm``, ``clip``, ``optimizer`` or ``end of step``; or
+    :data:`BETWEEN_STEPS`."""
 
     name: str
     peak: Peak
@@ -114,12 +117,12 @@ class StepFigures:
     @property
     def launches(self) -> int:
         """Operators that launch a kernel."""
-        return sum(phase.launches for phase in self.phases)
+        return sum(phase.launches for phase in self.phases if phase.name != BETWEEN_STEPS)
 
     @property
     def flops(self) -> int:
         """Floating-point operations of matmuls and attention."""
-        return sum(phase.flops for phase in self.phases)
+        return sum(phase.flops for phase in self.phases if phase.name != BETWEEN_STEPS)
 
     def phase(self, name: str) -> PhaseFigures:
         """Return the phase called ``name``."""

@@ -25,7 +25,7 @@ from titan_simulate.engine.data import with_simulated_data, with_simulated_weigh
 from titan_simulate.engine.fake_device import FakeDevice, tensors_in
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.observation import Observation, OperationObserver, local
-from titan_simulate.engine.result import Owner, PhaseFigures, SimulatedRank, StepFigures
+from titan_simulate.engine.result import BETWEEN_STEPS, Owner, PhaseFigures, SimulatedRank, StepFigures
 from titan_simulate.engine.stub_libraries import Device, describe
 from titan_simulate.engine.world import fake_process_group, fake_world, local_device
 
@@ -191,12 +191,13 @@ class _Engine:
 
     @hookimpl(tryfirst=True)
     def titan_step_end(self, report: StepReport) -> None:
-        """Let observers read values if the step is logged."""
+        """End the step, and let observers read values if it is logged."""
+        self._observation.enter(BETWEEN_STEPS)
         logged = report.step in (1, self._last) or report.step % self._log_freq == 0
         if logged:
             self.waits.forbidden = False
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def titan_train_end(self, end: TrainEnd) -> None:
         """Note what stays between steps."""
         self.waits.forbidden = False

@@ -15,26 +15,42 @@ from titan_simulate.estimate.work import Kind, Work
 from titan_simulate.hardware.machine import Machine
 
 NEAR = 12
-"""How many operators may lie between a collective and its matmul: waits, views made contiguous, casts."""
+"""How many operators may lie between a collective and its matmul: waits, views made contiguous, casts. Other collectives do
+not count: large sequences are gathered one by one."""
 
 
 def overlap_tensor_parallel(trace: Sequence[Work], machine: Machine) -> list[Work]:
     """Return ``trace`` with each all-gather before a matmul, and each reduce-scatter after one, shortened by what it hides
-    behind."""
+    behind. Collectives that share a matmul share its time."""
     found = list(trace)
+    left: dict[int, float] = {}  # position of a matmul -> seconds of it that still hide nothing
     for position, work in enumerate(trace):
-        gathers = "all_gather" in work.name
-        if (
-            work.kind is not Kind.COLLECTIVE
-            or work.name.startswith("c10d::")
-            or not (gathers or "reduce_scatter" in work.name)
-        ):
+        matmul = _matmul_of(trace, position) if work.kind is Kind.COLLECTIVE and len(work.ranks) > 1 else None
+        # On a stream of their own, FSDP's collectives overlap already.
+        if matmul is None or (work.name.startswith("c10d::") and work.stream != trace[matmul].stream):
             continue
-        near = trace[position + 1 : position + 1 + NEAR] if gathers else trace[max(0, position - NEAR) : position][::-1]
-        matmul = next((one for one in near if one.kind is Kind.MATMUL), None)
-        if matmul is None or len(work.ranks) < 2:
-            continue
-        own = seconds_of(work, machine)
-        hidden = min(own, seconds_of(matmul, machine)) * (1 - 1 / len(work.ranks))
-        found[position] = replace(work, bytes=int(work.bytes * max(0.0, 1 - hidden / own)) if own else work.bytes)
+        own, time = seconds_of(work, machine), left.get(matmul, seconds_of(trace[matmul], machine))
+        hidden = min(own, time)
+        left[matmul] = time - hidden
+        if own:
+            found[position] = replace(work, bytes=int(work.bytes * (1 - hidden / own * (1 - 1 / len(work.ranks)))))
     return found
+
+
+def _matmul_of(trace: Sequence[Work], position: int) -> int | None:
+    """Return the position of the matmul that reads what a collective gathers, or writes what it reduces, if any."""
+    name = trace[position].name.replace("_", "")
+    if "allgather" in name:
+        others = range(position + 1, len(trace))
+    elif "reducescatter" in name:
+        others = range(position - 1, -1, -1)
+    else:
+        return None
+    between = 0
+    for other in others:
+        if trace[other].kind is Kind.MATMUL:
+            return other
+        between += trace[other].kind is not Kind.COLLECTIVE
+        if between >= NEAR:
+            return None
+    return None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.observation import Observation, Operation
+from titan_simulate.engine.result import BETWEEN_STEPS
 from titan_simulate.estimate.work import Data, Kind, Work
 from titan_simulate.torch_private import nbytes, process_group_of, storage_key
 
@@ -47,7 +48,11 @@ class Trace:
 
     def __call__(self, operation: Operation) -> None:
         """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
-        if operation.phase == "forward" and self._phase in ("start", "end of step"):
+        if operation.phase == BETWEEN_STEPS:
+            self._number_results(operation)
+            self._phase = BETWEEN_STEPS
+            return
+        if operation.phase == "forward" and self._phase in ("start", "end of step", BETWEEN_STEPS):
             self._begin()
         self._phase = operation.phase
         short = operation.name.partition("::")[2].partition(".")[0]
