@@ -121,8 +121,8 @@ class Allocator(Table):
     """The caching allocator of torch."""
 
     fragmentation: Fraction = 0.13
-    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size. Reserved
-    memory is usually 1.05 (expandable segments) to 1.2 times the allocated."""
+    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size. An
+    assumption, for an allocator without expandable segments."""
 
 
 class Machine(Table):
