@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Timing:
         return cls(middle, (high - low) / middle)
 
 
-class Timer:
+class Timer(ABC):
     """Measures calls on a device. Subclasses know when the device has finished."""
 
     def __init__(self, rounds: int = ROUNDS, least_seconds: float = LEAST_SECONDS) -> None:
@@ -62,9 +63,9 @@ class Timer:
         calls = max(1, min(10_000, math.ceil(self.least_seconds / max(once, 1e-7))))
         return Timing.of((self.spent(function, calls) for _ in range(self.rounds)), what)
 
+    @abstractmethod
     def spent(self, function: Callable[[], object], calls: int) -> float:
         """Return the mean seconds of ``calls`` calls."""
-        raise NotImplementedError
 
 
 class HostTimer(Timer):

@@ -15,7 +15,7 @@ from titan_core.api.job import Job
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_simulate.engine import stub_libraries
-from titan_simulate.hardware.read import names, read_machine
+from titan_simulate.hardware.read import machine_argument, read_machine
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -27,10 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan estimate``."""
     recipe_arguments(parser)
     world_size_argument(parser)
-    parser.add_argument(
-        "--device", default="h100", metavar="NAME|FILE",
-        help=f"the machine: {', '.join(names())}, or a TOML file (default: h100)",
-    )  # fmt: skip
+    machine_argument(parser)
     parser.add_argument(
         "--full-logits",
         action="store_true",

@@ -20,7 +20,7 @@ from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.hardware.machine import Machine
-from titan_simulate.hardware.read import names, read_machine
+from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
 from titan_simulate.plan.model_sizes import sizes_of
@@ -35,10 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan plan``."""
     recipe_arguments(parser)
     parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
-    parser.add_argument(
-        "--device", default="h100", metavar="NAME|FILE",
-        help=f"the machine: {', '.join(names())}, or a TOML file (default: h100)",
-    )  # fmt: skip
+    machine_argument(parser)
     parser.add_argument(
         "--allow-precision",
         action="store_true",

@@ -85,7 +85,10 @@ def compute(operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any
         named["device"] = torch.device("cpu")
     try:
         return operator(*on_host, **named)
-    except (RuntimeError, NotImplementedError):  # the host has no such kernel for integers
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # no such kernel for integers on the host: the values stay unknown, and a size that needs them is an error
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,11 @@ def _problem(path: Path, entry: Mapping[str, Any]) -> Problem:
     reason = str(entry["msg"]).removeprefix("Value error, ")
     value = "" if isinstance(entry["input"], dict) else f" = {shorten(repr(entry['input']))}"
     return Problem(f"{where}{value}", reason[:1].lower() + reason[1:], "correct the value (docs/estimate.md lists the keys)")
+
+
+def machine_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``, whose value :func:`read_machine` takes."""
+    parser.add_argument(
+        "--device", default="h100", metavar="NAME|FILE",
+        help=f"the machine: {', '.join(names())}, or a TOML file (default: h100)",
+    )  # fmt: skip
