@@ -81,7 +81,7 @@ class StepTimes:
         return cpu, wall
 
 
-def train(settings: dict[str, str], ranks: int, steps: int) -> tuple[float, float]:
+def train(settings: dict[str, str], ranks: int) -> tuple[float, float]:
     """Train a job as one of its ranks; return the median CPU seconds and wall seconds of a step."""
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
@@ -89,11 +89,9 @@ def train(settings: dict[str, str], ranks: int, steps: int) -> tuple[float, floa
     from titan_core.train import trainer
 
     times = StepTimes()
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {**OFF, **settings, "training.steps": str(steps), "job.dump_folder": folder}
-        overrides = [Override(key, value) for key, value in settings.items()]
-        config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
-        trainer.train(assemble(config, registry, ranks), [times])
+    overrides = [Override(key, value) for key, value in settings.items()]
+    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    trainer.train(assemble(config, registry, ranks), [times])
     return times.medians()
 
 
@@ -102,7 +100,9 @@ def measure(name: str, steps: int) -> tuple[float, float]:
     from titan_simulate.calibrate.ranks import in_ranks
 
     ranks, settings = JOBS[name]
-    return in_ranks(ranks, 1, train, settings, ranks, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**OFF, **settings, "training.steps": str(steps), "job.dump_folder": folder}
+        return in_ranks(ranks, 1, train, settings, ranks)
 
 
 def titan(*arguments: str) -> str:

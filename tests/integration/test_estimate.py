@@ -22,6 +22,7 @@ JOB = {
     "training.local_batch_size": 4,
     "training.global_batch_size": -1,
     "compile.enable": "false",
+    "parallelism.fsdp_group_mib": 0.0,  # otherwise FSDP gathers several of these small blocks together: all are simulated
 }
 
 
@@ -54,8 +55,9 @@ def estimated(settings: Mapping[str, object], world_size: int, every_block: bool
 def test_a_few_blocks_give_the_memory_of_all(fake_cuda: FakeCuda, settings: dict[str, object], world_size: int) -> None:
     few = fake_cuda.call(estimated, {**JOB, **settings}, world_size)
     every = fake_cuda.call(estimated, {**JOB, **settings}, world_size, every_block=True)
-    assert few.peak_gib == pytest.approx(every.peak_gib, rel=1e-3)
-    assert few.memory == pytest.approx(every.memory, rel=1e-2, abs=1e-3)
+    assert few.allocated_gib == pytest.approx(every.allocated_gib, rel=1e-2)  # moments of small models overlap
+    assert few.reserved_gib == pytest.approx(every.reserved_gib, abs=0.02)  # in pages of 20 MiB
+    assert few.memory == pytest.approx(every.memory, rel=1e-2, abs=0.02)
     assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.03)
     counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (few, every)]
     assert counts[0] == pytest.approx(counts[1])
@@ -87,3 +89,12 @@ def test_compiled_code_is_faster(fake_cuda: FakeCuda) -> None:
     eager, compiled = (fake_cuda.call(estimated, {**JOB, "compile.enable": which}, 8) for which in ("false", "true"))
     assert compiled.seconds["pointwise"] < 0.8 * eager.seconds["pointwise"]
     assert compiled.step_seconds < eager.step_seconds
+
+
+def test_all_blocks_are_simulated_where_a_transform_treats_them_by_number(fake_cuda: FakeCuda) -> None:
+    every_second = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}
+    unequal, equal = (
+        fake_cuda.call(estimated, {**JOB, "parallelism.fsdp_group_mib": 0, **settings}, 8) for settings in (every_second, {})
+    )
+    assert unequal.assumptions["simulated blocks"] == "all"
+    assert equal.assumptions["simulated blocks"] != "all"

@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
-from harness.third_party import install
 from titan_core.api.errors import UserError
 
 pytest.importorskip("titan_simulate")
@@ -115,13 +114,6 @@ def test_runs_on_cuda(fake_cuda: FakeCuda, world_size: int, rank: int, overrides
     assert second.flops > 0 and second.launches > 0
     grown = second.phases[-1].live - first.phases[-1].live
     assert grown < 8192, "tensors pile up from step to step"
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("experts")
-    install(folder, "titan-model-moe", "titan-expert-parallel")
-    return str(folder)
 
 
 MOE: dict[str, object] = {

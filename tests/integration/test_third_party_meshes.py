@@ -62,13 +62,6 @@ def test_a_dimension_that_divides_the_batch_trains_as_one_device(
         )
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("experts")
-    install(folder, "titan-model-moe", "titan-expert-parallel")
-    return str(folder)
-
-
 MOE: dict[str, object] = {
     "model.args": "{dim = 32, expert_dim = 24}",
     "training.seq_len": 32,

@@ -6,6 +6,7 @@ Costs are rough (:mod:`titan_core.api.planning`). Memory and idle time of the sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.planning import Costs, PipelineCosts
 from titan_core.api.sections import TrainingSection
-from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys
+from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_plan import SCHEDULES, plan_pipeline, schedule_table, splits_backward
 
 Choices = Mapping[str, Sequence[Any]]
@@ -32,7 +33,24 @@ def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
 def fsdp_costs(context: JobContext[FSDPKeys]) -> Costs:
     """Return what stays gathered. Torch's pipeline stages reduce gradients after the last microbatch."""
     policy, pipelined = context.section.fsdp_reshard_after_forward, context.facts.mesh.degree("pp") > 1
-    return Costs(parameters_stay=policy == "never" or (policy == "default" and pipelined), gradients_stay=pipelined)
+    return Costs(
+        parameters_stay=policy == "never" or (policy == "default" and pipelined),
+        gradients_stay=pipelined,
+        blocks_alike=not _gathers_blocks_together(context),
+    )
+
+
+def _gathers_blocks_together(context: JobContext[FSDPKeys]) -> bool:
+    """Whether blocks may be small enough for ``fsdp_group_mib``, so that the cost of one depends on their number."""
+    mesh, model = context.facts.mesh, context.facts.model
+    divided = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides == "weights")
+    block = 2 * model.num_params / divided / max(1, model.layout.num_blocks)
+    return block < 4 * context.section.fsdp_group_mib * 2**20  # the embedding is in the mean, too
+
+
+def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
+    """Return whether collectives and matmuls overlap. The mesh dimension says what else changes."""
+    return Costs(overlaps_matmuls=context.section.enable_async_tensor_parallel)
 
 
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
@@ -109,9 +127,10 @@ def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Cos
     if section.selective_ac_option == "op":  # every second matmul, and what lies between the matmuls
         return Costs(kept=0.45, recomputed=0.4)
     whole = 1 / int(section.selective_ac_option)
-    return Costs(kept=1.0 - whole, recomputed=whole)
+    return Costs(kept=1.0 - whole, recomputed=whole, blocks_alike=whole == 1.0)
 
 
 def compile_costs(context: JobContext[CompileSection]) -> Costs:
     """Return the effect of fusion: intermediates between pointwise operators are neither written nor kept."""
-    return Costs(kept=0.75, fused=True) if "model" in context.section.components else Costs()
+    blocks = "model" in context.section.components
+    return Costs(kept=0.75 if blocks else 1.0, fused=blocks, fused_loss="loss" in context.section.components)

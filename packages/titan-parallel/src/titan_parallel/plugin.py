@@ -73,6 +73,7 @@ def titan_parallelisms() -> list[Transform]:
             check_model=Ref("titan_parallel.model_checks:check_tensor"),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
             observe=Ref("titan_parallel.partial_gradients:observe"),
+            costs=Ref("titan_parallel.planning:tensor_costs"),
         ),
         Transform(
             name="context_parallel",

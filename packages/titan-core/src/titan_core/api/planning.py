@@ -2,7 +2,8 @@
 
 A transform's mesh dimensions and views say which degrees exist. ``Transform.choices`` adds values of other keys that change
 where and how fast a job computes, and ``Transform.costs`` says in terms of the layout what the transform changes about the
-memory and the time of a step. Both may be rough: they decide which jobs are worth a simulation.
+memory and the time of a step. Both may be rough: they decide which jobs are worth a simulation. What concerns the simulation
+itself is exact: the stages and microbatches of a pipeline, what the compiler fuses, and ``blocks_alike``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ class Costs:
     recomputed: float = 0.0
     """Share of a block's forward pass that backward repeats."""
     fused: bool = False
-    """Whether pointwise operators run as few kernels."""
+    """Whether the pointwise operators of blocks run as few kernels."""
+    fused_loss: bool = False
+    """Whether those of the loss do."""
+    overlaps_matmuls: bool = False
+    """Whether the collectives around the matmuls of a block run beside them, piece by piece."""
+    blocks_alike: bool = True
+    """Whether equal blocks remain equal, so that an estimate may simulate a few of them. ``False`` if the transform treats
+    blocks by their number, or several of them together."""
     matmul_type: str | None = None
     """Type in which the linear layers of blocks are multiplied, if it is not that of their parameters: ``"fp8"``."""
     parameters_stay: bool = False

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class Simulation(Protocol):
     """What stands in for hardware and other ranks."""
 
+    checks_model: bool
+    """Whether to check the model on a small copy, which takes seconds. A job that is simulated often needs that once."""
+
     def join(self, job: Job) -> AbstractContextManager[World]:
         """Return a context of the rank's world. Tensors on its device have no values."""
 

@@ -59,7 +59,7 @@ def machine_values(found: Calibration) -> dict[str, Any]:
         "links": _links(found, like),
     }  # fmt: skip
     if found.is_cpu:
-        values["allocator"] = {"fragmentation": 0.0}
+        values["allocator"] = {"caching": False}
     _require_positive(values)
     return values
 
@@ -174,7 +174,6 @@ def _require_positive(values: dict[str, Any], prefix: str = "") -> None:
         "start_us",
         "half_depth",
         "context_gib",
-        "fragmentation",
         "multiprocessors",
     )
     for key, value in values.items():

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
@@ -53,7 +54,7 @@ def run(context: CommandContext) -> int:
             ("measured", "", "spread"),
             [(what, figure, "" if spread is None else f"{spread:.0%}") for what, figure, spread in rows(found)],
         )
-        print(f"\nwritten to {out}; use it with `titan estimate RECIPE --device {out}`")
+        print(f"\nwritten to {out}; use it with `titan estimate RECIPE --device {quote(str(out))}`")
     if varied := noisy(found):
         print(f"titan: noisy: {', '.join(varied)}; repeat it while the machine is idle", file=sys.stderr)
     return 0

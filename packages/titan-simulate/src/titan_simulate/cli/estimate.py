@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full-logits",
         action="store_true",
-        help="assume a loss that keeps the logits of all positions in fp32, as other trainers' do",
+        help="assume the loss of TorchTitan's published runs: the logits of all positions in fp32, not compiled",
     )
     parser.add_argument("--assumptions", action="store_true", help="also print every figure of the machine")
     json_argument(parser)
@@ -68,6 +68,9 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
     print(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
     verdict = "fits" if found.fits else "DOES NOT FIT"
     print(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
+    print(f"        torch has reserved {found.reserved_gib:.1f} GiB at most, of which {found.allocated_gib:.1f} are in use")
+    if found.retries:
+        print(f"        the device is full {found.retries} times in two steps, and torch waits to return free memory to it")
     pipeline = f", pipeline bubble {found.bubble:.0%}" if found.bubble else ""
     print(
         f"speed:  {found.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, step {found.step_seconds:.3g} s, "

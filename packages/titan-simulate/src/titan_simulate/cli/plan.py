@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit", type=seconds, default=100.0, metavar="S",
-        help="start no further estimate after this time, once a candidate fits (default: 100)",
+        help="start no estimate that may end after this time, once a candidate fits (default: 100)",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from titan_core.api.processes import end_with_parent, environment_of_child
@@ -107,21 +107,51 @@ def serve(pipe: Connection, preload: Sequence[str]) -> None:
             request = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_fork(partial(_requested, request)))
+        pipe.send_bytes(_received(*_begin(partial(_requested, request))))
 
 
 def call_in_fork(function: Callable[[], T]) -> T:
-    """Return the result of ``function``, called in a fork of this process. What it does to its process, such as loading the
-    stub libraries, does not affect this one.
+    """Return the result of ``function``, called in a fork of this process (:func:`call_in_forks`)."""
+    return call_in_forks([function])[0]
+
+
+def call_in_forks(functions: Sequence[Callable[[], T]], at_once: int = 1) -> list[T]:
+    """Return the results of ``functions``, each called in a fork of this process, which must be single-threaded. What they
+    do to their process, such as loading the stub libraries, does not affect this one.
+
+    Args:
+        at_once: most forks at a time. They start in the order of ``functions``.
 
     Raises:
-        Exception: the exception that ``function`` raised, caused by a :class:`RemoteError` with its traceback.
-        RemoteError: the process died.
+        Exception: the exception that a function raised, caused by a :class:`RemoteError` with its traceback. The other forks
+            are ended.
+        RemoteError: a process died.
     """
     sys.stdout.flush()  # the fork would print what is buffered a second time
     sys.stderr.flush()
-    result: T = _opened(_fork(function))
-    return result
+    found: dict[int, T] = {}
+    running: dict[Connection, tuple[int, int]] = {}
+    try:
+        for number, function in enumerate(functions):
+            if len(running) == at_once:
+                _collect(running, found)
+            pipe, child = _begin(function)
+            running[pipe] = number, child
+        while running:
+            _collect(running, found)
+    finally:
+        for pipe, (_, child) in running.items():
+            os.kill(child, signal.SIGKILL)
+            _received(pipe, child)
+    return [found[number] for number in range(len(functions))]
+
+
+def _collect(running: dict[Connection, tuple[int, int]], found: dict[int, Any]) -> None:
+    """Wait until a fork has a result, and add it to ``found``."""
+    for pipe in wait(list(running)):
+        assert isinstance(pipe, Connection)
+        number, child = running.pop(pipe)
+        found[number] = _opened(_received(pipe, child))
 
 
 def _opened(answer: bytes) -> Any:
@@ -142,8 +172,8 @@ def _requested(request: bytes) -> Any:
     return function(*args, **kwargs)
 
 
-def _fork(function: Callable[[], Any]) -> bytes:
-    """Call ``function`` in a fork of this process, and return its pickled result."""
+def _begin(function: Callable[[], Any]) -> tuple[Connection, int]:
+    """Call ``function`` in a fork of this process. Return the pipe that its pickled result comes from, and its id."""
     ours, theirs = Pipe(duplex=False)
     parent = environment_of_child()
     child = os.fork()
@@ -153,12 +183,17 @@ def _fork(function: Callable[[], Any]) -> bytes:
         end_with_parent()
         _answer(theirs, function)
     theirs.close()
+    return ours, child
+
+
+def _received(pipe: Connection, child: int) -> bytes:
+    """Wait for the pickled result of a fork, and for its end."""
     try:
-        answer = ours.recv_bytes()
-    except EOFError:
+        answer = pipe.recv_bytes()
+    except (EOFError, OSError):  # the process died, maybe while it sent the result
         answer = b""
     finally:
-        ours.close()
+        pipe.close()
         _, status = os.waitpid(child, 0)
     if not answer:
         answer = pickle.dumps((False, None, f"the process died (exit code {os.waitstatus_to_exitcode(status)})"))

@@ -11,9 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, UntypedStorage
 
-from titan_simulate.engine.result import Allocation, Owner, Peak
+from titan_simulate.engine.allocator import Event
+from titan_simulate.engine.result import Allocation, AllocationTrace, Owner, Peak
 from titan_simulate.torch_private import storage_key
 
 KEPT_ALLOCATIONS = 40
@@ -23,10 +25,12 @@ KEPT_ALLOCATIONS = 40
 class _Piece:
     """A storage, from birth to death."""
 
-    __slots__ = ("alive", "bytes", "dtype", "module", "operator", "owner", "phase", "reference", "shape")
+    __slots__ = ("alive", "bytes", "dtype", "module", "number", "operator", "owner", "phase", "reference", "shape")
 
     def __init__(self, operator: str, module: str, phase: str, tensor: Tensor, owner: Owner | None) -> None:
         self.bytes = 0
+        self.number = 0
+        """In the trace of allocations."""
         self.operator, self.module, self.phase, self.owner = operator, module, phase, owner
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
         self.alive = True
@@ -51,10 +55,17 @@ class _Mark:
 
 
 class DeviceMemory:
-    """The memory of one kind of device."""
+    """The memory of one kind of device.
 
-    def __init__(self) -> None:
+    Args:
+        traced: whether to keep all allocations and frees.
+    """
+
+    def __init__(self, traced: bool = False) -> None:
         self.live = 0
+        self._events: list[Event] | None = [] if traced else None
+        self._moments: list[tuple[int, str]] = [(0, "start")]
+        self._numbered = 0
         self._pieces: dict[int, _Piece] = {}
         self._log: list[tuple[_Piece, int]] = []
         self._marks: dict[str, _Mark] = {}
@@ -98,6 +109,8 @@ class DeviceMemory:
             return
         self._ends[self.phase] = self.live
         self.phase = phase
+        if self._events is not None:
+            self._moments.append((len(self._events), phase))
         self._mark("", "")
 
     def _mark(self, operator: str, module: str) -> None:
@@ -107,6 +120,7 @@ class DeviceMemory:
         self.most = max(self.most, self.live)
 
     def _change(self, piece: _Piece, delta: int, operator: str, module: str) -> None:
+        self._trace(piece, piece.bytes + delta)
         piece.bytes += delta
         self.live += delta
         self._log.append((piece, delta))
@@ -116,10 +130,27 @@ class DeviceMemory:
     def _gone(self, reference: _Reference) -> None:
         piece = self._pieces.pop(reference.key, None)
         if piece is not None:
+            self._trace(piece, 0)
             piece.alive = False
             self.live -= piece.bytes
             self._log.append((piece, -piece.bytes))
             piece.bytes = 0
+
+    def _trace(self, piece: _Piece, size: int) -> None:
+        """Add to the trace that ``piece`` will have ``size`` bytes. Its memory is then another."""
+        if self._events is None:
+            return
+        if piece.bytes:
+            self._events.append((piece.number, 0, 0))
+        if size:
+            self._numbered += 1
+            piece.number = self._numbered
+            self._events.append((piece.number, size, torch.cuda.current_stream().stream_id))
+
+    @property
+    def trace(self) -> AllocationTrace:
+        """All allocations and frees so far."""
+        return AllocationTrace(tuple(self._events or ()), tuple(self._moments))
 
     def resident(self) -> dict[Owner, int]:
         """Return the bytes in use now, by owner."""

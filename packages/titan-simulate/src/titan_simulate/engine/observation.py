@@ -86,7 +86,7 @@ class Observation:
     """Everything that is counted while a rank is simulated."""
 
     def __init__(self, observers: Iterable[OperationObserver] = ()) -> None:
-        self.memory, self.host_memory = DeviceMemory(), DeviceMemory()
+        self.memory, self.host_memory = DeviceMemory(traced=True), DeviceMemory()
         self.modules = ModuleTracker()
         self.streams = StreamOrder()
         self._observers = list(observers)

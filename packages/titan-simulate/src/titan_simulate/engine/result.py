@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.host_waits import HostWait
 
 BETWEEN_STEPS = "between steps"
@@ -62,6 +63,15 @@ class Peak:
     module: str
     allocations: tuple[Allocation, ...]
     """Largest totals first."""
+
+
+@dataclass(frozen=True)
+class AllocationTrace:
+    """All allocations and frees of a rank, in the order in which the host requests them."""
+
+    events: tuple[Event, ...] = ()
+    moments: tuple[tuple[int, str], ...] = ()
+    """Where each phase begins: (position in :attr:`events`, its name)."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,8 @@ class SimulatedRank:
     """Bytes between steps, by owner: parameters, buffers, optimizer state."""
     on_host: int
     """Largest number of bytes that this rank keeps on the host for its model: offloaded parameters and optimizer state."""
+    allocations: AllocationTrace = AllocationTrace()
+    """From the start to the end of the last step."""
 
     @property
     def peak(self) -> Peak:

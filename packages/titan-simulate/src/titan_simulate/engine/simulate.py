@@ -25,7 +25,8 @@ from titan_simulate.engine.data import with_simulated_data, with_simulated_weigh
 from titan_simulate.engine.fake_device import FakeDevice, tensors_in
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.observation import Observation, OperationObserver, local
-from titan_simulate.engine.result import BETWEEN_STEPS, Owner, PhaseFigures, SimulatedRank, StepFigures
+from titan_simulate.engine.result import BETWEEN_STEPS, AllocationTrace, Owner, PhaseFigures, SimulatedRank, StepFigures
+from titan_simulate.engine.resumed import with_optimizer_state
 from titan_simulate.engine.stub_libraries import Device, describe
 from titan_simulate.engine.world import fake_process_group, fake_world, local_device
 
@@ -40,6 +41,8 @@ def simulate(
     observers: Iterable[OperationObserver] = (),
     strict: bool = True,
     device: Device | None = None,
+    resumed: bool = False,
+    checks_model: bool = True,
 ) -> SimulatedRank:
     """Run ``job`` as ``rank`` of its world until its last step.
 
@@ -50,6 +53,8 @@ def simulate(
         observers: receive every operator.
         strict: whether a wait of the host for the device within a step is an error.
         device: what to run on. Only the first simulation of a process can choose.
+        resumed: whether the optimizer has its state before the first step, as in a run that resumes.
+        checks_model: whether to check the model on a small copy.
 
     Raises:
         HostSync: the host waits for the device where it must not.
@@ -61,9 +66,12 @@ def simulate(
     if device is not None:
         describe(device)
     job = replace(with_simulated_weights(with_simulated_data(job)), checkpoint=None, loggers=())
-    engine = _Engine(job, rank, observers, strict)
+    job = with_optimizer_state(job) if resumed else job
+    engine = _Engine(job, rank, observers, strict, checks_model)
     with simulating(engine), _own_error(engine.waits):
-        train(job, [engine])
+        end = train(job, [engine])
+    if end.preempted or end.interrupted:  # a part of the steps must not pass for all of them
+        raise UserError.one("the simulation", f"was ended by a signal after step {end.step}", "repeat it")
     return engine.result()
 
 
@@ -108,8 +116,24 @@ def _observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
         stack.enter_context(observation.streams.watching())
         # Compiled code would be observed as one operator, or not at all.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_compiler())
         stack.enter_context(FakeDevice(waits, observation.seen))
         yield
+
+
+@contextmanager
+def _no_compiler() -> Iterator[None]:
+    """Let ``torch.compile`` return code as it is, within the ``with`` block: the compiler takes seconds to import."""
+
+    def as_it_is(model: Any = None, **options: Any) -> Any:
+        return (lambda function: function) if model is None else model
+
+    compiling = torch.compile
+    setattr(torch, "compile", as_it_is)  # noqa: B010 (mypy: a function)
+    try:
+        yield
+    finally:
+        setattr(torch, "compile", compiling)  # noqa: B010
 
 
 @dataclass(eq=False)  # the plugin manager hashes observers
@@ -120,6 +144,7 @@ class _Engine:
     rank: int
     observers: Iterable[OperationObserver]
     strict: bool
+    checks_model: bool
     waits: HostWaits = field(default_factory=HostWaits)
 
     def __post_init__(self) -> None:
@@ -127,6 +152,7 @@ class _Engine:
         self._steps: list[StepFigures] = []
         self._known_waits = 0
         self._resident: dict[Owner, int] = {}
+        self._allocations = AllocationTrace()
         self._began = time.perf_counter()
         self._handles: list[Any] = []
 
@@ -204,6 +230,7 @@ class _Engine:
         if not end.failed:
             self._steps.append(self._figures(self.waits.step))
             self._resident = self._observation.memory.resident()
+            self._allocations = self._observation.memory.trace
 
     def _own_the_model(self) -> None:
         memories = self._observation.memory, self._observation.host_memory
@@ -241,4 +268,5 @@ class _Engine:
             steps=tuple(self._steps[1:]),
             resident=self._resident,
             on_host=self._observation.host_memory.most,
+            allocations=self._allocations,
         )

@@ -128,11 +128,13 @@ def build() -> tuple[Path, Path]:
     folder = _cache_folder() / _key(headers)
     libraries = folder / "libcuda.so.1", folder / "libtitan_cudart.so"
     if all(library.exists() for library in libraries):
+        _require_own(folder, *libraries)
         return libraries
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise _cannot(f"needs a C compiler, and none of {', '.join(COMPILERS)} is on PATH", "install gcc or clang")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _require_own(folder)
     for source, library, options in (
         ("driver.c", libraries[0], ["-Wl,-soname,libcuda.so.1"]),
         ("runtime.c", libraries[1], []),
@@ -154,6 +156,19 @@ def build() -> tuple[Path, Path]:
         os.chmod(part, 0o755)
         os.replace(part, library)
     return libraries
+
+
+def _require_own(*paths: Path) -> None:
+    """Require that nobody else can have written ``paths``: this process runs the code in them.
+
+    Raises:
+        CannotSimulate: another user owns one of them, or may write it.
+    """
+    for path in paths:
+        status = path.stat()
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+            fix = f"remove {paths[0]}, or set XDG_CACHE_HOME to a folder that only you can write"
+            raise _cannot(f"uses {path}, which another user may have written, and it contains code", fix)
 
 
 def _headers() -> Path:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.planning import PipelineCosts
+from titan_simulate.costs import costs_of
+from titan_simulate.engine import fork_server
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
-from titan_simulate.estimate.forked import start
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Order, PipelineTime, run
+from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import COMMUNICATION, simulate_streams
@@ -62,7 +66,13 @@ class Estimate:
     rank: int
     """The rank that needs most memory, among those that were simulated."""
     peak_gib: float
-    """Largest memory of a device, with the overhead of the allocator and of CUDA."""
+    """Largest memory of a device: what torch's allocator has reserved, and the memory of CUDA and NCCL."""
+    allocated_gib: float
+    """Largest memory in use at a time, which ``torch.cuda.max_memory_allocated`` returns."""
+    reserved_gib: float
+    """Largest memory that torch's allocator has reserved: ``torch.cuda.max_memory_reserved``."""
+    retries: int
+    """How often in two steps the device is full, so that the allocator waits and returns free memory to it."""
     memory: Mapping[str, float]
     """GiB at the peak, by kind."""
     fits: bool
@@ -102,58 +112,53 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
     job = job_of(())
     if not job.facts.trains:
         raise UserError.one("the job", "does not train", "estimate a job that trains")
-    settings, scale, microbatches = _reduction(job)
+    costs = list(costs_of(job.transforms, job.facts))
+    pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
+    settings, scale = _reduction(job, pipeline)
+    microbatches = None if pipeline is None else pipeline.microbatches
     size = job.facts.mesh.world_size
-    ranks = [0] if microbatches is None else [0, size - 1]
-    few, more = (None, None) if not _equal_blocks(job) else (FEW, MORE)
+    ranks = [0] if pipeline is None else [0, size - 1]
+    alike = all(one.blocks_alike for one in costs) and len(set(map(_rounded, job.facts.model.layout.block_costs))) <= 1
+    few, more = (FEW, MORE) if alike else (None, None)
     device = _device(machine)
 
-    def sampled(rank: int, most: int | None) -> Callable[[], TracedRank]:
-        return start(lambda: take(job_of, train, rank, most, device, settings, full_logits, microbatches))
-
-    _preload()
-    samples: dict[int, list[TracedRank]] = {}
-    for rank in ranks:
-        pending = [sampled(rank, most) for most in dict.fromkeys((few, more))]
-        samples[rank] = [result() for result in pending]
-    overlaps = bool(job.config.as_dict().get("parallelism", {}).get("enable_async_tensor_parallel"))
-    found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in samples.items()}
+    samples = [(rank, most) for most in dict.fromkeys((more, few)) for rank in ranks]  # the longer ones first
+    fork_server.load()
+    taken = fork_server.call_in_forks(
+        [
+            partial(
+                take, job_of, train, rank, most, device, settings, full_logits, microbatches,
+                checks_model=(rank, most) == samples[-1],
+            )
+            for rank, most in samples
+        ],
+        at_once=len(os.sched_getaffinity(0)),
+    )  # fmt: skip
+    of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
+    overlaps = any(one.overlaps_matmuls for one in costs)
+    found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in of_rank.items()}
     return _combined(job, found, machine, full_logits, few)
 
 
-def _equal_blocks(job: Job) -> bool:
-    """Whether a few blocks stand for all: they cost the same, and the settings treat them alike."""
-    layout = job.facts.model.layout
-    recompute = job.config.as_dict().get("activation_checkpoint", {})
-    alike = recompute.get("mode") != "selective" or recompute.get("selective_ac_option", "op") in ("op", "1")
-    return alike and not _grouped(job) and len({round(cost, 9) for cost in layout.block_costs}) <= 1
+def _rounded(cost: float) -> float:
+    return round(cost, 9)
 
 
-def _grouped(job: Job) -> bool:
-    """Whether data parallelism may gather several blocks together, so that a block's cost depends on their number."""
-    groups = float(job.config.as_dict().get("parallelism", {}).get("fsdp_group_mib", 0.0))
-    mesh, model = job.facts.mesh, job.facts.model
-    divided = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides == "weights")
-    block = 2 * model.num_params / divided / max(1, model.layout.num_blocks)
-    return block < 4 * groups * 2**20  # the embedding is in the mean, too
-
-
-def _reduction(job: Job) -> tuple[dict[str, str], float, int | None]:
-    """Return settings that reduce the microbatches of a step, the factor by which to extend the figures of forward and
-    backward, and the microbatches of the whole pipeline (``None`` without one)."""
-    batch, mesh = job.facts.batch, job.facts.mesh
-    if mesh.degree("pp") == 1:
+def _reduction(job: Job, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
+    """Return settings that reduce the microbatches of a step, and the factor by which to extend the figures of forward and
+    backward."""
+    batch = job.facts.batch
+    if pipeline is None:
         if batch.microbatches <= 2:
-            return {}, 1.0, None
-        return {"training.global_batch_size": str(2 * batch.local_size * batch.ranks)}, batch.microbatches / 2, None
-    each = int(job.config.as_dict()["parallelism"].get("pipeline_parallel_microbatch_size", 1))
-    whole = batch.microbatches * batch.local_size // each
-    fewer = min(whole, 2 * mesh.degree("pp"))
-    if whole % mesh.degree("pp") or fewer == whole:
-        return {}, 1.0, whole
-    local = fewer * each
+            return {}, 1.0
+        return {"training.global_batch_size": str(2 * batch.local_size * batch.ranks)}, batch.microbatches / 2
+    ranks = max(pipeline.rank_of) + 1
+    fewer = min(pipeline.microbatches, 2 * ranks)
+    if pipeline.microbatches % ranks or fewer == pipeline.microbatches:
+        return {}, 1.0
+    local = fewer * pipeline.microbatch_size
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
-    return settings, whole / fewer, whole
+    return settings, pipeline.microbatches / fewer
 
 
 def _device(machine: Machine) -> Device:
@@ -165,16 +170,6 @@ def _device(machine: Machine) -> Device:
         machine.multiprocessors,
         int(machine.memory_gib * GIB),
     )
-
-
-def _preload() -> None:
-    """Import once what every fork needs."""
-    import importlib
-
-    from titan_simulate.engine.fork_server import PRELOADED
-
-    for name in PRELOADED:
-        importlib.import_module(name)
 
 
 class _Extended:
@@ -203,6 +198,7 @@ class _Extended:
         self.rank = few.rank
         self.order: Order | None = more.order
         self.moment, self.bytes, self.owners, self.modules = self._peak()
+        self.need = memory_need(samples, machine, self.bytes, self._share)
         self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
 
     def _extend(self, few: Any, more: Any) -> Any:
@@ -297,7 +293,7 @@ def _combined(
     job: Job, found: Mapping[int, _Extended], machine: Machine, full_logits: bool, few: int | None
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
-    worst = max(found.values(), key=lambda one: one.bytes)
+    worst = max(found.values(), key=lambda one: one.need.bytes)
     pipeline = _pipeline(job, found, machine)
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[SECTIONS[1]] for one in found.values())
     batch, size = job.facts.batch, job.facts.mesh.world_size
@@ -306,8 +302,7 @@ def _combined(
     memory = dict.fromkeys(_KINDS.values(), 0.0)
     for owner, count in worst.owners.items():
         memory[_KINDS[owner]] += count / GIB
-    allocated = worst.bytes / GIB
-    total = allocated / (1.0 - machine.allocator.fragmentation) + machine.context_gib
+    allocated, total = worst.bytes / GIB, worst.need.bytes / GIB
     memory[OVERHEAD] = total - allocated
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
@@ -321,8 +316,11 @@ def _combined(
         world_size=size,
         rank=worst.rank,
         peak_gib=total,
+        allocated_gib=allocated,
+        reserved_gib=worst.need.reserved / GIB,
+        retries=worst.need.retries,
         memory=dict(memory),
-        fits=total <= machine.memory_gib,
+        fits=all(one.need.fits for one in found.values()),
         moment=worst.moment,
         at_peak={module: count / GIB for module, count in list(worst.modules.items())[:12]},
         host_gib=worst.on_host / GIB,
@@ -356,6 +354,6 @@ def _pipeline(job: Job, found: Mapping[int, _Extended], machine: Machine) -> Pip
         usual = sum(middle) / len(middle) if middle else min(known.values())
         times[kind] = [known.get(stage, usual) for stage in range(count)]
     times["I"] = times["W"] = [seconds / 2 for seconds in times["B"]]
-    apart = job.facts.mesh.world_size // job.facts.mesh.degree("pp")
+    apart = job.facts.mesh.world_size // len(order.actions)
     send = send_seconds(first.send_bytes or last.send_bytes, machine, same_node=apart < machine.ranks_per_node)
     return run(order, times, send)

@@ -61,12 +61,12 @@ def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
     return replace(job, transforms=(*before, reduction, *after))
 
 
-def with_full_logits(job: Job, compiled: bool) -> Job:
+def with_full_logits(job: Job) -> Job:
     """Return ``job`` with a loss that holds the logits of all positions in fp32."""
     from titan_simulate.estimate.full_logits import FullLogits
 
     def build(context: object) -> FullLogits:
-        return FullLogits(compiled)
+        return FullLogits()
 
     code = _Code("titan_simulate.estimate.full_logits:FullLogits", function=build)
     return replace(job, objective=replace(job.objective, build=code))

@@ -21,6 +21,7 @@ def seconds_of(work: Work, machine: Machine) -> float:
         case Kind.ATTENTION:
             rates = machine.attention
             rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
+            rate *= rates.causal if work.causal else 1.0
             return max(work.flops / (rate * 1e12), moving_seconds(work.traffic, machine), floor)
         case Kind.COLLECTIVE:
             return collective_seconds(work.name, work.bytes, work.ranks, machine)

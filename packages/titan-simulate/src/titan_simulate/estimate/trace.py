@@ -82,7 +82,8 @@ class Trace:
         elif kind is Kind.MATMUL:
             keywords = _matmul(operation)
         elif kind is Kind.ATTENTION:
-            keywords = {"flops": operation.flops // (2 if _is_causal(operation) else 1)}
+            causal = _is_causal(operation)
+            keywords = {"flops": operation.flops // (2 if causal else 1), "causal": causal}
         self._position[operation.number] = position
         self._last[stream] = position
         self.work.append(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from titan_core.api.config import Override
 from titan_core.api.job import Job
+from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import SimulatedRank
+from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.pipeline import Order, watch_schedule
@@ -31,7 +33,7 @@ class TracedRank:
 
     rank: int
     trace: list[Work]
-    """The second step."""
+    """A step that starts with the optimizer's state."""
     found: SimulatedRank
     parts: Parts
     microbatches: int
@@ -47,36 +49,38 @@ class TracedRank:
 
 def take(
     job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
-    settings: dict[str, str], full_logits: bool, microbatches: int | None,
+    settings: dict[str, str], full_logits: bool, microbatches: int | None, checks_model: bool,
 ) -> TracedRank:  # fmt: skip
     """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
 
     Args:
         settings: overrides that reduce the job.
         microbatches: of the whole job's pipeline, for :attr:`TracedRank.order`.
+        checks_model: whether to check the model on a small copy, which one of the simulations of a job should do.
     """
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
-        values = {**SETTINGS, "training.steps": "2", "job.dump_folder": folder, **settings}
+        values = {**SETTINGS, "training.steps": "1", "job.dump_folder": folder, **settings}
         if full_logits:
             values["objective.chunk_tokens"] = ALL_TOKENS
         job = job_of([Override(key, value) for key, value in values.items()])
-        config = job.config.as_dict().get("compile", {})
-        compiled = config.get("components", ()) if config.get("enable") else ()
+        costs = list(costs_of(job.transforms, job.facts))
+        fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
         parts = Parts([], [], [])
         job = keep_blocks(job, most, parts)
         if full_logits:
-            job = with_full_logits(job, "loss" in compiled)
+            job, fused_loss = with_full_logits(job), False
         layout = job.facts.model.layout
 
         def is_compiled(module: str) -> bool:
-            return ("model" in compiled and module.startswith(f"{layout.blocks}.")) or (
-                "loss" in compiled and module == layout.head[-1]
-            )
+            return (fused and module.startswith(f"{layout.blocks}.")) or (fused_loss and module == layout.head[-1])
 
         trace = _TraceOfMoments(is_compiled, parts)
         with watch_schedule() as schedule:
-            found = simulate(job, train, rank, observers=[trace], strict=False, device=device)
+            found = simulate(
+                job, train, rank, observers=[trace], strict=False, device=device, resumed=True, checks_model=checks_model
+            )
+        found = replace(found, allocations=from_the_start(found.allocations))
         order = schedule.order(microbatches) if microbatches is not None else None
         batch = job.facts.batch
         return TracedRank(rank, trace.work, found, parts, schedule.microbatches or batch.microbatches, order)

@@ -47,6 +47,8 @@ class Work:
     launches: int = 1
     flops: int = 0
     """Operations that it needs: half of all for attention under a causal mask."""
+    causal: bool = False
+    """Whether it is attention under a causal mask."""
     type: str = "bf16"
     """Of the factors of a matmul."""
     sizes: tuple[int, int, int, int] = (1, 1, 1, 1)

@@ -57,6 +57,8 @@ class Attention(Table):
     """Rate of the forward pass in bf16, in TFLOP/s."""
     backward_tflops: Rate
     """Rate of the backward pass in bf16, in TFLOP/s. It has 2.5 times the operations of the forward pass."""
+    causal: Share = 1.0
+    """Share of these rates that is reached under a causal mask, which cuts through some of the tiles."""
     half_positions: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
     """Positions of a sequence at which a CPU reaches half of these rates, which are those of long sequences."""
 
@@ -114,15 +116,20 @@ class Links(Table):
     start_us: Microseconds = 10.0
     """Time to start a collective, before its first hop."""
     multiprocessors: Annotated[int, Field(ge=0, le=10_000)] = 16
-    """Multiprocessors that a running collective keeps from concurrent computation."""
+    """Multiprocessors that a running collective keeps from concurrent computation: the number of NCCL's channels."""
+    channel_mib: Annotated[float, Field(ge=0.0, le=1e6)] = 9.2
+    """Memory of a channel of a communicator: NCCL's buffers have 4 MiB (simple protocol), 4.7 (LL128) and 0.5 (LL)."""
 
 
 class Allocator(Table):
-    """The caching allocator of torch."""
+    """The caching allocator of torch, which an estimate replays."""
 
-    fragmentation: Fraction = 0.13
-    """Share of the reserved memory that is not allocated at the peak: rounding, and free pieces of the wrong size. An
-    assumption, for an allocator without expandable segments."""
+    caching: bool = True
+    """Whether the device's memory is allocated by it. Otherwise (on a CPU), memory in use is all that counts."""
+    expandable_segments: bool = True
+    """Whether its segments grow, as Titan sets it; ``false`` for ``PYTORCH_ALLOC_CONF=expandable_segments:False``."""
+    workspace_mib: Annotated[float, Field(ge=0.0, le=1e6)] = 32.0
+    """Workspace of a handle of cuBLAS: 32 MiB on Hopper (``getChosenWorkspaceSize`` in torch's ``CublasHandlePool.cpp``)."""
 
 
 class Machine(Table):
@@ -138,8 +145,8 @@ class Machine(Table):
     """CUDA compute capability that the simulated device reports, which decides what code runs."""
     ranks_per_node: Count = 8
     """Devices of a node."""
-    context_gib: GiB = 2.0
-    """Memory of the CUDA context, of loaded kernels, and of the buffers of NCCL and cuBLAS, outside of torch's allocator."""
+    context_gib: GiB = 0.6
+    """Memory of the CUDA context and of loaded kernels, outside of torch's allocator."""
     matmul: dict[str, Matmul]
     """By type. A type without a table runs at the rate of the next wider one that has a table."""
     attention: Attention

@@ -42,6 +42,8 @@ GIB = 2**30
 STATE = "parameters, gradients, optimizer"
 _CHUNK = 2**30
 """Bytes of the fp32 logits of a chunk of the loss."""
+_FRAGMENTS = 0.12
+"""Reserved memory that is not in use, relative to that in use: a guess that only ranks candidates."""
 _OPERATORS = 160
 """Operators of a block, forward and backward, that an eager host issues; a compiled block has a fifth of them."""
 
@@ -207,7 +209,7 @@ class Arithmetic:
             "activations": tokens * width * (kept + working),
             "logits and loss": chunk * vocabulary * (4 + 2 * width) if rank.head else 0.0,
         }
-        fragments = machine.allocator.fragmentation / (1.0 - machine.allocator.fragmentation)
+        fragments = _FRAGMENTS if machine.allocator.caching else 0.0
         return {**found, "allocator": sum(found.values()) * fragments, "context": machine.context_gib * GIB}
 
     def _seconds(self, job: Workload, rank: _Held) -> dict[str, float]:

@@ -10,14 +10,14 @@ from typing import Any
 
 from titan_core.api.components import Transform
 from titan_core.api.config import Config, Override
-from titan_core.api.errors import Problem, UserError
+from titan_core.api.errors import Problem
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.planning import Costs
 from titan_core.api.section import Section
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.shown import show
+from titan_simulate.costs import costs_of
 from titan_simulate.plan.arithmetic import Workload
 
 LOCAL_BATCH = "training.local_batch_size"
@@ -177,14 +177,7 @@ class Space:
             parameter_bytes=_bytes(training.mixed_precision_param), reduce_bytes=_bytes(training.mixed_precision_reduce),
             offloads=training.enable_cpu_offload, matmul_type=wide, wide_type=wide,
         )  # fmt: skip
-        for transform in self.transforms:
-            context = transform.context(facts)
-            if transform.costs is None or not transform.active(context):
-                continue
-            costs = transform.costs.load()(context)
-            if not isinstance(costs, Costs):
-                why = f"its costs returned {show(str(costs))}; it must return Costs"
-                raise UserError.one(f"transform {transform.name!r}", why, "fix or update its plugin")
+        for costs in costs_of(self.transforms, facts):
             work = replace(
                 work,
                 kept=work.kept * costs.kept,

@@ -97,6 +97,7 @@ class Search:
         self._arithmetic = Arithmetic(sizes, machine)
         self._refused: list[Refused] = []
         self._plan = Plan()
+        self._longest = 0.0  # seconds of an estimate
 
     def run(self, estimate: Estimator, finalists: int, given: Job | None = None, deadline: float | None = None) -> Plan:
         """Return the best candidates.
@@ -104,7 +105,7 @@ class Search:
         Args:
             finalists: number of candidates to estimate. If none of them fits, as many again.
             given: the recipe's own job, which is always a finalist.
-            deadline: seconds after which no further candidate is estimated, once one fits.
+            deadline: seconds after which an estimate must not end, judged by the longest one so far, once a candidate fits.
         """
         began = time.perf_counter()
         guessed = list(self._guessed())
@@ -119,7 +120,7 @@ class Search:
         done = {number for number, (one, _) in enumerate(guessed) if given is not None and one.workload == own.workload}
         per_mesh: dict[str, int] = defaultdict(int)
         while len(plan.best) + len(plan.too_large) < finalists * (1 if plan.best else 2):
-            if plan.best and deadline is not None and time.perf_counter() - began > deadline:
+            if plan.best and deadline is not None and time.perf_counter() - began + self._longest > deadline:
                 break
             best = min(
                 (
@@ -185,6 +186,7 @@ class Search:
     def _estimate(self, candidate: Candidate, guess: Guess, estimate: Estimator, factors: dict[float, float]) -> bool:
         """Estimate a finalist, and learn from it how good guesses are. Return whether the job can run."""
         plan, limit = self._plan, self._machine.memory_gib
+        started = time.perf_counter()
         try:
             figures = estimate(() if candidate.given else candidate.overrides)
         except UserError as error:
@@ -194,6 +196,7 @@ class Search:
             lines = str(error).strip().splitlines() or [""]
             self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
             return False
+        self._longest = max(self._longest, time.perf_counter() - started)
         (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, guess, figures))
         activations = guess.memory["activations"] / 2**30
         if activations > 0:
