@@ -22,6 +22,7 @@ from titan_ckpt.manifest import read_manifest, verify_data
 from titan_ckpt.stored import UNFINISHED, BrokenCheckpoint
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.runs.run_log import RunLog
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
@@ -244,6 +245,8 @@ def test_a_full_disk_loses_one_checkpoint_and_no_step(
     assert "checkpoint of step 4 cannot be written" in caplog.text
     assert "training continues; the newest checkpoint is of step 2" in caplog.text
     assert {path.name for path in CHECKPOINTS.iterdir()} == {"step-6"}
+    (finding,) = (event for event in RunLog.read_events("outputs/tiny") if event["event"] == "finding")
+    assert finding["kind"] == "checkpoint" and finding["message"].startswith("step 4 cannot be written (rank 0: ")
 
 
 def test_a_full_disk_at_the_end_is_an_error_and_leaves_the_older_checkpoint(

@@ -164,11 +164,11 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
     def wait_for_copy(self: Saving) -> None:
         if self._pending is not None and not waited:
             assert copying.reached.wait(PATIENCE)
-            assert not self._pending[1]._requested.is_set()
-            waited.append(self._pending[0])
+            assert not self._pending.snapshot._requested.is_set()
+            waited.append(self._pending.step)
             copying.open.set()  # only now, so that training without the wait would have continued
             original(self)
-            assert self._pending[1]._requested.is_set()
+            assert self._pending.snapshot._requested.is_set()
             return
         original(self)
 

@@ -96,6 +96,44 @@ def test_an_update_waits_for_the_copy(in_tmp: Path, monkeypatch: pytest.MonkeyPa
     require_saved(2, watch, record)
 
 
+class LosesAnotherRank:
+    """Fails as a rank does that has lost another one, while a checkpoint is being written."""
+
+    def __init__(self, writing: threading.Event) -> None:
+        self._writing = writing
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        if step == 4:
+            assert self._writing.wait(PATIENCE)
+            raise RuntimeError("Timed out waiting 10000ms for recv operation to complete")
+
+
+def test_a_rank_that_lost_another_one_ends_although_its_background_save_waits_for_that_one(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The collectives of a background save have a timeout of half an hour. No launcher can restart the job before."""
+    writing, answered, original = threading.Event(), threading.Event(), saving.save
+    threads: list[threading.Thread] = []
+
+    def save(*arguments: Any, **keywords: Any) -> Any:
+        threads.append(threading.current_thread())
+        writing.set()
+        assert answered.wait(PATIENCE)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(saving, "save", save)
+    monkeypatch.setattr(saving, "LOST_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match="Timed out waiting"):
+        run_recipe("tiny", {**SETTINGS, "checkpoint.async_mode": "async"}, observers=[LosesAnotherRank(writing)])
+    assert "checkpoint of step 2 is abandoned: it waits for another rank, which is lost" in caplog.text
+    (thread,) = threads
+    assert thread.daemon  # the process does not wait for it
+    answered.set()
+    thread.join(PATIENCE)
+    assert not list(in_tmp.glob("outputs/*/checkpoint/step-2/checkpoint.json")), "an abandoned save was committed"
+
+
 def test_staging_copies_to_memory_that_it_reuses() -> None:
     host, tensor = Staging(torch.device("cpu"), pinned=False), torch.arange(4.0)
     first = host.snapshot({"a": tensor, "count": torch.tensor(3)}).copy()

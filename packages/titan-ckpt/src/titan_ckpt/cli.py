@@ -18,7 +18,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.numbers import MOST_STEPS
 from titan_core.api.tools.arguments import integer, json_argument
 from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.shown import show_bytes
+from titan_core.api.tools.shown import printable, show_bytes
 
 EXIT_BROKEN = 1
 
@@ -154,7 +154,8 @@ def verify(context: CommandContext) -> int:
                 problem = str(error)
         verdicts[checkpoint.step] = problem
         if not arguments.json:
-            print(f"{f'step {checkpoint.step}' if checkpoint.step >= 0 else checkpoint.folder}: {problem or 'intact'}")
+            name = f"step {checkpoint.step}" if checkpoint.step >= 0 else str(checkpoint.folder)
+            print(printable(f"{name}: {problem or 'intact'}"))  # a problem may quote the names of tensors
     if arguments.json:
         print_json([{"step": step, "intact": not problem, "problem": problem} for step, problem in verdicts.items()])
     return EXIT_BROKEN if any(verdicts.values()) else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -130,8 +132,14 @@ class Folder:
             return None
 
     def read(self, name: str) -> bytes:
-        """Return the contents of the file ``name``."""
+        """Return the contents of the file ``name``.
+
+        Raises:
+            OSError: it is no regular file: a pipe or a device might never end.
+        """
         system, path = (self / name).located
+        if self.is_local and not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
         data = system.cat_file(path)
         assert isinstance(data, bytes)
         return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -37,7 +38,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
         UserError: the file is missing or damaged, the weights are quantised according to it, or the format has no such file.
     """
     if kind == "dcp":
-        fix = f"convert it first: `titan checkpoint convert {folder} NEW_FOLDER --recipe RECIPE --allow-pickle`"
+        fix = f"convert it first: `titan checkpoint convert {quote(str(folder))} NEW_FOLDER --recipe RECIPE --allow-pickle`"
         raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
     path = folder / CONFIG_OF[kind]
     config = read_object(path, DOWNLOAD_AGAIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from titan_core.api.components import ModelHub, Recipe
@@ -22,7 +23,7 @@ def located(path: str, registry: ComponentRegistry) -> str:
     """
     local = Path(path).expanduser()
     if path in [recipe.name for recipe in registry.all(Recipe)] and not local.exists():
-        fix = f"train it first (`titan train {path}`), and give the run's directory, by default outputs/{path}"
+        fix = f"train it first (`titan train {quote(str(path))}`), and give the run's directory, by default outputs/{path}"
         raise UserError.one(path, "is a recipe, not a trained model", fix)
     try:
         exists = local.exists()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, pick, step_folder, steps_in
+from titan_ckpt.collector import paused_collector
 from titan_ckpt.comparing import Changes, require_same_model, require_same_training
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.diverging_replicas import require_equal_weights
@@ -24,6 +25,7 @@ from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_config import hf_about, kind_of
 from titan_ckpt.foreign_load import load_foreign
+from titan_ckpt.local_checkpoints import LocalCheckpoints, restarted
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
@@ -55,6 +57,8 @@ class Restored:
     """Step that the run resumes after; ``None`` for a new run."""
     inherited: dict[str, Any] = field(default_factory=dict)
     """Entries for ``about`` of the run's own checkpoints that describe the origin of its initial weights."""
+    is_local: bool = False
+    """Whether the checkpoint is a local one (:mod:`titan_ckpt.local_checkpoints`)."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +70,15 @@ class _Attempt:
     """Values of the parameter groups as built from the config."""
 
 
+@paused_collector()
 def restore(
     context: CheckpointContext[CheckpointSection],
     folder: Folder,
     built: Sequence[Mapping[str, Any]],
+    local: LocalCheckpoints | None = None,
 ) -> Restored:
-    """Resume from the newest complete checkpoint in ``folder``, or from that of ``checkpoint.load_step``. If there is none,
-    start from ``checkpoint.initial_load_path`` if it is set.
+    """Resume from the newest complete checkpoint in ``folder`` or ``local``, or from that of ``checkpoint.load_step``. If
+    there is none, start from ``checkpoint.initial_load_path`` if it is set.
 
     Args:
         built: values of the parameter groups as built from the config.
@@ -82,23 +88,27 @@ def restore(
     """
     world = context.world
     wanted = context.section.load_step
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        wanted = -1  # the launcher restarted the job after a failure: keep the progress since load_step
+    if world.on_first_rank(restarted):
+        wanted = -1  # keep the progress since load_step
     excluded = context.section.exclude_from_loading if wanted >= 0 else []
-    candidates = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
+    steps = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
     lost = False
-    for step in candidates:
-        found = world.on_first_rank(lambda step=step: entry(step_folder(folder, step), step))  # type: ignore[misc]
+    durable = [(step, step_folder(folder, step)) for step in steps]
+    newer = local.newer_than(max(steps, default=-1)) if local is not None and wanted < 0 else []
+    for step, place in [*newer, *durable]:
+        is_local = (step, place) in newer
+        found = world.on_first_rank(lambda step=step, place=place: entry(place, step))  # type: ignore[misc]
         problem = found.problem or _load(context, found, _Attempt(found.folder, excluded, built))
         if not problem:
             if problems:
                 log.warning("resuming from step %d, which is not the newest checkpoint", step)
             if wanted >= 0:
                 _warn_of_later(context, folder, step)
-            return Restored(step, _inherited(found))
-        problems.append(Problem(str(found.folder), problem))
-        lost = lost or not found.unfinished
+            return Restored(step, _inherited(found), is_local)
+        if not is_local:
+            problems.append(Problem(str(found.folder), problem))
+            lost = lost or not found.unfinished
         log.warning("%s cannot be used: %s", found.folder, problem)
     # The leftovers of an interrupted first save do not prevent a new start, because they contain nothing of value.
     if wanted >= 0 or lost:
@@ -121,7 +131,7 @@ def _warn_of_later(context: CheckpointContext[CheckpointSection], folder: Folder
         log.warning(
             "%s contains later checkpoints, and a start without checkpoint.load_step resumes from the newest; "
             "to remove them, run `titan checkpoint rm %s --step %s`",
-            folder, folder, " ".join(map(str, reversed(later))),
+            folder, quote(str(folder)), " ".join(map(str, reversed(later))),
         )  # fmt: skip
 
 

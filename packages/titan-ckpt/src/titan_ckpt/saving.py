@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +17,17 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import step_folder
+from titan_ckpt.collector import paused_collector
 from titan_ckpt.comparing import resolved
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.config_changes import decisive_keys
 from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
+from titan_ckpt.local_checkpoints import LocalCheckpoints
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.replicas import MAKE_EQUAL, require_equal_on_ranks
-from titan_ckpt.retention import Retention, make_room
+from titan_ckpt.retention import Retention, make_room, remove
 from titan_ckpt.staging import Snapshot, Staging
 from titan_ckpt.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.token_ids import token_ids
@@ -29,23 +35,42 @@ from titan_ckpt.writer import Writer
 from titan_core.api.checkpoint import CheckpointContext
 from titan_core.api.errors import UserError
 from titan_core.api.sections import TrainingSection
+from titan_core.api.tools.error_chain import caused_by_peer
+
+LOST_SECONDS = 5.0
+"""How long a rank that has lost another one waits for its background save. The save may be complete but for the manifest; if
+it needs the lost rank, it does not end before the timeout of its group, which is long."""
 
 log = logging.getLogger(__name__)
 
 
-class Saving:
-    """Saves a run's checkpoints in ``folder``. All ranks must call the same methods in the same order."""
+@dataclass(frozen=True)
+class _Pending:
+    """A save in the background."""
 
-    def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
-        self._context, self._section, self._folder = context, context.section, folder
+    step: int
+    snapshot: Snapshot
+    writer: Writer
+    locally: bool
+    """Whether it is a local checkpoint."""
+    future: Future[None]
+
+
+class Saving:
+    """Saves a run's checkpoints in ``folder``, and on request in ``local``. All ranks must call the same methods in the same
+    order."""
+
+    def __init__(
+        self, context: CheckpointContext[CheckpointSection], folder: Folder, local: LocalCheckpoints | None = None
+    ) -> None:
+        self._context, self._section, self._folder, self._local = context, context.section, folder, local
         self._job, self._world, self._state = context.job, context.world, context.state
         self._asynchronous = self._section.async_mode != "disabled"
         # Collectives of a background save need their own group, so that they do not interleave with those of training.
         self._group = self._world.new_background_group() if self._asynchronous else None
         self._staging = self._make_staging()
         self._retention = Retention(folder, self._section.keep_latest_k, self._section.keep_every_n_steps)
-        self._pending: tuple[int, Snapshot, Future[None]] | None = None
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
         self.newest: int | None = None
         """Step of the newest complete checkpoint that this run has saved or resumed from."""
         self.inherited: dict[str, Any] = {}
@@ -59,8 +84,16 @@ class Saving:
         except Unsaveable as error:
             raise unsaveable(error) from None
 
-    def save(self, last: bool) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is running in the background; the same on all ranks."""
+        return self._pending is not None
+
+    def save(self, last: bool, locally: bool = False) -> None:
         """Save the state, in the background if the config says so and this is not the ``last`` save.
+
+        Args:
+            locally: whether to save a local checkpoint.
 
         Raises:
             UserError: part of the state cannot be saved, or the last save failed.
@@ -86,21 +119,23 @@ class Saving:
             except Unsaveable as error:  # raised on every rank
                 raise unsaveable(error) from None
         self.require_equal_on_ranks()
-        folder = step_folder(self._folder, step)
+        folder = step_folder(self._place(locally), step)
         # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
-        self._clear(step)
+        self._clear(step, locally)
         writer = Writer(folder, self._world.rank, step, self._about(), values)
         if not self._asynchronous or last:
             try:
-                save(with_replica_prefix(tensors, self._world), storage_writer=writer)
+                with paused_collector():  # a save in the background runs while training has switched collections off
+                    save(with_replica_prefix(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
-                self._failed(step, error, last)
+                self._failed(step, error, last, locally)
             else:
-                self._committed(step)
+                self._committed(step, last, locally)
             return
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
-        self._pending = (step, snapshot, self._thread.submit(self._save_in_background, snapshot, writer))
+        future = _in_background(lambda: self._save_in_background(snapshot, writer))
+        self._pending = _Pending(step, snapshot, writer, locally, future)
 
     def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
@@ -175,13 +210,13 @@ class Saving:
         """Make the update that follows wait until the background save has copied its tensors to the host. The copy overlaps
         forward and backward. On a GPU with pinned memory, the device waits and the host does not."""
         if self._pending is not None:
-            self._pending[1].before_update()
+            self._pending.snapshot.before_update()
 
     def report_finished(self) -> None:
         """Finish the background save if it is done on all ranks. All ranks finish it after the same step."""
         if self._pending is None:
             return
-        done = torch.tensor(int(self._pending[2].done()))
+        done = torch.tensor(int(self._pending.future.done()))
         if int(self._world.sum(done)) == self._world.size:
             self.finish_pending()
 
@@ -189,17 +224,25 @@ class Saving:
         """Wait for the background save, if one is running."""
         if self._pending is None:
             return
-        step, _, future = self._pending
-        self._pending = None
+        pending, self._pending = self._pending, None
         try:
-            future.result()
+            pending.future.result()
         except CheckpointException as error:
-            self._failed(step, error, last=False)
+            self._failed(pending.step, error, last=False, locally=pending.locally)
         else:
-            self._committed(step)
+            self._committed(pending.step, last=False, locally=pending.locally)
 
-    def _committed(self, step: int) -> None:
-        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps."""
+    def _place(self, locally: bool) -> Folder:
+        return self._local.folder if locally and self._local is not None else self._folder
+
+    def _committed(self, step: int, last: bool, locally: bool) -> None:
+        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps. Only the user
+        of a durable one hears of it."""
+        if self._local is not None:
+            if locally:
+                self._local.keep_only(step)
+                return
+            self._local.remove_all(last)
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
@@ -213,21 +256,26 @@ class Saving:
 
         self._world.on_first_rank(prune)
 
-    def _clear(self, step: int) -> None:
+    def _clear(self, step: int, locally: bool) -> None:
         """Remove or move aside an existing folder of ``step``. Logs a failure, after which the save fails too."""
+
+        folder = self._place(locally)
 
         def clear() -> None:
             try:
-                aside = make_room(self._folder, step)
+                if locally:  # nothing there is of value
+                    remove(folder, step)
+                    return
+                aside = make_room(folder, step)
             except OSError as error:
-                log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
+                log.warning("%s cannot be removed: %s", step_folder(folder, step), error.strerror or error)
             else:
                 if aside is not None:
-                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(self._folder, step), aside)
+                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(folder, step), aside)
 
         self._world.on_first_rank(clear)
 
-    def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
+    def _failed(self, step: int, error: CheckpointException, last: bool, locally: bool) -> None:
         """Log a save that failed.
 
         Raises:
@@ -238,22 +286,31 @@ class Saving:
         reason = failure[0] if isinstance(failure, tuple) else failure
         if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
             raise error
-        self._clear(step)  # a partial checkpoint is useless, and takes space
+        self._clear(step, locally)  # a partial checkpoint is useless, and takes space
         newest = "there is no checkpoint yet" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
+        if locally:
+            log.error("the local checkpoint of step %d %s; training continues", step, why)
+            return
         if last:
             raise UserError.one(str(step_folder(self._folder, step)), why, f"make space and start the job again ({newest})")
         log.error("checkpoint of step %d %s; training continues; %s", step, why, newest)
+        self._context.lifecycle.checkpoint_failed(self._state.step, f"step {step} {why}; {newest}")
 
     def close(self) -> None:
-        """Wait until this rank's background save ends, but for no other rank: after an error, others may not get here."""
-        if self._pending is not None:
-            step, _, future = self._pending
-            self._pending = None
-            error = future.exception()
-            if error is not None:
-                log.error("checkpoint of step %d could not be completed: %s", step, error)
-        self._thread.shutdown()
+        """Wait until this rank's background save ends, but for no other rank: after an error, others may not get here. If
+        the error that ends the run (the exception being handled) is the loss of another rank, abandon a save that waits for
+        that rank."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        failure = sys.exception()
+        wait([pending.future], LOST_SECONDS if failure is not None and caused_by_peer(failure) else None)
+        if not pending.future.done():
+            pending.writer.give_up(RuntimeError("another rank is lost"))
+            log.error("checkpoint of step %d is abandoned: it waits for another rank, which is lost", pending.step)
+        elif error := pending.future.exception():
+            log.error("checkpoint of step %d could not be completed: %s", pending.step, error)
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -277,6 +334,22 @@ class Saving:
             key = "checkpoint.async_mode"
             raise UserError(self._job.config.problem(key, "pinned memory requires a CUDA device", 'set it to "async"'))
         return Staging(self._world.device, pinned)
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run ``work`` in a thread that the process does not wait for when it ends (it would, for those of an executor)."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by the future
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
 
 
 def unsaveable(error: Unsaveable) -> UserError:

@@ -37,7 +37,8 @@ class Writer(StorageWriter):
         self._is_coordinator = False
 
     def give_up(self, error: Exception) -> None:
-        """Make the save fail on all ranks, because this rank cannot take part."""
+        """Make the save fail on all ranks, because this rank cannot take part; a save that waits for another rank, once that
+        one answers."""
         self._error = error
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -89,6 +90,8 @@ class Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest. DCP calls this on the coordinator once all ranks have written their data."""
+        if self._error is not None:
+            raise self._error
         chunks: dict[str, list[Chunk]] = {}
         files: dict[str, int] = {}
         for result in (result for rank_results in results for result in rank_results):

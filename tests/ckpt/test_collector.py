@@ -1,0 +1,55 @@
+"""Python's garbage collector while a checkpoint is saved or restored."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.jobs import run_recipe
+from titan_ckpt import restoring, saving
+from titan_ckpt.collector import paused_collector
+
+SETTINGS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.async_mode": "disabled", "training.steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    enabled = gc.isenabled()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    with suppress(OSError), paused_collector():
+        assert not gc.isenabled()
+        raise OSError("the disk is full")
+    assert gc.isenabled() is enabled
+
+
+def test_no_collection_while_plans_and_manifests_are_handled(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.enable()
+    seen: list[tuple[str, bool]] = []
+
+    def watch(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            seen.append((name, gc.isenabled()))
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(saving, "save")
+    watch(restoring, "entry")
+    watch(restoring, "load")
+    run_recipe("tiny", SETTINGS)
+    run_recipe("tiny", {**SETTINGS, "training.steps": 2})
+    assert gc.isenabled()
+    assert set(seen) == {("save", False), ("entry", False), ("load", False)}

@@ -1,0 +1,129 @@
+"""Checkpoints of the newest steps on each machine, from which restarted ranks resume."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, RunRecord, run_recipe
+from harness.resuming import run_in
+from titan_ckpt import store
+from titan_ckpt.local_checkpoints import LocalCheckpoints
+from titan_core.api.errors import UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import RESTART
+
+
+class Fails:
+    """Fails before the update of a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> None:
+        if update.step == self._step:
+            raise RuntimeError("a fault")
+
+
+class OfOneMachine(LocalCheckpoints):
+    """As if each rank were on a machine of its own."""
+
+    def __init__(self, section: Any, dump_folder: str, world: Any) -> None:
+        own = section.model_copy(update={"local_folder": f"{section.local_folder}/machine-{world.rank}"})
+        super().__init__(own, dump_folder, world)
+
+
+def attempt(
+    folder: str, settings: dict[str, Any], restart: bool = False, fails: int = 0, machines: bool = False
+) -> RunRecord | str:
+    """Run one attempt, and return its record, or its error."""
+    os.environ.pop(RESTART, None)
+    if restart:
+        os.environ[RESTART] = "{}"
+    if machines:
+        store.LocalCheckpoints = OfOneMachine  # type: ignore[misc]
+    local = {"checkpoint.local_interval": 1, "checkpoint.local_folder": f"{folder}/local", "checkpoint.interval": 3}
+    try:
+        return run_in(folder, {**local, **settings}, observers=(Fails(fails),) if fails else ())
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        store.LocalCheckpoints = LocalCheckpoints  # type: ignore[misc]
+        os.environ.pop(RESTART, None)
+
+
+def local_steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "local").rglob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def whole(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    return gloo.run(2, run_in, str(tmp_path_factory.mktemp("whole")), {})
+
+
+@pytest.mark.parametrize("mode", ["disabled", pytest.param("async", marks=pytest.mark.full)])
+def test_a_restarted_job_resumes_from_the_newest_step(
+    gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, mode: str
+) -> None:
+    settings = {"checkpoint.async_mode": mode}
+    assert gloo.run(2, attempt, str(tmp_path), settings, fails=6)[0] == "a fault"
+    newest = max(int(name.removeprefix("step-")) for name in local_steps(tmp_path))
+    assert newest == 5 or mode == "async"
+    records = gloo.run(2, attempt, str(tmp_path), settings, restart=True)
+    for one, record in zip(whole, records, strict=True):
+        assert record.losses == one.losses[-len(record.losses) :]  # bit for bit
+        assert len(record.losses) <= 4 if mode == "async" else len(record.losses) == 3
+    assert local_steps(tmp_path) == [] and not list((tmp_path / "local").glob("titan-*"))
+
+
+def test_a_job_that_a_person_starts_again_resumes_from_the_durable_one(
+    gloo: GlooPool, whole: list[RunRecord], tmp_path: Path
+) -> None:
+    gloo.run(2, attempt, str(tmp_path), {}, fails=6)
+    records = gloo.run(2, attempt, str(tmp_path), {})
+    assert [record.losses for record in records] == [one.losses[3:] for one in whole]
+
+
+@pytest.mark.parametrize("damage", ["data-00001.bin", "checkpoint.json"])
+def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, damage: str) -> None:
+    gloo.run(2, attempt, str(tmp_path), {}, fails=6)
+    (file,) = (tmp_path / "local").rglob(f"step-5/{damage}")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    records = gloo.run(2, attempt, str(tmp_path), {}, restart=True)
+    assert [record.losses for record in records] == [one.losses[3:] for one in whole]
+
+
+def test_ranks_that_do_not_share_the_folder_have_none(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path) -> None:
+    for machine in ("machine-0", "machine-1"):  # each has been used before
+        gloo.run(1, attempt, str(tmp_path), {"checkpoint.local_folder": f"{tmp_path}/local/{machine}"}, fails=2)
+    shutil.rmtree(tmp_path / "outputs")
+    left = local_steps(tmp_path)
+    gloo.run(2, attempt, str(tmp_path), {}, fails=6, machines=True)
+    assert left == ["step-1"] * 2 and local_steps(tmp_path) == ["step-1"]  # that of the other machine stays, unused
+    records = gloo.run(2, attempt, str(tmp_path), {}, restart=True, machines=True)
+    assert [record.losses for record in records] == [one.losses[3:] for one in whole]
+
+
+def test_on_one_machine_another_mesh_resumes_from_it(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path) -> None:
+    gloo.run(2, attempt, str(tmp_path), {}, fails=6)
+    (record,) = gloo.run(1, attempt, str(tmp_path), {}, restart=True)
+    assert record.losses == pytest.approx(whole[0].losses[5:], rel=1e-5)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(in_tmp: Path) -> None:
+    settings = {**TINY, "checkpoint.enable": "true", "checkpoint.local_interval": 1, "checkpoint.local_folder": "local"}
+    with pytest.raises(RuntimeError, match="a fault"):
+        run_recipe("tiny", settings, observers=[Fails(2)])
+    (folder,) = Path("local").glob("titan-*")
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.chmod(0o777)
+    with pytest.raises(UserError, match=r"checkpoint\.local_folder = 'local'.*others can write to it"):
+        run_recipe("tiny", settings)
