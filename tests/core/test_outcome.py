@@ -16,6 +16,7 @@ from titan_core.api.launcher import OUTCOMES
 from titan_core.cli import train as command
 from titan_core.cli.main import main
 from titan_core.train import trainer
+from titan_core.train.finite_guard import NonFiniteError
 from titan_core.train.outcome import OutcomeRecorder
 
 
@@ -35,12 +36,22 @@ def stop() -> None:
     raise RunStopped("step 3: the loss is nan")
 
 
+def diverge() -> None:
+    raise NonFiniteError("step 3: the loss is nan")
+
+
+def fill_memory() -> None:
+    bytearray(1 << 60)
+
+
 LOG = "; the traceback is in run/logs/rank-1.log"
 CASES = [
     (burn, 1, f"error: rank 1 in step 3: ValueError: https://(redacted)@host is on fire{LOG}"),
-    (lose, 1, f"error: rank 1 in step 3: RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:43699{LOG}"),
+    (lose, 69, f"error: rank 1 in step 3: RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:43699{LOG}"),
     (refuse, 2, "error: the data: it is damaged; restore it"),
     (stop, 1, "stopped: step 3: the loss is nan"),
+    (diverge, 65, "stopped: step 3: the loss is nan"),
+    (fill_memory, 71, f"error: rank 1 in step 3: MemoryError: {LOG}"),
 ]
 
 
@@ -74,7 +85,7 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
     assert command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1) == status
     assert capsys.readouterr().err == ("" if launched else f"titan: {line}\n")
     log = in_tmp / "run/logs/rank-1.log"
-    assert log.exists() == (act in (burn, lose))
+    assert log.exists() == (act in (burn, lose, fill_memory))
     if log.exists():
         text = log.read_text()
         assert text.count("Traceback (most recent call last):") == 1 and f"in {act.__name__}" in text
@@ -82,6 +93,7 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
     if launched:
         outcome = json.loads((in_tmp / "rank-1.json").read_text())
         assert (outcome["rank"], outcome["step"], outcome["follows"]) == (1, 3, act is lose)
+        assert outcome["status"] == status
 
 
 def test_a_log_that_cannot_be_written_goes_to_standard_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +121,15 @@ def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monke
     with pytest.raises(ValueError, match="on fire"):
         main(["train", "tiny"])
     assert not Path("outputs/tiny/logs").exists()
+
+
+def test_one_process_without_memory_shows_the_traceback_and_its_own_status(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainer, "train", train_with(fill_memory))
+    assert main(["train", "tiny"]) == 71
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback (most recent call last):\n") and error.endswith("\nMemoryError\n")
 
 
 @pytest.mark.parametrize("launched", [True, False])

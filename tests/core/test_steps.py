@@ -13,7 +13,9 @@ import torch
 
 from harness.jobs import TINY, run_recipe
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.step import StepAbandoned, StepInput, StepRunner
 from titan_core.data.loader import DataLoader
+from titan_core.train import trainer
 
 
 class LosesGradients:
@@ -80,3 +82,40 @@ def test_a_step_begins_before_its_batch_is_loaded(in_tmp: Path, monkeypatch: pyt
     run_recipe("tiny", settings, observers=[watches])
     steps = [event for before, event in pairwise(["", *watches.events]) if event != before]  # a batch is read twice
     assert steps == ["start 1", "loads", "end 1", "start 2", "loads", "end 2"]
+
+
+class GivesUp:
+    """Raises StepAbandoned in place of steps 2 and 3, once and twice."""
+
+    def __init__(self, run: StepRunner) -> None:
+        self._run, self.failures = run, {2: 1, 3: 2}
+
+    def __call__(self, inputs: StepInput) -> torch.Tensor:
+        loss = self._run(inputs)
+        if self.failures.get(inputs.step, 0):
+            self.failures[inputs.step] -= 1
+            raise StepAbandoned
+        return loss
+
+
+def test_an_abandoned_step_is_computed_again_with_the_same_data(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run_recipe("tiny", TINY, weights=True)
+    build = trainer.build_step_runner
+    monkeypatch.setattr(trainer, "build_step_runner", lambda *arguments: GivesUp(build(*arguments)))
+    watches = Watches()
+    found = run_recipe("tiny", {**TINY, "metrics.log_freq": 1}, weights=True, observers=[watches])
+    assert (found.losses, found.grad_norms, found.targets) == (expected.losses, expected.grad_norms, expected.targets)
+    assert all(torch.equal(weight, expected.final[name]) for name, weight in found.final.items())
+    again = [
+        "start 2",
+        "cancelled 2",
+        "start 2",
+        "end 2",
+        "start 3",
+        "cancelled 3",
+        "start 3",
+        "cancelled 3",
+        "start 3",
+        "end 3",
+    ]
+    assert watches.events == ["start 1", "end 1", *again, "start 4", "end 4"]

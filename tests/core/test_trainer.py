@@ -15,7 +15,7 @@ import torch
 
 from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.errors import UserError
+from titan_core.api.errors import EXIT_NUMERICS, UserError
 from titan_core.api.hookspecs import hookimpl
 from titan_core.cli.main import main
 from titan_core.data import loader
@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(in_tmp: Path, capsys: pytest.Ca
         train(make_job("tiny", overrides), [recorder])
     assert recorder.record.events[-2:] == ["exception NonFiniteError", "train_end"]
     arguments = [text for key, value in overrides.items() for text in (f"--{key}", str(value))]
-    assert main(["train", "tiny", *arguments]) == 1
+    assert main(["train", "tiny", *arguments]) == EXIT_NUMERICS
     assert re.search(r"^titan: stopped: step \d+: .* nan; training stops", capsys.readouterr().err, re.MULTILINE)
     record = run_recipe("tiny", {**overrides, "training.on_nan": "ignore"})
     assert math.isnan(record.losses[-1])

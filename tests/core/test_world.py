@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +23,8 @@ from titan_core.__main__ import main
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
+from titan_core.api.tools.open_files import allow_open_files
+from titan_core.api.world import gather_objects
 from titan_core.train.world import join_world, require_same_job
 
 
@@ -112,3 +117,94 @@ def test_the_command_frees_what_a_job_leaves_before_python_exits(monkeypatch: py
         assert model() is None
     finally:
         gc.enable()
+
+
+def gathered(values: list[Any]) -> tuple[list[Any], int]:
+    """Gather one of ``values`` from each rank; return the result, and the number of bytes that this rank received."""
+    received = 0
+
+    def counting(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensors: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal received
+            received += sum(tensor.nbytes for tensor in tensors) if isinstance(tensors, list) else tensors.nbytes
+            return collective(tensors, *arguments, **options)
+
+        return call
+
+    torch.distributed.init_process_group("gloo")
+    try:
+        with patch.multiple(
+            torch.distributed,
+            all_gather=counting(torch.distributed.all_gather),
+            broadcast=counting(torch.distributed.broadcast),
+        ):
+            found = gather_objects(values[torch.distributed.get_rank()])
+        return found, received
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kinds", [[0, 0, 0, 0], [0, 1, 1, 0], [2, 1, 0, 1], [3, 2, 1, 0]], ids=str)
+def test_each_distinct_value_is_sent_once(gloo: GlooPool, kinds: list[int]) -> None:
+    values = [str(kind) * 10_000 * (kind + 1) for kind in kinds]
+    for found, received in gloo.run(4, gathered, values):
+        assert found == values
+        distinct = sum(map(len, set(values)))
+        if len(set(kinds)) == 1:
+            assert received == 4 * 40  # digests only
+        elif len(set(kinds)) == 2:
+            assert distinct < received < distinct + 1000
+
+
+def limited(hard: int, connections: int) -> tuple[str, int]:
+    """Return the error of :func:`allow_open_files` with a hard limit on open files, and the soft limit afterwards."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(100, hard), hard))
+    error = ""
+    try:
+        allow_open_files(connections)
+    except UserError as refused:
+        error = str(refused)
+    return error, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def in_new_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``function`` in a process of its own, because no process can raise its hard limit again."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def test_the_limit_on_open_files_is_raised_and_checked() -> None:
+    assert in_new_process(limited, 2000, 1000) == ("", 2000)
+    error, limit = in_new_process(limited, 1000, 3 * 4096)
+    assert limit == 1000
+    assert error.startswith(
+        "ulimit -n: allows 1000 open files (hard limit 1000), but this process needs 12352: 12288 connec"
+    )
+    assert "--ulimit nofile=65536" in error
+
+
+def test_a_rank_checks_the_limit_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is connected to all ranks; the others, unless gloo connects all at once, to few."""
+    from titan_core.train import world as joining
+
+    class Stop(Exception):
+        pass
+
+    asked: list[int] = []
+
+    def stop(connections: int) -> None:
+        asked.append(connections)
+        raise Stop
+
+    monkeypatch.setattr(joining, "allow_open_files", stop)
+    job = make_job("tiny", {"job.device": "cpu", "training.global_batch_size": 16384}, 4096)
+    for rank, lazy in (("0", None), ("7", None), ("7", "0")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+        if lazy is not None:
+            monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
+        with pytest.raises(Stop), join_world(job):
+            raise AssertionError
+    assert asked == [3 * 4096, 26, 2 * 4096]

@@ -263,7 +263,7 @@ PICKLES = {"config.json": b"{}", "pytorch_model.bin": b"", "pytorch_model.bin.in
         ({"config.json": b"{}", "model.safetensors.index.json": b"{}"}, "lists no files"),
         (
             {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
-            "do not exist",
+            "lists ../x.safetensors, which is not a .safetensors file beside it",
         ),
         ({"config.json": b"{}", "model.safetensors.index.json": b"[]"}, "contains an array, not an object"),
     ],

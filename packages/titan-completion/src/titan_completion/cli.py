@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from titan_completion.scripts import SHELLS, script
 from titan_core.api.command import CommandContext
@@ -68,5 +69,5 @@ def copy(context: CommandContext) -> int:
         raise UserError.one(str(file), "exists already", "add --force to overwrite it, or name another file") from None
     except OSError as error:
         raise UserError.one(str(file), f"cannot be written: {error.strerror or error}", "name another file") from None
-    print(f"{file}: a copy of {name}; next: `titan config check {file}`, then `titan train {file}`")
+    print(f"{file}: a copy of {name}; next: `titan config check {quote(str(file))}`, then `titan train {quote(str(file))}`")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from titan_core.api.errors import UserError
 
@@ -30,4 +31,4 @@ def locate(name: str) -> str:
         raise UserError.one(name, f"is not the name of a model: {error}", "check it") from None
     except (LocalEntryNotFoundError, OSError):
         why = f"is not a path, and there is no such model in {DOWNLOADS} or in the Hugging Face cache"
-        raise UserError.one(name, why, f"check it, or run `titan model download {name}`") from None
+        raise UserError.one(name, why, f"check it, or run `titan model download {quote(name)}`") from None

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from titan_core.api.metric_log import format_mfu, is_estimated
+from titan_core.api.tools.shown import printable
 from titan_report.attempts import State, describe_end
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun, Series
@@ -57,9 +58,10 @@ def frame(run: FollowedRun, width: int, height: int) -> RenderableType:
 
 
 def _head(run: FollowedRun, state: State | None) -> RenderableType:
-    name = Text(run.path.resolve().name, style="bold", overflow="ellipsis", no_wrap=True)
-    name.append(f"  {model_of(run.config, run.events)}", style="not bold dim")
-    status = Text(UNKNOWN if state is None else describe_end(run.attempts[-1], state), no_wrap=True, overflow="ellipsis")
+    name = Text(printable(run.path.resolve().name), style="bold", overflow="ellipsis", no_wrap=True)
+    name.append(printable(f"  {model_of(run.config, run.events)}"), style="not bold dim")
+    described = UNKNOWN if state is None else printable(describe_end(run.attempts[-1], state))
+    status = Text(described, no_wrap=True, overflow="ellipsis")
     if state is not None:
         status.stylize(_COLOURS[state])
     if state == "stalled":
@@ -184,7 +186,7 @@ def _event(moment: Moment) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(time.strftime("%m-%d %H:%M:%S", time.localtime(moment.time)), style="dim")
     text.append("" if moment.step is None else f"  step {moment.step:,}", style="dim")
-    text.append(f"  {' '.join(moment.text.split())}", style=style)
+    text.append(printable(f"  {' '.join(moment.text.split())}"), style=style)
     return text
 
 

@@ -281,6 +281,6 @@ TITAN_ONLY: Final = frozenset({
     "job.device", "numerics.locate_nan", "numerics.spike_action", "float8.enable", "float8.convert_head", "mx.enable",
     "mx.convert_head", "compile.fullgraph", "comm.flight_recorder", "comm.watchdog_seconds", "checkpoint.allow_changed",
     "checkpoint.keep_every_n_steps", "parallelism.disable_sequence_parallel", "profiling.record_shapes",
-    "profiling.with_stack", "profiling.ranks", "metrics.wandb_mode",
+    "profiling.with_stack", "profiling.ranks", "metrics.wandb_mode", "fault_tolerance.lighthouse",
 })  # fmt: skip
 """Keys of Titan that TorchTitan never had."""

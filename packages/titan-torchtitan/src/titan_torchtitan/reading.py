@@ -159,8 +159,10 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 def _only_torchtitan(name: str) -> bool:
     """Whether a key of TorchTitan cannot be a key of Titan: an earlier name, or one of another section."""
     return name in ALIASES.keys() - SHARED or name.partition(".")[0] in (
-        "experimental", "debug", "fault_tolerance", "memory_estimation", "quantize", "liger_kernel",
-    ) or name in ("model.converters", "model.hf_assets_path", "model.norm_type")  # fmt: skip
+        "experimental", "debug", "memory_estimation", "quantize", "liger_kernel",
+    ) or name in (
+        "model.converters", "model.hf_assets_path", "model.norm_type", "fault_tolerance.semi_sync_method",
+    )  # fmt: skip
 
 
 def _typed(value: Any, kind: Kind) -> Any:

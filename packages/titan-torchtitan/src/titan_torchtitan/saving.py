@@ -182,6 +182,8 @@ def _fault_tolerance(outcome: ImportOutcome) -> None:
     if outcome.old.get("fault_tolerance.enable"):
         for key in names:
             outcome.refuse(
-                key, "Titan does not use torchft: `titan train --max-restarts N` restarts from the newest checkpoint"
+                key,
+                "Titan's replica groups share one global batch, those of TorchTitan have one each: set [fault_tolerance] of "
+                "Titan (package titan-ft), and training.global_batch_size for all groups together",
             )
     outcome.ignore("fault_tolerance.enable is off", *names)

@@ -92,6 +92,9 @@ class CheckpointEvents(Protocol):
     def checkpoint_saved(self, step: int, path: str) -> None:
         """Report that the checkpoint of ``step`` is complete."""
 
+    def checkpoint_failed(self, step: int, why: str) -> None:
+        """Report, after ``step``, that a checkpoint could not be written and the run continues without it."""
+
 
 @dataclass
 class TrainState:

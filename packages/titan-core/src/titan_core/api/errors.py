@@ -6,10 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from titan_core.api.tools.shown import printable
+
 EXIT_FAILURE: Final = 1
 EXIT_USER_ERROR: Final = 2
+EXIT_NUMERICS: Final = 65
+"""A guard of the numerics ended the run (``EX_DATAERR`` of ``sysexits.h``, like the following)."""
+EXIT_DATA_ENDED: Final = 66
+"""The data ended before the last step (``EX_NOINPUT``)."""
+EXIT_LOST_PEER: Final = 69
+"""Another rank has vanished or did not answer (``EX_UNAVAILABLE``)."""
+EXIT_OUT_OF_MEMORY: Final = 71
+"""The host or a device has too little memory (``EX_OSERR``)."""
+EXIT_HARDWARE: Final = 74
+"""A device or the network between devices failed (``EX_IOERR``)."""
 EXIT_PREEMPTED: Final = 75
-"""``EX_TEMPFAIL`` of ``sysexits.h``, a temporary failure: launchers and schedulers retry the job."""
+"""``EX_TEMPFAIL``, a temporary failure: launchers and schedulers retry the job."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
@@ -33,7 +45,7 @@ class Problem:
         line = f"{self.where}: {self.why}" if self.where else self.why
         if self.fix:
             line += f"; {self.fix}"
-        return " ".join(line.split())
+        return printable(" ".join(line.split()))  # names in files of others may contain what a terminal obeys
 
 
 class UserError(Exception):
@@ -54,7 +66,15 @@ class UserError(Exception):
 
 class RunStopped(RuntimeError):
     """An observer ended the run because of its state, not because of a mistake in the config. The command line prints the
-    message without a traceback and exits with status 1."""
+    message without a traceback and exits with :attr:`exit_status`."""
+
+    exit_status: int = EXIT_FAILURE
+
+
+class NumericsStop(RunStopped):
+    """A guard ended the run because its numbers are bad. A restart would meet the same numbers again."""
+
+    exit_status = EXIT_NUMERICS
 
 
 def nearest(word: str, known: list[str]) -> str:

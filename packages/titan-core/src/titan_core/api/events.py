@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from titan_core.api.batch import Batch
+    from titan_core.api.checkpoint import CheckpointEvents, TrainState
     from titan_core.api.job import Job
     from titan_core.api.model_part import ModelPart
     from titan_core.api.shared_request import SharedRequest
@@ -35,6 +36,11 @@ class RunStart:
     world: World
     parts: list[ModelPart]
     """This rank's parts of the model."""
+    state: TrainState
+    """Everything that makes the run resume as if it had never stopped. A step runner that copies the state of another
+    replica of the job changes it in place, and raises :class:`~titan_core.api.step.StepAbandoned`."""
+    observers: CheckpointEvents
+    """The part of that state that observers keep."""
     size: ModelSize
     """Size of the whole model, counted in the model itself."""
     step: int
@@ -164,6 +170,8 @@ class TrainEnd:
     """Whether SIGTERM ended the run, after a complete step; the job should be restarted."""
     interrupted: bool = False
     """Whether a person interrupted the run (Ctrl-C), after a complete step."""
+    data_ended: bool = False
+    """Whether the data ended before the last step."""
 
 
 @dataclass(frozen=True)

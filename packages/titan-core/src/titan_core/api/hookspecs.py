@@ -186,7 +186,8 @@ def titan_step_start(step: int) -> None:
 
 @hookspec
 def titan_step_cancelled(step: int) -> None:
-    """Step ``step`` was cancelled before any computation, because the data ended or a rank was asked to stop."""
+    """Step ``step`` was cancelled: before any computation, because the data ended or a rank was asked to stop; or later, by
+    the step runner (:class:`~titan_core.api.step.StepAbandoned`), and then a step starts again."""
 
 
 @hookspec

@@ -33,6 +33,8 @@ RANK_LOGS = "TITAN_RANK_LOGS"
 """Environment variable: folder in which the launcher keeps the output of its ranks (``rank-N.log``)."""
 LOCKED = "TITAN_LOCKED"
 """Environment variable: run directory that the launcher has locked for its ranks."""
+RESTART = "TITAN_RESTART"
+"""Environment variable of the ranks of a restarted job: what the launcher knows about the restart, as JSON."""
 COMMAND = "TITAN_COMMAND"
 """Environment variable: :func:`user_command` of the launcher, as JSON."""
 INTERRUPTED = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
@@ -76,6 +78,8 @@ class Outcome:
     """The failures, one line each; empty if there were none."""
     follows: bool = False
     """Whether the problems only report that another rank is lost or late."""
+    status: int = 0
+    """The exit status for the failure (:func:`titan_core.api.tools.exit_status.exit_status`); 0 if there was none."""
     log: str = ""
     """File with the traceback; empty if the problems are self-explanatory."""
     interrupted: bool = False

@@ -78,8 +78,8 @@ class TrainingSection(Section):
     # A resume compares the resulting data stream and batch sizes instead. Users most often resume to train for more or fewer
     # steps; the learning-rate schedule then follows the new number of steps.
     may_change: ClassVar[tuple[str, ...]] = (
-        "dataset", "dataset_path", "seed", "global_batch_size", "local_batch_size", "steps", "stop_at_step", "deterministic",
-        "enable_cpu_offload", "on_nan",
+        "dataset", "dataset_path", "seed", "global_batch_size", "local_batch_size", "elastic", "steps", "stop_at_step",
+        "deterministic", "enable_cpu_offload", "on_nan",
     )  # fmt: skip
 
     dataset: str = "stdlib"
@@ -101,6 +101,11 @@ class TrainingSection(Section):
     global_batch_size: GlobalSequences = Field(default=-1, ge=-1)
     """Sequences per optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size times the
     data-parallel degree (no accumulation)."""
+    elastic: bool = False
+    """Adapt to the number of ranks when the job is restarted on more or fewer of them, and train the same: the global batch
+    stays that of the run's first start, local_batch_size becomes an upper bound, and one data-parallel degree follows the
+    number of ranks: parallelism.data_parallel_shard_degree if it is -1, else the replicate degree. `titan train --nnodes
+    MIN:MAX` sets it."""
     max_norm: GradientNorm = Field(default=1.0, ge=0.0)
     """Clip gradients to this global norm; 0 disables clipping."""
     seed: int = Field(default=0, ge=0, lt=2**63)

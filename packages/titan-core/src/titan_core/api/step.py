@@ -55,6 +55,11 @@ class StepInput:
         return [Microbatch(batch, self.step, self.seed, self.auxiliary, weight) for batch in self.batches]
 
 
+class StepAbandoned(Exception):
+    """A step runner raises it, on all ranks, to abandon the step. The trainer discards the gradients and starts again: with
+    the same step, or with the one after :attr:`titan_core.api.events.RunStart.state` if the runner has replaced it."""
+
+
 class StepRunner(Protocol):
     """Runs forward and backward over a rank's microbatches."""
 
@@ -64,6 +69,9 @@ class StepRunner(Protocol):
         Returns:
             This rank's share of the loss, a scalar on the device. The shares of all ranks that see different tokens add up
             to the mean loss of the global batch; a pipeline stage that computes no loss returns 0.
+
+        Raises:
+            StepAbandoned: see there.
         """
 
     def evaluate(self, inputs: StepInput) -> Tensor:

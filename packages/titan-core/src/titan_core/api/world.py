@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -107,10 +109,8 @@ class World:
         return tensor
 
     def gather(self, value: T) -> list[T]:
-        """Return the ``value`` of every rank, in rank order."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        """See :func:`gather_objects`."""
+        return gather_objects(value)
 
     def new_background_group(self) -> dist.ProcessGroup:
         """Create a gloo group of all ranks for background work, which may wait for disks; comm.train_timeout_seconds does
@@ -147,3 +147,32 @@ class World:
         problems = dict.fromkeys(problem for problems in by_rank for problem in problems)
         if problems:
             raise UserError(*problems) from mistake
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return the ``value`` of every rank, in rank order; equal values are one object, which must not be changed.
+
+    Ranks exchange digests, and then send each distinct value once. Most values are the same on most ranks, and
+    ``all_gather_object`` would send each rank's own to all others.
+    """
+    rank, size, own = dist.get_rank(), dist.get_world_size(), pickle.dumps(value)
+    digest = torch.frombuffer(bytearray(hashlib.sha256(own).digest() + len(own).to_bytes(8)), dtype=torch.uint8)
+    digests = [torch.empty_like(digest) for _ in range(size)]
+    dist.all_gather(digests, digest)
+    keys = [bytes(received.tolist()) for received in digests]
+    distinct = dict.fromkeys(keys)
+    if (
+        len(distinct) * size.bit_length() > 2 * size
+    ):  # broadcasts would take more messages than the rings of all_gather_object
+        values: list[Any] = [None] * size
+        dist.all_gather_object(values, value)
+        return values
+    found: dict[bytes, Any] = {keys[rank]: value}
+    for key in distinct if len(distinct) > 1 else ():
+        if key == keys[rank]:
+            dist.broadcast(torch.frombuffer(bytearray(own), dtype=torch.uint8), src=keys.index(key))
+        else:
+            received = torch.empty(int.from_bytes(key[-8:]), dtype=torch.uint8)
+            dist.broadcast(received, src=keys.index(key))
+            found[key] = pickle.loads(received.numpy().tobytes())
+    return [found[key] for key in keys]

@@ -14,9 +14,11 @@ from titan_core.api.config import Config, Override
 from titan_core.api.dataset import StepRows
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
+from titan_core.api.sections import TrainingSection
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble, pick_model
+from titan_core.job.elastic import adaptations
 from titan_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -73,7 +75,16 @@ class Invocation:
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
         """See :meth:`titan_core.api.command.CommandContext.job`."""
-        return assemble(*self._loaded(more), world_size, missing_ok=missing_ok)
+        config, registry = self._loaded(more)
+        if world_size is None or not config.section(TrainingSection).elastic:
+            return assemble(config, registry, world_size, missing_ok=missing_ok)
+        found: list[UserError] = []
+        for overrides in adaptations(config, registry, world_size):
+            try:
+                return assemble(*self._loaded([*more, *overrides]), world_size, missing_ok=missing_ok)
+            except UserError as error:
+                found.append(error)
+        raise found[0]
 
     def train(self, job: Job, observers: Iterable[object] = ()) -> TrainEnd:
         """See :meth:`titan_core.api.command.CommandContext.train`."""

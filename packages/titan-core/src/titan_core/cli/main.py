@@ -12,6 +12,7 @@ from titan_core.api.command import Command
 from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, Problem, UserError, nearest
 from titan_core.api.launcher import reported_by_launcher
 from titan_core.api.tools.arguments import parse_overrides
+from titan_core.api.tools.exit_status import exit_status
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import shorten
 from titan_core.cli.help import CommandParser, overview, parser_of
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if not reported_by_launcher():
             report(error)
-        return EXIT_USER_ERROR
+        return exit_status(error)
     except KeyboardInterrupt:
         if not reported_by_launcher():
             print("titan: interrupted", file=sys.stderr)

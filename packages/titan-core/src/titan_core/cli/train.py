@@ -6,26 +6,22 @@ import gc
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
-from titan_core.api.errors import (
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    EXIT_PREEMPTED,
-    EXIT_USER_ERROR,
-    RunStopped,
-    UserError,
-)
+from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, RunStopped, UserError
 from titan_core.api.job import Job
 from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
 from titan_core.api.numbers import MOST_RANKS
 from titan_core.api.processes import end_with_parent
 from titan_core.api.tools.arguments import parse_integer
+from titan_core.api.tools.exit_status import exit_status
 from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.secrets import redact_text
+from titan_core.api.tools.shown import printable
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -74,9 +70,13 @@ def _train_alone(job: Job) -> int:
         if not isinstance(error, RunStopped):
             if line:
                 error.add_note(line)  # printed after the error
-            raise
+            status = exit_status(error)
+            if status == EXIT_FAILURE or isinstance(error, UserError):
+                raise
+            traceback.print_exception(error)
+            return status
         print("\n".join(filter(None, (f"titan: stopped: {error}", line and f"titan: {line}"))), file=sys.stderr)
-        return EXIT_FAILURE
+        return error.exit_status
     if end.interrupted:
         print(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)
     return _status(end)
@@ -100,7 +100,7 @@ def _train_rank(job: Job, rank: int) -> int:
             raise
         if not reported_by_launcher():
             recorder.print()
-        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
+        return exit_status(error)
     except KeyboardInterrupt:
         if reported_by_launcher():
             return EXIT_INTERRUPTED
@@ -116,16 +116,19 @@ def _train_rank(job: Job, rank: int) -> int:
 
 
 def _status(end: TrainEnd | None) -> int:
-    if end is not None and end.interrupted:
+    if end is None:
+        return 0
+    if end.interrupted:
         return EXIT_INTERRUPTED
-    return EXIT_PREEMPTED if end is not None and end.preempted else 0
+    return EXIT_PREEMPTED if end.preempted else EXIT_DATA_ENDED if end.data_ended else 0
 
 
 class _WithoutSecrets(logging.Formatter):
-    """Removes secrets, such as a password in the address of a checkpoint, because logs are kept and shared."""
+    """Removes secrets, such as a password in the address of a checkpoint, because logs are kept and shared; and what a
+    terminal would obey, because messages quote data."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact_text(super().format(record))
+        return printable(redact_text(super().format(record)))
 
 
 def _place_in_environment() -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from titan_core.api.job_mesh import JobMesh
 from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.model_trial import Call
 from titan_core.api.sections import DataSection
+from titan_core.api.simulation import current_simulation
 from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, SmallModelTrial
 
@@ -41,19 +42,25 @@ def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -
             raise UserError.one(f"model {job.model.name!r}", f"{why}; required by {', '.join(needs)}", fix) from error
         log.warning("layout of model %r: not checked, because %s", job.model.name, why)
         return False
-    problems = [*_mistakes(trial), *check_streams(model, trial)]
-    if not problems:
-        # Not in training mode, where dropout and running statistics make a sequence depend on the others.
-        with trial.evaluating():
-            problems = list(_dependences(trial, job))
-    if not problems:
-        for transform in job.transforms:
-            if transform.check_model is not None:
-                context = transform.training_context(job.facts, mesh, device)
-                problems += transform.check_model.load()(model, trial, context)
+    simulation = current_simulation()
+    problems = _problems(model, trial, job, mesh, device) if simulation is None or simulation.checks_model else ()
     if problems:
         raise UserError(*problems)
     return _returns_the_head(trial)
+
+
+def _problems(model: nn.Module, trial: SmallModelTrial, job: Job, mesh: JobMesh, device: torch.device) -> Sequence[Problem]:
+    """Return what contradicts the layout, or the needs of a transform."""
+    if problems := [*_mistakes(trial), *check_streams(model, trial)]:
+        return problems
+    # Not in training mode, where dropout and running statistics make a sequence depend on the others.
+    with trial.evaluating():
+        problems = list(_dependences(trial, job))
+    for transform in job.transforms if not problems else ():
+        if transform.check_model is not None:
+            context = transform.training_context(job.facts, mesh, device)
+            problems += transform.check_model.load()(model, trial, context)
+    return problems
 
 
 def _returns_the_head(trial: SmallModelTrial) -> bool:

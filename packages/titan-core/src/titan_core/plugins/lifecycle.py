@@ -196,6 +196,12 @@ class Lifecycle:
         """See :func:`titan_core.api.hookspecs.titan_checkpoint_saved`."""
         self._call(self._manager.hook.titan_checkpoint_saved, step=step, path=path)
 
+    def checkpoint_failed(self, step: int, why: str) -> None:
+        """See :class:`titan_core.api.checkpoint.CheckpointEvents`. Reported as a finding."""
+        from titan_core.api.events import Finding  # imports torch
+
+        self.finding(Finding("checkpoint", why, step))
+
     def finding(self, finding: Finding) -> None:
         """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so the caller must guard random
         generators: during another thread's step there is no state to restore."""

@@ -30,7 +30,8 @@ class EventLog:
     * ``checkpoint``: ``path``;
     * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.events.Sample`);
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
-    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``reason``, and ``error``, one line, if it failed.
+    * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``data_ended``, ``reason``, and ``error``, one
+      line, if it failed.
 
     An attempt without ``end`` is still running or was killed.
     """

@@ -36,6 +36,7 @@ class MetricsReporter:
         self._lifecycle = lifecycle
         self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
+        self._taken = 0  # steps in the window; not a difference of step numbers, which a replaced state makes jump
         self._skipped: int | torch.Tensor = 0
         lifecycle.register(self)
 
@@ -48,11 +49,12 @@ class MetricsReporter:
             self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
             loggers = [logger for logger in self._job.loggers if isinstance(logger, MetricLogger)]
             self._loggers.build(loggers, run, device_name(self._world.device))
-        self._begin_window(run.step)
+        self._begin_window()
 
     @hookimpl(trylast=True)
     def titan_step_end(self, report: StepReport) -> None:
         """Log the first step, the last step and every ``metrics.log_freq``-th step."""
+        self._taken += 1
         self._data_seconds += report.data_seconds
         self._targets += report.num_targets
         self._skipped = self._skipped + report.skipped  # a tensor if the device decides
@@ -91,14 +93,14 @@ class MetricsReporter:
 
     def _log(self, report: StepReport) -> None:
         self._unlogged = None
-        of_ranks = self._over_ranks(report.step - self._window_step)
+        of_ranks = self._over_ranks(self._taken)
         if self._world.rank == 0:
             record = {**self._record(report), **of_ranks, "time": time.time()}
             self._loggers.log({**record, **self._lifecycle.figures(record)})
-        self._begin_window(report.step)
+        self._begin_window()
 
-    def _begin_window(self, step: int) -> None:
-        self._window_step = step
+    def _begin_window(self) -> None:
+        self._taken = 0
         self._targets = 0
         self._skipped = 0
         self._data_seconds = 0.0
@@ -109,7 +111,7 @@ class MetricsReporter:
         loss, loss_max, grad_norm = report.loss.item(), report.rank_losses.max().item(), report.grad_norm.item()
         synchronize(self._world.device)
         seconds = time.perf_counter() - self._started
-        steps = report.step - self._window_step
+        steps = self._taken
         tokens_per_second = self._targets / seconds
         phases = self._stopwatch.take()
         return {

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from titan_core.api.build_context import JobContext
-from titan_core.api.errors import RunStopped
+from titan_core.api.errors import NumericsStop
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import TrainingSection
@@ -26,7 +26,7 @@ STATE = "finite_guard"
 """Name of the guard's state in checkpoints."""
 
 
-class NonFiniteError(RunStopped):
+class NonFiniteError(NumericsStop):
     """The loss or the gradient norm is NaN or infinite."""
 
 

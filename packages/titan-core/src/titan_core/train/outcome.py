@@ -19,6 +19,7 @@ from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import OUTCOMES, Outcome, rank_log, report_lines
 from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api.tools.exit_status import exit_status
 from titan_core.api.tools.secrets import redact_text
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class OutcomeRecorder:
             self.outcome,
             problems=tuple(redact_text(text) for text in texts),
             follows=caused_by_peer(error),
+            status=exit_status(error),
             checkpoint=self._checkpoint[1],
             log=written,
             time=time.time(),

@@ -46,7 +46,7 @@ def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption
     elif interruption.stop.agreed:
         return TrainEnd(step, completed, reason="SIGTERM: stopped after a complete step, to be resumed", preempted=True)
     else:
-        reason = "the dataset has ended"
+        return TrainEnd(step, completed, reason="the dataset has ended", data_ended=True)
     return TrainEnd(step, completed, reason)
 
 

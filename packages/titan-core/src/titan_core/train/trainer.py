@@ -17,7 +17,7 @@ from titan_core.api.launcher import user_command
 from titan_core.api.microbatch import AuxiliaryLosses
 from titan_core.api.sections import CommSection, TrainingSection
 from titan_core.api.shared_request import SharedRequests
-from titan_core.api.step import StepInput
+from titan_core.api.step import StepAbandoned, StepInput
 from titan_core.api.tools.phases import phase
 from titan_core.api.world import World
 from titan_core.data.loader import StepData, data_loader
@@ -191,6 +191,8 @@ class Trainer:
             job=self.job,
             world=self.world,
             parts=self.state.parts,
+            state=self.state,
+            observers=self.lifecycle,
             size=self.size,
             step=self.state.step,
             steps=self.last_step,
@@ -208,7 +210,7 @@ class Trainer:
         return self.interruption.stop.agreed
 
     def step(self) -> bool:
-        """Take one optimizer step unless the data has ended or a rank received a stop request; return whether it was taken.
+        """Take one optimizer step unless the data has ended or a rank received a stop request; return whether to continue.
 
         Raises:
             UserError: the data of a rank is invalid. Raised on every rank.
@@ -222,9 +224,15 @@ class Trainer:
         if totals.weight == 0:
             why = "the next global batch has no target: no token is followed by another of its document"
             raise UserError.one("the training data", why, "add longer documents, or set data.document_mask = false")
-        data = self.loader.next_step()
+        data = self.loader.peek()
         assert data is not None
-        self.lifecycle.step_end(self._train_step(data, totals))
+        try:
+            report = self._train_step(data, totals)
+        except StepAbandoned:
+            self.state.optimizer.zero_grad()
+            self.lifecycle.step_cancelled(number)
+            return True
+        self.lifecycle.step_end(report)
         self.save(last=number == self.last_step)
         self.validate()
         return True
@@ -271,6 +279,7 @@ class Trainer:
         )
         with self.stopwatch.measure("forward_backward"):
             losses = self.loss_sums(self.run_step(inputs), auxiliary, totals, data.target_weight)
+        self.loader.next_step()  # only now, because a step that is abandoned leaves the position in the data unchanged
         if state.step + 1 < self.last_step:
             self.lookahead.begin(self.updates.last_skipped)
         self.lifecycle.gradients_complete(state.step + 1)

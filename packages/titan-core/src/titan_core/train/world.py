@@ -21,9 +21,10 @@ from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection, TrainingSection
 from titan_core.api.simulation import current_simulation
 from titan_core.api.tools.device import attention_kernels, backend_for, choose_device
+from titan_core.api.tools.open_files import allow_open_files
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
-from titan_core.api.world import World
+from titan_core.api.world import World, gather_objects
 
 
 @contextmanager
@@ -47,6 +48,11 @@ def _joined(job: Job) -> Iterator[World]:
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
+    # gloo then connects two ranks when they first exchange something: some 20 connections per rank, not one to every rank.
+    lazy = os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1") != "0"
+    if (size := plan.world_size) > 1:
+        # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; rank 0 may have the store.
+        allow_open_files(3 * size if os.environ.get("RANK", "0") == "0" else 2 * (size.bit_length() if lazy else size))
     store, rank, world_size = _meet(timeout)
     if device.type == "cuda" and world_size > 1:
         require_own_gpu(store, rank, world_size, device)
@@ -115,14 +121,11 @@ def require_same_job(job: Job) -> None:
     Raises:
         UserError: a rank differs from rank 0. Raised on every rank, with one problem per rank that differs.
     """
-    size = dist.get_world_size()
-    digests: list[str | None] = [None] * size
-    dist.all_gather_object(digests, job.digest())
+    digests = gather_objects(job.digest())
     different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if not different:
         return
-    identities: list[dict[str, object] | None] = [None] * size
-    dist.all_gather_object(identities, job.identity())
+    identities = gather_objects(job.identity())
     raise UserError(
         *(
             Problem(

@@ -67,6 +67,9 @@ def _weights(repository: Repository, fetch: Callable[[HubFile], Path]) -> tuple[
     files = repository.files
     if INDEX in files:
         names = _listed(read_object(fetch(files[INDEX]), "choose another repository"))
+        if odd := sorted(name for name in names if "/" in name or not name.endswith(".safetensors")):
+            why = f"{INDEX} lists {shorten(', '.join(odd))}, which is not a .safetensors file beside it"
+            raise UserError.one(repository.where, why, "choose another repository")
         missing = sorted(names - files.keys())
         if missing or not names:
             why = f"{INDEX} lists {shorten(', '.join(missing)) or 'no files'}" + (", which do not exist" if missing else "")

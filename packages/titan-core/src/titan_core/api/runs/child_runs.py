@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from titan_core.api.config import Override
-from titan_core.api.errors import UserError
+from titan_core.api.errors import EXIT_DATA_ENDED, UserError
 from titan_core.api.job import Job
 from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.folder_lock import FolderLock
@@ -64,7 +64,7 @@ class ChildRun:
         with self.log.open("w", encoding="utf-8") as log:
             environment = {**os.environ, **environment_of_child()}
             status = _wait_for(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
-        if status:
+        if status not in (0, EXIT_DATA_ENDED):
             raise UserError.one(f"run {str(self.folder)!r}", f"failed: {self._reason(status)}", f"see {self.log}")
 
     def _make_room(self) -> None:

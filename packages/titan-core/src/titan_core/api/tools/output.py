@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from titan_core.api.tools.shown import printable
+
 
 def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON."""
@@ -21,6 +23,7 @@ def print_notes(notes: Iterable[str]) -> None:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with aligned columns; the last one may have any width. (``rich`` would take longer to import than most
     commands take to run.)"""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class phase:
     def __exit__(self, *error: object) -> None:
         if self._is_listed:
             _phases.remove(self)
+            finished.append((self.name, self.began, time.monotonic()))
 
     def __str__(self) -> str:
         detail = self.detail()
@@ -74,6 +76,8 @@ ERASE = "\r\x1b[2K"
 
 _MAIN_THREAD = threading.main_thread().ident
 _phases: list[phase] = []
+finished: deque[tuple[str, float, float]] = deque(maxlen=64)
+"""The last phases: name, start and end (``time.monotonic``)."""
 _progress: list[RunProgress] = []
 _hidden = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ def read_object(file: Path, fix: str) -> dict[str, Any]:
         UserError: the file cannot be read, is not JSON, or holds something other than an object.
     """
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe or a device might never end
+            raise OSError(errno.EINVAL, "it is not a regular file")
         contents = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError.one(str(file), "no such file", fix) from None

@@ -1,0 +1,49 @@
+"""Elastic jobs: how a config adapts to the number of ranks while what it trains stays the same. Arithmetic only."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from titan_core.api.config import Config, Override
+from titan_core.api.mesh import REMAINDER_KEY
+from titan_core.api.runs.files import CONFIG
+from titan_core.api.sections import JobSection, TrainingSection
+from titan_core.api.tools.toml import parse_toml
+from titan_core.job.assemble import mesh_of
+from titan_core.plugins.registry import Registry
+
+
+def adaptations(config: Config, registry: Registry, ranks: int) -> list[list[Override]]:
+    """Return the overrides with which ``config`` trains on ``ranks`` ranks, the largest local batch first. Not all of them
+    need to be possible: a pipeline, for example, may need an even local batch.
+
+    Raises:
+        UserError: the degrees contradict each other.
+    """
+    training, smallest = config.section(TrainingSection), mesh_of(config, registry, None)
+    adapts = next(
+        dim for dim in smallest.dims if dim.name == ("dp_shard" if config.value(REMAINDER_KEY) < 0 else "dp_replicate")
+    )
+    degree, rest = divmod(ranks, smallest.world_size // smallest.degrees[adapts.name])
+    if rest or not degree:
+        return [[]]  # assembly says why
+    fixed = [Override(adapts.degree_key, str(degree))] if adapts.name == "dp_replicate" else []
+    groups = smallest.batch_degree // smallest.degrees[adapts.name] * degree
+    size = training.global_batch_size
+    if size < 0:
+        size = _batch_of_run(config) or training.local_batch_size * groups
+        fixed.append(Override("training.global_batch_size", str(size)))
+    share = size // groups if size % groups == 0 else 1
+    locals_ = [local for local in range(training.local_batch_size, 0, -1) if share % local == 0]
+    return [[*fixed, Override("training.local_batch_size", str(local))] for local in locals_]
+
+
+def _batch_of_run(config: Config) -> int:
+    """Return the global batch of the elastic run in the run's directory; 0 if there is none."""
+    training: dict[str, object] = {}
+    with suppress(OSError, ValueError):
+        folder = Path(config.section(JobSection).dump_folder)
+        training = parse_toml((folder / CONFIG).read_text(encoding="utf-8")).get("training", {})
+    size = training.get("global_batch_size", 0) if training.get("elastic") else 0
+    return size if isinstance(size, int) and size > 0 else 0
