@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from titan_core.api.launcher import OUTCOMES
-from titan_launch import agent as agent_module
+from titan_launch import restart_policy
 
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OUTCOMES, str(tmp_path / "outcomes"))
-    monkeypatch.setattr(agent_module, "GRACE_SECONDS", 5.0)
+    monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 5.0)
 
 
 @pytest.fixture

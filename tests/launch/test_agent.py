@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from harness.agents import agent_of
-from titan_core.api.errors import UserError
+from titan_core.api.errors import EXIT_LOST_PEER, UserError
 from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
-from titan_launch import agent as agent_module
+from titan_launch import restart_policy
 from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
+from titan_launch.launch import _run
+from titan_launch.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 LOST = 'leave(problems=["RuntimeError: Timed out waiting 20000ms for recv"], follows=True, log="logs/rank-0.log", time=1.0)'
@@ -35,7 +41,7 @@ def last_line(agent: RankAgent) -> str:
 def test_a_rank_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str | None, reported: str
 ) -> None:
-    monkeypatch.setattr(agent_module, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 0.0)
     script = f"""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -147,6 +153,29 @@ def test_fewer_machines_than_requested_are_refused(tmp_path: Path) -> None:
         agent.run("rank")
 
 
+def test_ranks_whose_rendezvous_vanishes_have_lost_a_peer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child takes no lock of the threads of this process
+        machine = os.fork()
+    if machine == 0:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        os.write(write, str(store.port).encode())
+        signal.pause()
+    port = int(os.read(read, 10))
+    script = f"import os, signal\nos.kill({machine}, signal.SIGKILL)\nsignal.pause()"
+    options = Rendezvous("c10d", f"localhost:{port}", "x", (1, 1), 0, 60)
+    try:
+        agent = agent_of(tmp_path, script, ranks=1, alone=options)
+        assert _run(agent, options, agent._logs, agent._console) == EXIT_LOST_PEER
+    finally:
+        os.kill(machine, signal.SIGKILL)
+        os.waitpid(machine, 0)
+        os.close(read)
+        os.close(write)
+    assert f"error: --rdzv-endpoint localhost:{port}: the rendezvous is lost (" in capfd.readouterr().err
+
+
 def outcome(rank: int, problem: str = "", follows: bool = False, at: float = 1.0, log: str = "") -> Outcome:
     return Outcome(rank, 7, problems=(problem,) if problem else (), follows=follows, log=log, time=at)
 
@@ -170,7 +199,7 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
         ({0: 1, 1: 1}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 1,
          ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),
         ({0: 75, 1: 75}, [], 75, ["ranks 0-1 stopped on SIGTERM; the job can be restarted"]),
-        ({0: 1}, [LOST_ONE], 1, ["error: ranks 1-3 have not answered in step 7"]),
+        ({0: 69}, [LOST_ONE], 69, ["error: ranks 1-3 have not answered in step 7"]),
     ],
 )  # fmt: skip
 def test_the_first_cause_comes_last(

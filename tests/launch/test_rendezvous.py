@@ -62,6 +62,13 @@ STATIC = ["--rdzv-backend", "static"]
         (["--rdzv-endpoint", "node0:29500", "--node-rank", "9" * 5000], "99: must be a whole number from 0 to 1"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "0"], "is not a whole number from 1 to 86400"),
         (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", *STATIC], "the static rendezvous does not support a range"),
+        (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", "--rdzv-backend", "etcd"], "the etcd rendezvous does not"),
+        (["--elastic", "stop", "--rdzv-endpoint", "node0:29500"], "--elastic stop: applies only to a range of machines"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call"], "--rdzv-conf last_call: must be KEY=VALUE"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "is_host=1"], "is_host=1: the c10d rendezvous has no such"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "join_timeout=-1"], "join_timeout=-1: must be a whole number"),
+        (["--rdzv-endpoint", "node0:29500", "--local-addr", "203.0.113.1"], "is not an address of this machine; use one"),
+        (["--rdzv-endpoint", "node0:29500", "--local-addr", "no-such-host.invalid"], "invalid: cannot be resolved: "),
         (["--nnodes", "3:2", "--rdzv-endpoint", "node0:29500"], "--nnodes 3:2: the range is empty"),
         (["--rdzv-endpoint", "no-such-host.invalid:29500"], "cannot resolve the host name 'no-such-host.invalid'"),
     ],
@@ -92,6 +99,15 @@ def test_endpoints_that_work_are_accepted(listening: int, free: int) -> None:
     require_meeting_point(options(f"localhost:{listening}", "static", node_rank=1))
     require_meeting_point(options(f"localhost:{free}", "static"))
     require_meeting_point(options(f"localhost:{free}"))  # this machine itself will listen there
+
+
+def test_a_store_is_recognised_while_an_error_is_handled() -> None:
+    """As after the loss of the old store."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    try:
+        raise ConnectionError
+    except ConnectionError:
+        assert rendezvous._answers("localhost", store.port)
 
 
 @pytest.mark.parametrize(("backend", "node_rank"), [("c10d", 0), ("static", 1)])
@@ -140,7 +156,9 @@ def test_the_number_of_machines_may_exceed_the_limit_of_processes_per_machine() 
 
 
 def test_one_machine_needs_no_options() -> None:
-    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank=None)
+    arguments = argparse.Namespace(
+        rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank=None, rdzv_conf=None, local_addr=None
+    )
     assert options_of(arguments, 1, 1).endpoint == ""
 
 

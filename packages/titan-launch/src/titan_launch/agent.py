@@ -9,26 +9,30 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 
-from titan_core.api.errors import EXIT_PREEMPTED, UserError
-from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, report_lines
+from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_LOST_PEER, EXIT_PREEMPTED, UserError
+from titan_core.api.launcher import INTERRUPTED, RESTART, Outcome, announce_interrupt, report_lines
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.rank_names import ranks
+from titan_launch import restart_policy
 from titan_launch.console import Console
+from titan_launch.progress import Progress, StepLimits, read_progress
 from titan_launch.rank_logs import RankLogs
+from titan_launch.recovery import Restart
+from titan_launch.restart_policy import Decision, RestartLimits, RestartPolicy
 from titan_launch.torch_private import ExtensibleAgent, machines_joined
 
-GRACE_SECONDS = 10.0
-"""How long the other ranks may take to exit and to record why, once one has failed."""
-ORDERLY_SECONDS = 30.0
-"""The same, once one has stopped cleanly (SIGTERM): the others may still be writing checkpoints."""
+ROLE = "rank"
+"""The role of all workers, for torch's agent."""
+LOOK_SECONDS = 1.0
+"""How often the agent looks for steps that take too long."""
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
 
@@ -47,6 +51,10 @@ class JobInterrupted(Exception):
     """The user interrupted the ranks, and they have ended."""
 
 
+class JobEnded(Exception):
+    """The job has ended on the other machines."""
+
+
 class RankAgent(ExtensibleAgent):
     """Forwards interrupts to the ranks and waits for them. Prints why an attempt failed and when the next one starts."""
 
@@ -60,6 +68,8 @@ class RankAgent(ExtensibleAgent):
         console: Console,
         diagnose: Callable[[float], str | None],
         trains: bool = True,
+        limits: RestartLimits | None = None,
+        step_limits: StepLimits | None = None,
     ) -> None:
         """
         Args:
@@ -70,25 +80,49 @@ class RankAgent(ExtensibleAgent):
             diagnose: returns what observers recorded about unresponsive ranks, for an attempt that began at the given time
                 (seconds since the epoch).
             trains: whether interrupted ranks complete their step, or end at once.
+            limits: how often and when failed ranks are restarted. Default: ``spec.max_restarts`` times.
+            step_limits: how long a step may take if there are several ranks.
         """
         super().__init__(spec, logs)
         self._machines, self._endpoint, self._diagnose = machines, endpoint, diagnose
         self._outcomes, self._logs, self._console = outcomes, logs, console
         self._interrupted = INTERRUPTED if trains else "titan: interrupted: ending the ranks; Ctrl-C again kills them"
         self._starting: phase | None = None
-        self._attempt, self._attempts = 1, spec.max_restarts + 1
+        self._attempt = 1
+        self._policy = RestartPolicy(limits or RestartLimits(spec.max_restarts))
+        self._step_limits = step_limits
         self._began = 0.0
-        self._failed_at: float | None = None
+        self._failed_at: float | None = None  # time.monotonic
+        self._noticed = self._ended = self._waited = 0.0  # of the last failure: see Restart
+        self._completed = 0
+        self._first_failure = 0.0
+        self._looked = 0.0  # time.monotonic of the last look at the ranks' progress
+        self._hung: dict[int, float] = {}  # ranks whose step took too long, and its seconds
+        self._progress: dict[int, Progress] = {}  # of the last attempt that has ended
         self._pids: dict[int, int] = {}  # by rank; empty once the ranks have ended
         self.interrupts = 0
         """Number of interrupts since the ranks were first started."""
         self.failure: Failure | None = None
         """The failure of the last attempt, if any."""
+        self.trains = True
+        """Whether the job ends with this machine."""
+
+    @property
+    def started(self) -> bool:
+        """Whether this machine has met the others and started its ranks."""
+        return self._began > 0
 
     @property
     def outcomes(self) -> dict[int, Outcome]:
         """The outcomes that ranks recorded in the last attempt, by rank."""
         return read_outcomes(self._outcomes)
+
+    def run(self, role: str = ROLE) -> RunResult:
+        """Run the job until its ranks have ended."""
+        try:
+            return super().run(role)
+        finally:
+            self._end_start()
 
     def rendezvous(self, worker_group: WorkerGroup) -> None:
         """Wait for the other machines; show where, and how many have come."""
@@ -119,9 +153,12 @@ class RankAgent(ExtensibleAgent):
             requested = str(least) if least == most else f"{least}:{most}"
             why = f"{size} machine(s) joined the rendezvous"
             raise UserError.one(f"--nnodes {requested}", why, "start titan with the same --nnodes on every machine")
-        if self._began and self.failure is None:
-            self._console.say("machines have joined or left; restarting the ranks")
+        if self._began:
+            if self.failure is None:
+                self.report_change()
+            self._pass_on_the_restart()
         self.failure = self._failed_at = None
+        self._hung = {}
         shutil.rmtree(self._outcomes, ignore_errors=True)
         self._outcomes.mkdir(parents=True)
         self._began = time.time()
@@ -143,15 +180,17 @@ class RankAgent(ExtensibleAgent):
             JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
         ended = {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
-        if self._starting is not None and (ended or not self._console.shows_status):
-            self._starting.__exit__()
-            self._starting = None
+        if not ended and self._step_limits is not None and worker_group.workers[0].world_size > 1:
+            self._end_hung_ranks(self._step_limits)
+        if ended or not self._console.shows_status:
+            self._end_start()
         if any(ended.values()) and len(ended) < len(self._pids):
             now = time.monotonic()
             if self._failed_at is None:
-                self._failed_at = now
-            orderly = set(ended.values()) <= {0, EXIT_PREEMPTED}
-            if now < self._failed_at + (ORDERLY_SECONDS if orderly else GRACE_SECONDS):
+                self._failed_at, self._noticed = now, time.time()
+            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
+            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded)
+            if now < self._failed_at + patience:
                 return RunResult(state=WorkerState.HEALTHY)
             for rank in self._pids.keys() - ended.keys():
                 _send(self._pids[rank], signal.SIGKILL)
@@ -160,6 +199,9 @@ class RankAgent(ExtensibleAgent):
             if result.state == WorkerState.SUCCEEDED:
                 self._pids = {}  # an interrupt now ends the wait for other machines
             return result
+        self._ended = time.time()
+        if self._failed_at is None:
+            self._noticed = self._ended
         statuses = {rank: failure.exitcode for rank, failure in result.failures.items()}
         exited = {rank: status for rank, status in ended.items() if status} or statuses  # without those killed above
         local_ranks, self._pids = set(self._pids), {}
@@ -171,19 +213,107 @@ class RankAgent(ExtensibleAgent):
             if any(outcome.problems and not outcome.follows for outcome in outcomes.values()):
                 self.failure = _failure(exited, local_ranks, outcomes, logs, lambda: None)
             raise JobInterrupted
-        restarts = self._attempt < self._attempts
-        if restarts:  # their logs make room for those of the next attempt
+        self._progress = read_progress(self._outcomes)
+        if not self._hung and self.only_follows(exited, local_ranks, outcomes):
+            self.failure = _failure(exited, local_ranks, outcomes, logs, lambda: None, self._progress)
+            self._note_the_end(self.failure.status)
+            self.restart_workers(worker_group)
+            return RunResult(state=WorkerState.HEALTHY)
+        if self._hung:
+            exited = {}
+
+        def failure() -> Failure:
+            return _failure(
+                exited, local_ranks, outcomes, logs, lambda: self._diagnose(self._began), self._progress, self._hung
+            )
+
+        self.failure = failure()
+        self._note_the_end(self.failure.status)
+        decision = self.decide(self.failure.status)
+        self.allow_restart(decision.restarts)
+        if decision.restarts:  # the logs make room for those of the next attempt
             moved = self._logs.set_aside(local_ranks)
             logs = {rank: moved.get(log, log) for rank, log in logs.items()}
             outcomes = {rank: replace(one, log=moved.get(one.log, one.log)) for rank, one in outcomes.items()}
-        self.failure = _failure(exited, local_ranks, outcomes, logs, lambda: self._diagnose(self._began))
-        if restarts:
-            self._attempt += 1
+            self.failure = failure()
+        self.publish_failure(self.failure)
+        if decision.restarts:
+            self._announce(self.failure, decision)
+        elif decision.why:
             *others, first = self.failure.lines
-            for line in others:
-                self._console.say(line)
-            self._console.say(f"{first}; restarting (attempt {self._attempt} of {self._attempts})")
+            self.failure = replace(self.failure, lines=(*others, f"{first}; not restarted, because {decision.why}"))
         return result
+
+    def _end_start(self) -> None:
+        """End the phase in which the ranks start."""
+        if self._starting is not None:
+            self._starting.__exit__()
+            self._starting = None
+
+    def only_follows(self, exited: Mapping[int, int], local_ranks: set[int], outcomes: Mapping[int, Outcome]) -> bool:
+        """Whether the ranks of this machine ended only because of another machine, so that their restart does not count.
+
+        Args:
+            exited: exit statuses of the ranks that this agent did not kill.
+        """
+        return False
+
+    def report_change(self) -> None:
+        """Say why the ranks are restarted although none has failed."""
+        self._console.say("machines have joined or left; restarting the ranks")
+
+    def leave(self) -> None:
+        """Leave the other machines, which may continue."""
+
+    def publish_failure(self, failure: Failure) -> None:
+        """Report a failure of this machine's ranks to the other machines."""
+
+    def _end_hung_ranks(self, limits: StepLimits) -> None:
+        """Kill the ranks of this machine if one has been in the same step for too long. Collectives have a time limit of
+        their own, so that this concerns ranks of which none waits in one."""
+        now = time.monotonic()
+        if self._hung or now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        late = limits.exceeded(read_progress(self._outcomes), time.time())
+        if late:
+            self._hung, self._noticed, self._failed_at = late, time.time(), time.monotonic()
+            for pid in self._pids.values():
+                _send(pid, signal.SIGKILL)
+
+    def _note_the_end(self, status: int) -> None:
+        """Note how far the ranks have come, and when they failed."""
+        self._completed = max((one.completed for one in self._progress.values()), default=0)
+        times = [outcome.time for outcome in self.outcomes.values() if outcome.problems]
+        if status == EXIT_LOST_PEER:  # whatever rank is at fault, its last progress is the oldest
+            times += [one.time for one in self._progress.values()]
+        self._first_failure = min([self._noticed, *times])
+
+    def decide(self, status: int) -> Decision:
+        """Decide whether to restart the ranks after a failure."""
+        return self._policy.after(status, min((one.begun for one in self._progress.values()), default=0), self._completed)
+
+    def _announce(self, failure: Failure, decision: Decision) -> None:
+        """Print why the ranks are restarted, and wait if the policy says so."""
+        self._attempt += 1
+        *others, first = failure.lines
+        for line in others:
+            self._console.say(line)
+        when = f"restarting in {decision.wait:g} s" if decision.wait else "restarting"
+        self._console.say(f"{first}; {when} (attempt {self._attempt} of {self._attempt + decision.left})")
+        began = time.time()
+        time.sleep(decision.wait)  # an interrupt or SIGTERM ends it
+        self._waited = time.time() - began
+
+    def _pass_on_the_restart(self) -> None:
+        """Set what restarted ranks need to report its cost."""
+        now = time.time()
+        if self._ended < self._began:  # none of this machine's ranks has failed
+            self._completed = max((one.completed for one in read_progress(self._outcomes).values()), default=0)
+            self._first_failure = self._noticed = self._ended = now
+            self._waited = 0.0
+        restart = Restart(self._first_failure, self._noticed, self._ended, self._waited, now, self._completed)
+        os.environ[RESTART] = restart.as_text()
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """Forward an interrupt to the ranks. Each has its own session: Ctrl-C in a terminal reaches only this process."""
@@ -232,6 +362,8 @@ def _failure(
     outcomes: dict[int, Outcome],
     logs: dict[int, str],
     diagnose: Callable[[], str | None],
+    progress: Mapping[int, Progress] = MappingProxyType({}),
+    hung: Mapping[int, float] = MappingProxyType({}),
 ) -> Failure:
     """Return the first cause of a failure, and the other causes.
 
@@ -241,9 +373,11 @@ def _failure(
         outcomes: the recorded outcomes, of ranks that failed and of others.
         logs: the logs of this machine's ranks.
         diagnose: returns what observers recorded about the failure, if anything.
+        progress: how far the ranks of this machine were.
+        hung: the ranks that this agent killed because their step took too long, and its seconds.
     """
     failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.problems}
-    step = max((outcome.step for outcome in outcomes.values()), default=0)
+    step = max([*(one.step for one in outcomes.values()), *(one.started for one in progress.values())], default=0)
     during = f" in step {step}" if step else ""
     killed: dict[int, list[int]] = {}
     exited: dict[int, list[int]] = {}
@@ -253,6 +387,8 @@ def _failure(
     if set(exited) == {EXIT_PREEMPTED} and not killed and not failed:
         line = f"{ranks(exited[EXIT_PREEMPTED])} stopped{during} on SIGTERM; the job can be restarted"
         return Failure(EXIT_PREEMPTED, (line,))
+    if set(exited) == {EXIT_DATA_ENDED} and not killed and not failed:
+        return Failure(EXIT_DATA_ENDED, ("the data ended before the last step",))
     lines: list[tuple[str, int]] = []
     # From the most certain cause to the least. A signal points at the rank itself, except SIGABRT: NCCL's watchdog aborts a
     # rank that has lost another.
@@ -270,8 +406,12 @@ def _failure(
         line = f"error: {ranks(aborted)} {_was(aborted)} killed by SIGABRT{during}; see {logs[aborted[0]]}"
         lines.append((line, 128 + signal.SIGABRT))
     found = diagnose() if not causes else None
+    if not lines and hung:
+        line = f"error: {ranks(hung)} {_was(list(hung))} killed{during}, which had taken {max(hung.values()):.0f} s"
+        lines.append((line, EXIT_LOST_PEER))
     if not lines:
-        lines.append((f"error: {_lost(local_ranks - set(statuses), failed, during, found is None)}", 1))
+        line = f"error: {_lost(local_ranks - set(statuses), failed, during, found is None)}"
+        lines.append((line, EXIT_LOST_PEER))
     if found is not None:
         line, status = lines[0]
         lines[0] = (f"{line}; {found}", status)
@@ -298,7 +438,7 @@ def _lost(silent: set[int], failed: dict[int, Outcome], during: str, shows_log: 
 
 def _status_of(causes: list[Outcome], statuses: dict[int, int]) -> int:
     first = min(causes, key=lambda outcome: outcome.time)
-    return abs(statuses.get(first.rank, 1)) or 1
+    return first.status or abs(statuses.get(first.rank, 1)) or 1
 
 
 def _was(numbers: list[int]) -> str:

@@ -13,17 +13,18 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from titan_core.api import hookspecs
-from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR, UserError
 from titan_core.api.job import Job
 from titan_core.api.launcher import (
     COMMAND,
     OUTCOMES,
     RANK_LOGS,
+    RESTART,
     interrupted_line,
     lock_for_ranks,
     own_command,
@@ -32,62 +33,70 @@ from titan_core.api.launcher import (
 )
 from titan_core.api.processes import environment_of_child
 from titan_core.api.runs.files import LOGS
+from titan_core.api.sections import CommSection
+from titan_core.api.tools.open_files import allow_open_files
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
 from titan_launch.console import Console
 from titan_launch.options import NUMA_BINDING
-from titan_launch.rendezvous import handler, options_of, rendezvous_errors, require_meeting_point
+from titan_launch.progress import StepLimits
+from titan_launch.rendezvous import Rendezvous, handler, rendezvous_errors, require_meeting_point, root_cause
+from titan_launch.restart_policy import RestartLimits
 from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-
     from titan_launch.agent import RankAgent
     from titan_launch.rank_logs import RankLogs
+    from titan_launch.sizes import Sizes
 
 log = logging.getLogger(__name__)
 
-ROLE = "rank"
+HANG = 1.25
+"""Share of the collectives' timeout that a step may take."""
 
 
 def launch(
     settings: argparse.Namespace,
+    options: Rendezvous,
     per_node: int,
-    machines: tuple[int, int],
     rank_arguments: Sequence[str],
     job: Job,
     writes_run: bool,
     status: StatusLine,
+    sizes: Sizes | None = None,
 ) -> int:
     """Run ``titan`` with the same arguments in every process; return the exit status.
 
     Args:
         settings: the options of :func:`titan_launch.options.arguments`, with their defaults.
+        options: where the machines meet, and how many.
         per_node: number of processes on this machine.
-        machines: minimum and maximum number of machines.
         rank_arguments: the command line of each rank after ``titan``.
         writes_run: whether the ranks write to the run directory, which this process then locks.
         status: the status line that is shown until the ranks print something.
+        sizes: the numbers of ranks that an elastic job can train on.
 
     Raises:
-        UserError: the machines do not meet, the logs cannot be written, or another job writes to the run directory.
+        UserError: the machines do not meet, the logs cannot be written, too few files may be open, or another job writes to
+            the run directory.
     """
-    least, most = machines
-    options = options_of(settings, least, most)
+    machines = options.machines
+    # Of each rank: pipes, logs and a connection to the store. Of each machine: connections to the rendezvous.
+    allow_open_files(8 * per_node + 4 * machines[1])
     require_meeting_point(options)
     # Divide the cores among the ranks. torch's agent would set 1 thread per rank.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
     # A shared store outlives the ranks: restarted gloo ranks find the keys of the old ones and cannot connect (torch 2.15).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with ExitStack() as stack:
-        if most == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
+        if machines[1] == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
             stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
         with phase("preparing to start the ranks"):
             _quiet_torch()
             from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-            from titan_launch.agent import RankAgent
+            from titan_launch.agent import ROLE, RankAgent
             from titan_launch.rank_logs import RankLogs
         console = Console(status)
         stack.callback(console.close)
@@ -110,9 +119,12 @@ def launch(
                 master_port=options.master[1],
             )
             outcomes = folder / "outcomes"
-            agent = RankAgent(
-                spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run
-            )
+            of_agent = (
+                spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run,
+                RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max), _step_limits(job),
+            )  # fmt: skip
+            agent = RankAgent(*of_agent) if sizes is None else elastic_agent(settings, options, of_agent, sizes)
+            stack.callback(os.environ.pop, RESTART, None)
             # Ranks inherit the environment of this process from torch's agent.
             of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
             if settings.numa_binding is not None:
@@ -120,10 +132,25 @@ def launch(
             for name, value in {**environment_of_child(), **of_ranks}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
-            ended = _run(agent, spec, logs, console)
+            ended = _run(agent, options, logs, console)
         if is_temporary and ended in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED):
             shutil.rmtree(log_folder)
         return ended
+
+
+def _step_limits(job: Job) -> StepLimits:
+    comm = job.config.section(CommSection)
+    return StepLimits(HANG * comm.init_timeout_seconds, HANG * comm.train_timeout_seconds)
+
+
+def elastic_agent(settings: argparse.Namespace, options: Rendezvous, of_agent: tuple[Any, ...], sizes: Sizes) -> RankAgent:
+    """Return the agent of an elastic job."""
+    from titan_launch.elastic import ElasticAgent
+
+    fixed = "last_call_timeout" in options.more
+    return ElasticAgent(
+        *of_agent, sizes=sizes, when_impossible=settings.elastic, timeout=options.timeout, fixed_last_call=fixed
+    )
 
 
 def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
@@ -140,28 +167,64 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _run(agent: RankAgent, spec: WorkerSpec, logs: RankLogs, console: Console) -> int:
-    """Wait until the ranks have ended; return the exit status."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
+def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
+    """Wait until the ranks have ended; return the exit status.
 
-    from titan_launch.agent import JobInterrupted
+    Raises:
+        RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
+
+    from titan_launch.agent import ROLE, JobEnded, JobInterrupted
+    from titan_launch.elastic import ElasticAgent, StoreLost
 
     close_rendezvous = interrupted = True
     try:
-        agent.run(ROLE)
+        while True:
+            try:
+                agent.run(ROLE)
+                break
+            except StoreLost:
+                assert isinstance(agent, ElasticAgent)
+                close_rendezvous = False  # nobody is there
+                logs.end_attempt()
+                seconds = options.timeout
+                console.say(f"the rendezvous at {options.endpoint} has gone; waiting {seconds} s for it to return")
+                try:
+                    require_meeting_point(options, seconds)
+                    agent.reconnect(handler(options, "", seconds))
+                except UserError as error:
+                    console.say(f"error: {error}")
+                    return EXIT_LOST_PEER
+                close_rendezvous = True
+        interrupted = False
+    except JobEnded:
         interrupted = False
     except SignalException as error:
         close_rendezvous = False  # other machines may continue without this one
+        agent.leave()
         logs.end_attempt()
         console.say(f"ended by {error.sigval.name}")
         return 128 + int(error.sigval)
+    except (RendezvousError, DistError) as error:
+        if isinstance(error, RendezvousClosedError) or not agent.started:
+            raise
+        # The options were right: the machine where all meet has ended, or the others do not come back.
+        close_rendezvous = False
+        logs.end_attempt()
+        why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
+        console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
+        if line := resume_line(agent.outcomes.values(), own_command()):
+            console.say(line)
+        return EXIT_LOST_PEER
     except JobInterrupted:
         pass
     finally:
-        if close_rendezvous:
+        if close_rendezvous and agent.trains:
             try:
-                spec.rdzv_handler.shutdown()
+                agent.get_worker_group().spec.rdzv_handler.shutdown()
             except RendezvousError as error:
                 log.warning("cannot close the rendezvous: %s", error)
     logs.end_attempt()

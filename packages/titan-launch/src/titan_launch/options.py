@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
@@ -26,7 +27,12 @@ _DEFAULTS: dict[str, str | int | None] = {
     "rdzv_backend": "c10d",
     "rdzv_id": "titan",
     "rdzv_timeout": 600,
+    "rdzv_conf": None,
+    "local_addr": None,
+    "elastic": "wait",
     "max_restarts": 0,
+    "restart_wait": 5,
+    "restart_wait_max": 300,
     "log_dir": None,
     "tee": None,
     "numa_binding": None,
@@ -50,7 +56,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--rdzv-timeout", type=integer(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
     )
-    launch.add_argument("--max-restarts", type=integer(0, 1000), metavar="N", help="restarts after a failure (default: 0)")
+    launch.add_argument("--rdzv-conf", metavar="KEY=VALUE,...", help="more settings, as in last_call_timeout=5")
+    launch.add_argument("--local-addr", metavar="ADDR", help="this machine's address (default: its host name)")
+    launch.add_argument(
+        "--elastic",
+        choices=("wait", "stop"),
+        help="if the job cannot train on the machines that have joined: wait for more, or stop (default: wait)",
+    )
+    launch.add_argument(
+        "--max-restarts", type=integer(0, 1000), metavar="N", help="restarts in a row without progress (default: 0)"
+    )
+    launch.add_argument(
+        "--restart-wait",
+        type=integer(0, 86_400),
+        metavar="SECONDS",
+        help="before the second in a row; doubles (default: 5)",
+    )
+    launch.add_argument(
+        "--restart-wait-max", type=integer(0, 86_400), metavar="SECONDS", help="longest such wait (default: 300)"
+    )
     launch.add_argument(
         "--log-dir",
         metavar="DIR",
@@ -80,6 +104,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
         raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
     from titan_launch.launch import launch
+    from titan_launch.rendezvous import options_of
+    from titan_launch.sizes import Sizes
     from titan_launch.status_line import StatusLine
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
@@ -87,10 +113,20 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         per_node = processes_per_node(given.get("nproc_per_node"))
         least, most = machines(settings.nnodes)
         settings.shown = shown_ranks(settings.tee, per_node * most)
+        sizes = Sizes(context.job) if least < most and ranks.writes_run else None
+        if sizes is None and "elastic" in given:
+            raise UserError.one(
+                f"--elastic {given['elastic']}", "applies only to a range of machines", "add --nnodes MIN:MAX"
+            )
+        options = options_of(settings, least, most)
         with phase("reading the recipe"):
             # The ranks check the hardware: doing so takes a CUDA context, and thereby memory of the first GPU.
-            job = ranks.assemble(per_node * least if least == most else None)
-        return launch(settings, per_node, (least, most), context.rank_arguments, job, ranks.writes_run, status)
+            if sizes is None:
+                job = ranks.assemble(per_node * least if least == most else None)
+            else:
+                job, line = sizes.check(per_node, (least, most))
+                print(f"titan: {line}", file=sys.stderr, flush=True)
+        return launch(settings, options, per_node, context.rank_arguments, job, ranks.writes_run, status, sizes)
 
 
 def shown_ranks(tee: str | None, most: int) -> Shown:

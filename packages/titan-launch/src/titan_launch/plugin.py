@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
+from titan_core.api.command import Command
 from titan_core.api.components import Debugger
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.job import Job
-from titan_core.api.launcher import Launcher
+from titan_core.api.launcher import RESTART, Launcher, reported_by_launcher
 from titan_core.api.ref import Ref
 from titan_core.api.tools.phases import StatusDisplay
 from titan_launch.config import GarbageKeys
@@ -37,6 +38,18 @@ def titan_debuggers() -> list[Debugger]:
             active=lambda context: context.section.gc_freq > 0,
             build=Ref("titan_launch.garbage:GarbageCollection"),
         ),
+        Debugger(
+            name="progress",
+            summary="lets the launcher see how far each rank is",
+            active=lambda context: reported_by_launcher(),
+            build=Ref("titan_launch.progress:ProgressFile"),
+        ),
+        Debugger(
+            name="recovery",
+            summary="reports what a restart cost",
+            active=lambda context: RESTART in os.environ,
+            build=Ref("titan_launch.recovery:RecoveryReport"),
+        ),
     ]
 
 
@@ -48,6 +61,18 @@ def titan_launchers() -> list[Launcher]:
             summary="processes on this machine, alone or as part of a multi-machine job",
             arguments=Ref("titan_launch.options:arguments"),
             run=Ref("titan_launch.options:run"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="rendezvous",
+            summary="host the store where the machines of jobs meet, on a machine that outlives them",
+            arguments=Ref("titan_launch.store:arguments"),
+            run=Ref("titan_launch.store:run"),
         ),
     ]
 

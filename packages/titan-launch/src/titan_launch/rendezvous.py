@@ -7,12 +7,11 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,15 @@ ANSWER_SECONDS = 15.0
 MOST_CONNECT_SECONDS = 60
 """Longest time that a machine tries to connect to the endpoint. Once connected, it waits --rdzv-timeout for the others."""
 
+LOST_SECONDS = 6
+"""A machine of an elastic job that has not been heard of for this long is lost (torch: 15 s)."""
+FEW_MACHINES = 64
+"""Up to this number of machines, each reports every second: the store has one key for all reports."""
+_SETTINGS = (
+    "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "read_timeout", "keep_alive_interval",
+    "keep_alive_max_attempt",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Rendezvous:
@@ -44,6 +52,10 @@ class Rendezvous:
     node_rank: int
     timeout: int
     """Seconds."""
+    local_addr: str | None = None
+    """Address at which the other machines reach this one; ``None``: its host name."""
+    more: Mapping[str, str] = field(default_factory=dict)
+    """--rdzv-conf."""
 
     @property
     def master(self) -> tuple[str | None, int | None]:
@@ -64,6 +76,9 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
     """
     timeout = arguments.rdzv_timeout
     endpoint = arguments.rdzv_endpoint
+    more = rdzv_conf(arguments.rdzv_conf, arguments.rdzv_backend)
+    if arguments.local_addr is not None:
+        _require_own(arguments.local_addr)
     if most == 1 and endpoint is None:  # the ranks meet on a free port of this machine
         _node_rank(arguments.node_rank or "0", most)
         if arguments.rdzv_backend != "c10d":
@@ -72,7 +87,7 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
                 "needs --rdzv-endpoint",
                 "add --rdzv-endpoint HOST:PORT, or drop --rdzv-backend",
             )
-        return Rendezvous("c10d", "", "", (1, 1), 0, timeout)
+        return Rendezvous("c10d", "", "", (1, 1), 0, timeout, arguments.local_addr, more)
     if endpoint is None:
         why = "several machines need an address to meet at"
         raise UserError.one("--nnodes", why, "add the same --rdzv-endpoint HOST:PORT on every machine")
@@ -91,11 +106,54 @@ def options_of(arguments: argparse.Namespace, least: int, most: int) -> Rendezvo
         host, _ = host_and_port(endpoint)
         if arguments.rdzv_backend == "static" and ":" not in endpoint:
             raise UserError.one(f"--rdzv-endpoint {endpoint}", "the port is missing", f"add it, as in {host}:29500")
-    return Rendezvous(arguments.rdzv_backend, endpoint, arguments.rdzv_id, (least, most), node_rank, timeout)
+    if arguments.rdzv_backend == "etcd" and least != most:
+        raise UserError.one(
+            f"--nnodes {least}:{most}", "the etcd rendezvous does not support a range", "use etcd-v2 or c10d"
+        )
+    backend, run_id = arguments.rdzv_backend, arguments.rdzv_id
+    return Rendezvous(backend, endpoint, run_id, (least, most), node_rank, timeout, arguments.local_addr, more)
 
 
-def require_meeting_point(options: Rendezvous) -> None:
+def _require_own(address: str) -> None:
+    """Check an address of this machine. With another one, torch would wait forever.
+
+    Raises:
+        UserError: no socket can listen there.
+    """
+    where, fix = f"--local-addr {shorten(address)}", "use one of the addresses that `ip addr` shows"
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError.one(where, f"cannot be resolved: {error.strerror or error}", fix) from None
+    if not any(is_local_address(family, socket_address) for family, _, _, _, socket_address in found):
+        raise UserError.one(where, "is not an address of this machine", fix)
+
+
+def rdzv_conf(text: str | None, backend: str) -> dict[str, str]:
+    """Return the settings of ``--rdzv-conf``.
+
+    Raises:
+        UserError: one is not of the form KEY=VALUE, or the c10d rendezvous does not have it.
+    """
+    found: dict[str, str] = {}
+    for setting in filter(None, (text or "").split(",")):
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        where = f"--rdzv-conf {shorten(setting)}"
+        if not key or not equals or not value:
+            raise UserError.one(where, "must be KEY=VALUE", "write it as in last_call_timeout=5,keep_alive_interval=1")
+        if backend == "c10d" and key not in _SETTINGS:
+            raise UserError.one(where, "the c10d rendezvous has no such setting", f"use one of {', '.join(_SETTINGS)}")
+        if backend == "c10d" and parse_integer(value, 1, 86_400) is None:
+            raise UserError.one(where, "must be a whole number from 1 to 86400", "use for example 5")
+        found[key] = value
+    return found
+
+
+def require_meeting_point(options: Rendezvous, seconds: int | None = None) -> None:
     """Check that the machines can meet at the endpoint. torch would take longer to fail, with a less useful message.
+
+    Args:
+        seconds: how long to try to connect (default: :attr:`Rendezvous.connect_seconds`).
 
     Raises:
         UserError: the host name cannot be resolved, nothing answers in time, or the port is in use.
@@ -120,15 +178,16 @@ def require_meeting_point(options: Rendezvous) -> None:
         return
     if options.backend == "c10d" and any(is_local_address(family, address) for family, _, _, _, address in found):
         return  # the first process on this machine listens there, and the others connect to it
-    end = time.monotonic() + options.connect_seconds
-    with phase(f"connecting to {options.endpoint}", lambda: f"tries for {options.connect_seconds} s", repeat_seconds=10.0):
+    seconds = seconds or options.connect_seconds
+    end = time.monotonic() + seconds
+    with phase(f"connecting to {options.endpoint}", lambda: f"tries for {seconds} s", repeat_seconds=10.0):
         while True:
             try:
                 socket.create_connection((host, port), timeout=max(0.1, end - time.monotonic())).close()
                 return
             except OSError as error:
                 if time.monotonic() >= end:
-                    why = f"nothing answered within {options.connect_seconds} s ({error.strerror or error})"
+                    why = f"nothing answered within {seconds} s ({error.strerror or error})"
                     fix = "check the host and the port, and start titan on that machine too; see --rdzv-timeout"
                     raise UserError.one(where, why, fix) from None
             time.sleep(min(0.5, max(0.0, end - time.monotonic())))
@@ -144,22 +203,39 @@ def is_local_address(family: int, address: tuple[Any, ...]) -> bool:
     return True
 
 
-def handler(options: Rendezvous, unique: str) -> RendezvousHandler:
+def handler(options: Rendezvous, unique: str, seconds: float = 0.0) -> RendezvousHandler:
     """Return torch's rendezvous handler, connected to the endpoint.
 
     Args:
         unique: rendezvous ID for a job on one machine.
+        seconds: how long to try again if what listens there does not answer, as a server that starts.
 
     Raises:
         UserError: another kind of server listens at the endpoint. torch would wait for its answer forever.
     """
-    if options.endpoint and options.backend in ("c10d", "static"):
-        host, port = host_and_port(options.endpoint)
-        if _listens(host, port) and not _answers(host, port):
-            where = f"--rdzv-endpoint {options.endpoint}"
-            why = "another server uses this port: it does not answer as a torch rendezvous"
-            raise UserError.one(where, why, "choose another port, or stop that server")
+    if not options.endpoint or options.backend not in ("c10d", "static"):
+        return _handler(options, unique)
+    host, port = host_and_port(options.endpoint)
+    end = time.monotonic() + seconds
+    while (listens := _listens(host, port)) and not _answers(host, port):
+        if time.monotonic() < end:
+            time.sleep(0.5)
+            continue
+        where = f"--rdzv-endpoint {options.endpoint}"
+        why = "another server uses this port: it does not answer as a torch rendezvous"
+        raise UserError.one(where, why, "choose another port, or stop that server")
+    if options.backend == "c10d" and not listens and _is_own(host, port):
+        from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+        # torch would compare the endpoint with the addresses of the host name, and this machine may have others.
+        with suppress(RendezvousConnectionError):  # another process of this machine was faster
+            return _handler(options, unique, is_host=True)
     return _handler(options, unique)
+
+
+def _is_own(host: str, port: int) -> bool:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return any(is_local_address(family, address) for family, _, _, _, address in found)
 
 
 def _listens(host: str, port: int) -> bool:
@@ -180,10 +256,12 @@ def _answers(host: str, port: int) -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
+        failed = True  # sys.exc_info() would show what the caller of this function handles, too
         try:
             TCPStore(host, port, timeout=timedelta(seconds=ANSWER_SECONDS), wait_for_workers=False)
+            failed = False
         finally:
-            os._exit(sys.exc_info()[0] is not None)
+            os._exit(failed)
     end = time.monotonic() + ANSWER_SECONDS
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -196,7 +274,7 @@ def _answers(host: str, port: int) -> bool:
         time.sleep(0.02)
 
 
-def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
+def _handler(options: Rendezvous, unique: str, is_host: bool = False) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -206,8 +284,14 @@ def _handler(options: Rendezvous, unique: str) -> RendezvousHandler:
         more["rank"] = options.node_rank
     elif options.backend == "c10d":
         more |= {"join_timeout": options.timeout, "read_timeout": options.connect_seconds}
+    if least < most:
+        interval = 1 if most <= FEW_MACHINES else 5
+        more |= {"keep_alive_interval": interval, "keep_alive_max_attempt": max(3, LOST_SECONDS // interval)}
+    if is_host:
+        more["is_host"] = True
+    more |= options.more
     endpoint, run_id = (options.endpoint, options.run_id) if options.endpoint else ("localhost:0", unique)
-    parameters = RendezvousParameters(options.backend, endpoint, run_id, least, most, **more)
+    parameters = RendezvousParameters(options.backend, endpoint, run_id, least, most, options.local_addr, **more)
     return get_rendezvous_handler(parameters)
 
 
@@ -238,7 +322,7 @@ def rendezvous_errors(options: Rendezvous) -> Iterator[None]:
         why = f"the rendezvous {options.run_id!r} is closed: that job has ended"
         raise UserError.one(where, why, "restart titan on every machine with a new --rdzv-id") from error
     except (RendezvousError, DistError) as error:
-        cause = _root(error)
+        cause = root_cause(error)
         if "address already in use" in cause.lower() or "EADDRINUSE" in cause:
             fix = "choose another port, or stop the process that listens on it"
             if options.backend == "static":
@@ -255,7 +339,7 @@ def rendezvous_errors(options: Rendezvous) -> Iterator[None]:
         raise UserError.one(where, f"the rendezvous failed ({cause})", "check --rdzv-backend and its options") from error
 
 
-def _root(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """Return the message of the root cause, without torch's C++ stack and source location."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -1,12 +1,20 @@
 """The private API of torch that this package uses, checked for torch 2.11 to 2.15.
 
-* ``LocalElasticAgent._start_workers``, ``_monitor_workers`` and ``_rendezvous``, which ``SimpleElasticAgent.run`` calls:
-  torch has no public hook for the start or the polling of an agent's workers, or for the wait for other machines;
-* ``DynamicRendezvousHandler._state_holder``: its state has the machines that have joined.
+* ``LocalElasticAgent._start_workers``, ``_stop_workers``, ``_monitor_workers`` and ``_rendezvous``, which
+  ``SimpleElasticAgent.run`` calls: torch has no public hook for the start, the end or the polling of an agent's workers, or
+  for the wait for other machines;
+* ``LocalElasticAgent._shutdown`` and ``_restart_workers``; ``SimpleElasticAgent._remaining_restarts``, which it reads after
+  each failure: torch has no public hook for the decision, and counts restarts that another machine has caused;
+* ``DynamicRendezvousHandler._state_holder``: its state has the machines that have joined; ``_op_executor`` and
+  ``_RendezvousExitOp``: leaving without waiting until the others notice; ``RendezvousTimeout._set_timeouts``.
 """
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -30,8 +38,33 @@ class ExtensibleAgent(LocalElasticAgent):
         """Wait for the other machines, and give the workers their ranks."""
         super()._rendezvous(worker_group)
 
+    def allow_restart(self, allowed: bool) -> None:
+        """Decide whether torch restarts the workers after the failure that :meth:`monitor_workers` returns next.
+
+        ``TORCHELASTIC_RESTART_COUNT`` is the difference of the two numbers, and continues to count.
+        """
+        spec = self.get_worker_group().spec
+        used = spec.max_restarts - self._remaining_restarts
+        self._remaining_restarts = int(allowed)
+        spec.max_restarts = used + self._remaining_restarts
+
+    def stop_workers(self, worker_group: WorkerGroup) -> None:
+        """End the workers."""
+        super()._stop_workers(worker_group)
+
+    def end_workers(self, number: signal.Signals, seconds: int) -> None:
+        """Send a signal to the workers, and SIGKILL to those that are left after ``seconds``."""
+        self._shutdown(number, timeout=seconds)
+
+    def restart_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop the workers, meet the other machines and start the workers again. Does not count as a restart."""
+        super()._restart_workers(worker_group)
+
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self.rendezvous(worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.stop_workers(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         return self.start_workers(worker_group)
@@ -44,3 +77,39 @@ def machines_joined(handler: RendezvousHandler) -> int | None:
     """Return the number of machines that have joined; ``None`` if the kind of rendezvous does not know it."""
     holder = getattr(handler, "_state_holder", None)
     return None if holder is None else len(holder.state.participants)
+
+
+def members(handler: RendezvousHandler) -> Mapping[Any, int]:
+    """Return the machines of the current round, each with its index, as of the last exchange with the store. A machine has
+    an attribute ``addr``."""
+    joined: Mapping[Any, int] = handler._state_holder.state.participants  # type: ignore[attr-defined]
+    return dict(joined)
+
+
+def has_begun(handler: RendezvousHandler) -> bool:
+    """Whether machines have met before."""
+    handler.num_nodes_waiting()  # reads the state from the store
+    state = handler._state_holder.state  # type: ignore[attr-defined]
+    return bool(state.complete or state.round > 0)
+
+
+def set_last_call(handler: RendezvousHandler, seconds: float) -> None:
+    """Set how long machines wait for further ones, once the least number has joined."""
+    handler.settings.timeout._set_timeouts(last_call=timedelta(seconds=seconds))  # type: ignore[attr-defined]
+
+
+def stop_heartbeats(handler: RendezvousHandler) -> None:
+    """Stop reporting to a store that no longer answers."""
+    handler._stop_heartbeats()  # type: ignore[attr-defined]
+
+
+def leave(handler: RendezvousHandler, seconds: float) -> None:
+    """Leave the other machines, which then do not wait for this one.
+
+    Raises:
+        RendezvousError: the store does not answer.
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
+
+    stop_heartbeats(handler)
+    handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + seconds)  # type: ignore[attr-defined]

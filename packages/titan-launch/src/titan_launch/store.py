@@ -1,0 +1,45 @@
+"""``titan rendezvous``: hosts the store where the machines of jobs meet, on a machine that outlives them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+
+from titan_core.api.command import CommandContext
+from titan_core.api.errors import UserError
+from titan_core.api.tools.phases import phase
+from titan_launch.rendezvous import DEFAULT_PORT, host_and_port
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``titan rendezvous``."""
+    parser.add_argument(
+        "endpoint",
+        nargs="?",
+        default=f"0.0.0.0:{DEFAULT_PORT}",
+        metavar="ADDRESS:PORT",
+        help=f"where to listen (default: port {DEFAULT_PORT} on all addresses)",
+    )
+
+
+def run(context: CommandContext) -> int:
+    """Host the store until SIGINT or SIGTERM.
+
+    Raises:
+        UserError: this machine cannot listen there.
+    """
+    host, port = host_and_port(context.arguments.endpoint)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # in the threads of the store too
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # titan reports failures
+    with phase("importing torch"):
+        from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # not exported to type checkers
+    try:
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except DistError as error:
+        why = "this machine cannot listen there: the port is in use, or the address is another machine's"
+        raise UserError.one(f"{host}:{port}", why, "choose another address or port") from error
+    shown = os.uname().nodename if host in ("0.0.0.0", "::") else host
+    print(f"titan: hosting the rendezvous of jobs with --rdzv-endpoint {shown}:{store.port}; Ctrl-C ends it", flush=True)
+    signal.sigwait((signal.SIGINT, signal.SIGTERM))
+    return 0

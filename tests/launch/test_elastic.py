@@ -1,0 +1,254 @@
+"""Elastic jobs: which sizes can train, and how an agent reacts to machines that leave, join and fail.
+
+Scripts without torch take the place of the ranks, and handlers of the same rendezvous that of other machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.agents import Peer, agent_of
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.cli.invocation import Invocation
+from titan_core.plugins.registry import Registry
+from titan_launch import restart_policy
+from titan_launch.agent import Failure, JobEnded
+from titan_launch.rendezvous import Rendezvous
+from titan_launch.sizes import Sizes, choose
+
+pytestmark = pytest.mark.usefixtures("environment", "handlers")
+A, B, C = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+ENDS = """
+world = os.environ["WORLD_SIZE"]
+open(os.path.dirname(__file__) + f"/started-{world}-{rank}", "w").write(" ".join(sys.argv[1:]))
+"""
+"""Ranks that leave a file and end."""
+
+
+@pytest.fixture(autouse=True)
+def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the launcher sets it."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def sizes(**values: object) -> Sizes:
+    """The recipe of the tests on any number of ranks, with ``section.key`` written as ``section__key``."""
+    own = [Override(key.replace("__", "."), str(value)) for key, value in values.items()]
+    return Sizes(Invocation(argparse.Namespace(recipe="tiny"), Registry.from_installed(), own).job)
+
+
+def machines(least: int, most: int, address: str, port: int = 0) -> Callable[..., Rendezvous]:
+    """Return a function that returns the options of a machine."""
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+    more = {"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "60"}
+
+    def options(address: str = address, timeout: int = 60) -> Rendezvous:
+        return Rendezvous("c10d", f"127.0.0.1:{port}", "test", (least, most), 0, timeout, address, more)
+
+    return options
+
+
+def test_the_batch_stays_and_the_rest_adapts(in_tmp: Path) -> None:
+    """The recipe: a global batch of 16 in local batches of 4."""
+    plans = {ranks: found.facts.batch for ranks in (1, 2, 4, 8) if not isinstance(found := sizes().on(ranks), UserError)}
+    assert {ranks: (plan.global_size, plan.local_size, plan.microbatches) for ranks, plan in plans.items()} == {
+        1: (16, 4, 4), 2: (16, 4, 2), 4: (16, 4, 1), 8: (16, 2, 1),
+    }  # fmt: skip
+
+
+def test_a_fixed_shard_degree_makes_the_replicas_follow_the_ranks(in_tmp: Path) -> None:
+    found = sizes(parallelism__data_parallel_shard_degree=2)
+    meshes = {ranks: found.on(ranks) for ranks in (2, 4, 3)}
+    shown = {ranks: str(job) if isinstance(job, UserError) else str(job.facts.mesh) for ranks, job in meshes.items()}
+    assert shown[2] == "dp_shard=2" and shown[4] == "dp_replicate=2 x dp_shard=2"
+    assert "the degrees multiply to 2" in shown[3]
+
+
+def test_the_batch_of_the_first_start_counts(in_tmp: Path) -> None:
+    """The recipe leaves it open, and the run's directory knows it."""
+    found = sizes(training__global_batch_size=-1, job__dump_folder="run")
+    first = found.on(4)
+    assert not isinstance(first, UserError) and first.facts.batch.global_size == 16
+    (in_tmp / "run").mkdir()
+    (in_tmp / "run/config.toml").write_text("[training]\nelastic = true\nglobal_batch_size = 16\n")
+    later = found.on(2)
+    assert not isinstance(later, UserError) and later.facts.batch.global_size == 16
+    assert later.config.value("training.global_batch_size") == 16
+    (in_tmp / "run/config.toml").write_text("[training]\nglobal_batch_size = 16\n")  # not an elastic run
+    other = found.on(1)
+    assert not isinstance(other, UserError) and other.facts.batch.global_size == 4
+
+
+def test_every_size_of_the_range_is_checked(in_tmp: Path) -> None:
+    job, line = sizes(parallelism__tensor_parallel_degree=2).check(1, (1, 4))
+    assert job.facts.mesh.world_size == 4
+    assert line.startswith(
+        "elastic job: 2, 4 machine(s) of 1 rank(s) can train with a global batch of 16; 1, 3 cannot (1 machine(s): command"
+    )
+    assert "the degrees multiply to 2" in line
+    with pytest.raises(UserError, match="the degrees multiply to 8"):
+        sizes(parallelism__tensor_parallel_degree=8).check(1, (1, 4))
+
+
+def test_the_largest_possible_number_of_machines_trains(in_tmp: Path) -> None:
+    found = sizes(parallelism__tensor_parallel_degree=2)
+    plan = choose(found, [1, 1, 1], 1, 0)
+    assert (plan.machines, plan.ranks, plan.batch) == (2, 2, 16)
+    assert plan.why.startswith("3 rank(s) cannot train: ")
+    assert choose(found, [2, 2, 2], 1, 16).machines == 2  # 16 sequences cannot be divided by 3
+    assert choose(found, [1], 1, 0).machines == 0
+    assert choose(found, [1, 1, 1], 3, 0).machines == 0  # fewer than --nnodes allows
+
+
+def test_ranks_restart_on_the_machines_that_are_left(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that wait for lost ones are killed, and the restart does not count: there is none left. Its cost is counted from
+    now, because no rank of this machine has failed."""
+    began = time.time()
+    monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 0.2)
+    options = machines(1, 2, A)
+    cost = 'open(__file__ + ".restart", "w").write(os.environ["TITAN_RESTART"])'
+    script = f"{ENDS}if world == '4': time.sleep(600)\n{cost}"
+    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
+    peer = Peer(options(B), 2)
+    joining = peer.join()
+
+    def leaves(group: object) -> object:
+        if (in_tmp / "started-4-1").exists() and peer.store is not None:
+            joining.join()
+            peer.fail("error: rank 3 was killed by SIGKILL in step 7")
+            peer.leave()
+            peer.store = None
+        return monitor(group)
+
+    monitor = agent.monitor_workers
+    monkeypatch.setattr(agent, "monitor_workers", leaves)
+    agent.run("rank")
+    assert agent.failure is None
+    assert (in_tmp / "started-2-1").read_text() == "--training.elastic true --training.global_batch_size 16"
+    said = "titan: 127.0.0.2 left; restarting: 4 -> 2 ranks (dp_shard=2), 2 accumulation steps, global batch 16\n"
+    assert said in capfd.readouterr().err
+    restart = json.loads((in_tmp / "rank.py.restart").read_text())
+    assert began < restart["failed"] <= restart["noticed"] <= restart["ended"] <= restart["started"]
+
+
+LOSES = 'leave(problems=["RuntimeError: Connection closed by peer"], follows=True, time=1.0)\nsys.exit(1)'
+
+
+@pytest.mark.full
+def test_a_failure_of_another_machine_does_not_count(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = machines(2, 3, A)
+    script = ENDS + f"if os.path.exists(__file__ + '.again'): sys.exit()\n{LOSES}"
+    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
+    peer = Peer(options(B), 2)
+    joining = [peer.join()]
+    restart = agent.restart_workers
+
+    def again(group: object) -> None:
+        joining[0].join()
+        peer.fail("error: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log")
+        (in_tmp / "rank.py.again").touch()
+        joining.append(peer.join())
+        restart(group)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(agent, "restart_workers", again)
+    agent.run("rank")
+    joining[1].join()
+    assert agent.failure is None
+    said = (
+        "titan: on another machine: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log; restarting"
+    )
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.full
+def test_machines_that_lose_each_other_again_and_again_stop(in_tmp: Path) -> None:
+    """All machines are there, and none knows a cause: such restarts count."""
+    options = machines(1, 2, A)
+    agent = agent_of(in_tmp, ENDS + LOSES, restarts=0, alone=options(), sizes=sizes())
+    with pytest.raises(JobEnded):
+        agent.run("rank")
+    assert agent.failure is not None and agent.failure.lines[-1].startswith("error: a rank on another machine has not")
+
+
+def test_a_failure_of_its_own_counts(in_tmp: Path) -> None:
+    script = ENDS + 'leave(problems=["ValueError: no"], time=1.0)\nsys.exit(1)'
+    agent = agent_of(in_tmp, script, restarts=0, alone=machines(1, 2, A)(), sizes=sizes())
+    agent.run("rank")
+    assert agent.failure == Failure(1, ("error: ValueError: no",))
+
+
+@pytest.mark.full
+def test_an_impossible_size_waits_for_more_machines(in_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = machines(1, 2, A)
+    found = sizes(parallelism__tensor_parallel_degree=2)
+    agent = agent_of(in_tmp, ENDS, ranks=1, alone=options(), sizes=found)
+    peer = Peer(options(B), 1)
+    say, joining = agent._console.say, []
+
+    def joins(line: str) -> None:
+        say(line)
+        if line.startswith("waiting for more machines, because 1 rank(s) cannot train: command line: parallelism.tensor"):
+            joining.append(peer.join())
+
+    agent._console.say = joins  # type: ignore[method-assign]
+    agent.run("rank")
+    joining[0].join()
+    assert agent.failure is None and (in_tmp / "started-2-0").exists() and not (in_tmp / "started-1-0").exists()
+
+
+def test_an_impossible_size_stops_the_job(in_tmp: Path) -> None:
+    found = sizes(parallelism__tensor_parallel_degree=2)
+    agent = agent_of(in_tmp, ENDS, ranks=1, alone=machines(1, 2, A)(), sizes=found, when_impossible="stop")
+    why = r"--nnodes 1:2: 1 machine\(s\) have joined, and 1 rank\(s\) cannot train: .*; start more machines, or use --elas"
+    with pytest.raises(UserError, match=why):
+        agent.run("rank")
+
+
+@pytest.mark.full
+def test_the_wait_for_more_machines_ends(in_tmp: Path) -> None:
+    found = sizes(parallelism__tensor_parallel_degree=2)
+    agent = agent_of(in_tmp, ENDS, ranks=1, alone=machines(1, 2, A)(timeout=3), sizes=found)
+    with pytest.raises(UserError, match=r"start more machines; none joined within 3 s \(--rdzv-timeout\)"):
+        agent.run("rank")
+
+
+@pytest.mark.full
+def test_machines_that_make_the_size_impossible_idle(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The last of three machines is not needed; it ends with the job."""
+    options = machines(3, 4, C)  # the third of them
+    found = sizes(parallelism__tensor_parallel_degree=2)
+    agent = agent_of(in_tmp, ENDS, ranks=1, alone=options(), sizes=found)
+    first, second = Peer(options(A), 1), Peer(options(B), 1)
+    joining = [first.join(), second.join()]
+    start = agent.start_workers
+
+    def ends(group: object) -> object:
+        try:
+            return start(group)  # type: ignore[arg-type]
+        finally:
+            first.close()
+
+    monkeypatch.setattr(agent, "start_workers", ends)
+    monkeypatch.setattr(agent, "_agree", lambda group: choose(found, [1, 1, 1], 2, 0))
+    with pytest.raises(JobEnded):
+        agent.run("rank")
+    for thread in joining:
+        thread.join()
+    assert "titan: this machine idles: 2 of 3 machines train, because 3 rank(s) cannot train: " in capfd.readouterr().err
+    assert not agent.trains and not list(in_tmp.glob("started-*"))
