@@ -21,9 +21,10 @@ from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Registry
 from titan_debug.cli.doctor import _results
+from titan_debug.doctor.communication import communication
 from titan_debug.doctor.gpus import gpus
 from titan_debug.doctor.machine import Machine, cgroup_limit, cpu_quota, disk, file_system, limits, shared_memory
-from titan_debug.doctor.network import infiniband, variables
+from titan_debug.doctor.network import choice, host_name, infiniband, variables
 from titan_debug.doctor.software import compilers, torch_build
 
 
@@ -213,6 +214,119 @@ def test_infiniband_ports(tmp_path: Path) -> None:
         port.mkdir(parents=True)
         (port / "state").write_text(state)
     assert "1 of 2 ports are not active (mlx5_1:1)" in flaws(infiniband(tmp_path))[0]
+
+
+def resolving_to(*addresses: str) -> Any:
+    """Return a stand-in for ``socket.getaddrinfo`` that returns ``addresses``."""
+    return lambda name, port: [(2, 1, 6, "", (address, 0)) for address in addresses]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "environment", "several", "flaw"),
+    [
+        (["10.0.0.5"], {}, True, ""),
+        (["127.0.1.1"], {}, True, "warning host name: .*127.0.1.1.*Debian's installer.*GLOO_SOCKET_IFNAME"),
+        (["127.0.1.1"], {}, False, "note host name: .*Debian's installer"),
+        (["127.0.0.1", "::1"], {}, True, "warning host name: .*give node7 its own address in /etc/hosts, or"),
+        (["10.0.0.5", "127.0.1.1"], {}, True, "warning host name: .*resolves to this machine only"),
+        (["127.0.1.1"], {"GLOO_SOCKET_IFNAME": "eth0"}, True, ""),
+    ],
+)
+def test_a_host_name_that_other_machines_cannot_reach(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], environment: dict[str, str], several: bool, flaw: str
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    monkeypatch.setattr("socket.getaddrinfo", resolving_to(*addresses))
+    found = flaws([host_name(environment, several)])
+    assert len(found) == bool(flaw)
+    assert not flaw or re.match(flaw, found[0]), found
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "chosen", "expected"),
+    [
+        ({"eth0": "1500"}, {}, []),
+        ({"eth0": "1500", "docker0 virtual": "1500"}, {}, []),
+        ({"eth0": "1500", "eth1 down": "1500"}, {}, []),
+        ({"eth0": "1500", "eth1": "1500"}, {}, ["choice of interface: eth0, eth1 are connected, and NCCL_SOCKET_IFNAME a"]),
+        ({"eth0": "1500", "eth1": "1500"}, {"NCCL": "eth1"}, ["choice of interface: .* and GLOO_SOCKET_IFNAME not set"]),
+        ({"eth0": "1500", "eth1": "9000"}, {"NCCL": "eth", "GLOO": "eth0"}, ["MTU: eth0 1500, eth1 9000"]),
+        ({"eth0": "1500", "eth1": "9000"}, {"NCCL": "eth1", "GLOO": "eth1"}, []),
+        ({"eth0": "1500", "eth1": "1500"}, {"NCCL": "eth1", "GLOO": "eth0"}, ["choice of interface: .*different networks"]),
+    ],
+)  # fmt: skip
+def test_several_interfaces(tmp_path: Path, interfaces: dict[str, str], chosen: dict[str, str], expected: list[str]) -> None:
+    for entry, mtu in interfaces.items():
+        name, _, kind = entry.partition(" ")
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "mtu").write_text(f"{mtu}\n")
+        (folder / "operstate").write_text("down\n" if kind == "down" else "up\n")
+        if kind != "virtual":
+            (folder / "device").mkdir()
+    found = flaws(choice({f"{library}_SOCKET_IFNAME": name for library, name in chosen.items()}, tmp_path))
+    assert len(found) == len(expected), found
+    assert all(re.match(f"note {pattern}", line) for pattern, line in zip(expected, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("environment", "flaw"),
+    [
+        ({"NCCL_ASYNC_ERROR_HANDLING": "1"}, "warning NCCL_ASYNC_ERROR_HANDLING: is deprecated: .*TORCH_NCCL_ASYNC_ERROR"),
+        ({"NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_BLOCKING_WAIT": "no"}, "warning NCCL_BLOCKING_WAIT: .*contradict"),
+        ({"NCCL_DEBUG": "TRACE"}, "warning NCCL_DEBUG: is TRACE"),
+        ({"NCCL_DEBUG": "info"}, "note NCCL_DEBUG: is INFO"),
+        ({"NCCL_DEBUG": "LOUD"}, "warning NCCL_DEBUG: 'LOUD' is not a level"),
+        ({"NCCL_P2P_DISABLE": "1"}, "warning NCCL_P2P_DISABLE: is set: GPUs of this machine"),
+        ({"NCCL_SHM_DISABLE": "1"}, "warning NCCL_SHM_DISABLE"),
+        ({"NCCL_IB_DISABLE": "1"}, "warning NCCL_IB_DISABLE: is set: NCCL uses TCP"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "warning CUDA_LAUNCH_BLOCKING"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "warning TORCH_DISTRIBUTED_DEBUG: is DETAIL"),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "warning TORCH_NCCL_ASYNC_ERROR_HANDLING: .* wait forever"),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "warning TORCH_NCCL_BLOCKING_WAIT: .*overlap"),
+        ({"TORCH_NCCL_ENABLE_MONITORING": "false"}, "note TORCH_NCCL_ENABLE_MONITORING"),
+        ({"TORCH_GLOO_LAZY_INIT": "0"}, "note TORCH_GLOO_LAZY_INIT: .*every rank"),
+        ({"NCCL_IB_HCA": "mlx4"}, "error NCCL_IB_HCA: 'mlx4' selects no .*mlx5_0, mlx5_1"),
+        ({"NCCL_IB_HCA": "=mlx5"}, "error NCCL_IB_HCA: 'mlx5' selects no"),
+        ({"NCCL_IB_HCA": "mlx5_0:1,mlx5_9:1"}, "warning NCCL_IB_HCA: 'mlx5_9' selects no"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_variables_of_communication(tmp_path: Path, environment: dict[str, str], flaw: str) -> None:
+    for adapter in ("mlx5_0", "mlx5_1"):
+        (tmp_path / adapter).mkdir()
+    (found,) = flaws(communication(environment, tmp_path))
+    assert re.match(flaw, found), found
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {}, {"NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "0"}, {"NCCL_IB_HCA": "mlx5"}, {"NCCL_IB_HCA": "^mlx5_9"},
+        {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1"}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_variables_that_are_fine(tmp_path: Path, environment: dict[str, str]) -> None:
+    for adapter in ("mlx5_0", "mlx5_1"):
+        (tmp_path / adapter).mkdir()
+    assert not flaws(communication(environment, tmp_path))
+
+
+def test_adapters_that_are_switched_off_or_missing(tmp_path: Path) -> None:
+    off, useless, missing = flaws(communication({"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_DISABLE": "1"}, tmp_path / "none"))
+    assert off.startswith("warning NCCL_IB_DISABLE") and "no effect, because NCCL_IB_DISABLE" in useless
+    assert missing.startswith("error NCCL_IB_HCA") and "this machine has no adapter" in missing
+
+
+@pytest.mark.parametrize("limit", [64 * 1024, resource.RLIM_INFINITY])
+def test_rdma_needs_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE")
+    monkeypatch.setattr("resource.getrlimit", lambda which: (limit, limit))
+    found = flaws(infiniband(tmp_path))
+    assert [line.partition(":")[0] for line in found] == (["warning locked memory"] if limit > 0 else [])
 
 
 def raising_check(context: HealthContext) -> Iterable[CheckResult]:

@@ -16,6 +16,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
 from harness.quick import rows
+from titan_core.api.errors import EXIT_NUMERICS
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
@@ -213,7 +214,10 @@ def test_the_command_line_reports_a_nan_without_a_traceback(
     monkeypatch.setattr(
         trainer, "train", lambda job, observers=(), **more: original(job, [*observers, Plant(*plant)], **more)
     )
-    assert main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))]) == 1
+    assert (
+        main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))])
+        == EXIT_NUMERICS
+    )
     error = capsys.readouterr().err
     assert "titan: stopped: step 3: the loss is nan" in error and "Traceback" not in error
 

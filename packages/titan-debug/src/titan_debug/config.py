@@ -58,6 +58,17 @@ class CommTraceSection(Section):
     continues. 0: four fifths of comm.train_timeout_seconds. The limit of a job's first step, which compiles, is always four
     fifths of comm.init_timeout_seconds."""
 
+    straggler_ratio: Factor = Field(default=1.5, ge=0.0)
+    """Report a rank whose own work in a step takes at least this many times as long as that of the median rank, in three
+    successive windows of 20 steps. 0 switches it off."""
+
+    @field_validator("straggler_ratio")
+    @classmethod
+    def _slower(cls, value: float) -> float:
+        if 0 < value <= 1:
+            raise ValueError("must be 0, or greater than 1")
+        return value
+
     @field_validator("watchdog_seconds")
     @classmethod
     def _long_enough(cls, value: float) -> float:

@@ -66,6 +66,13 @@ def titan_debuggers() -> list[Debugger]:
             build=Ref("titan_debug.flight.recorder:FlightRecorder"),
         ),
         Debugger(
+            name="stragglers",
+            summary="names ranks that are persistently slower than others, and their hosts",
+            config=CommTraceSection,
+            active=lambda context: context.section.straggler_ratio > 0 and context.facts.mesh.world_size > 1,
+            build=Ref("titan_debug.stragglers:Stragglers"),
+        ),
+        Debugger(
             name="crash_report",
             summary="one page about a failed run: original failure, other ranks, config and environment",
             active=lambda context: True,

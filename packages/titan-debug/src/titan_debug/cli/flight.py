@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from shlex import quote
 
 from titan_core.api.command import CommandContext
 from titan_core.api.tools.arguments import json_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.rank_names import ranks
+from titan_core.api.tools.shown import printable
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE
@@ -42,9 +44,9 @@ def run_analyse(context: CommandContext) -> int:
 
 
 def _print(found: Analysis) -> None:
-    print(found.verdict)
+    print(printable(found.verdict))  # dumps may come from elsewhere
     for line in found.details:
-        print(f"  {line}")
+        print(printable(f"  {line}"))
     print()
     print_table(
         ("rank", "step", "state"),
@@ -53,13 +55,13 @@ def _print(found: Analysis) -> None:
     if found.notes:
         print()
     for note in found.notes:
-        print(f"note: {note}")
+        print(printable(f"note: {note}"))
 
 
 def run_dump(context: CommandContext) -> int:
     """Request a dump from every rank of a running job. Return 1 if some rank does not answer."""
     arguments = context.arguments
-    size = world_size(arguments.run, f"run `titan flight analyse {arguments.run}` to read its last dumps")
+    size = world_size(arguments.run, f"run `titan flight analyse {quote(str(arguments.run))}` to read its last dumps")
     folder = dump_folder(arguments.run)
     files = [folder / RANK_FILE.format(rank) for rank in range(size)]
     before = [version(file) for file in files]
@@ -68,7 +70,7 @@ def run_dump(context: CommandContext) -> int:
         return [rank for rank, file in enumerate(files) if version(file) == before[rank]]
 
     waiting = request_and_wait(arguments.run, folder, "requested by `titan flight dump`", missing, ANSWER_SECONDS)
-    command = f"`titan flight analyse {arguments.run}`"
+    command = f"`titan flight analyse {quote(str(arguments.run))}`"
     print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; run {command} to read the dumps")
     if waiting:
         print(f"no answer within {ANSWER_SECONDS:g} s from {ranks(waiting)}")

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
@@ -75,7 +76,7 @@ def _requested(run: str, folder: Path, seconds: float) -> dict[int, StepStatisti
     if waiting:
         world_size(run, "it ended before it completed another step")
         why = f"received no statistics from {ranks(waiting)} within {seconds:g} s"
-        fix = f"raise --wait if steps take long, run `titan flight dump {run}` if the job hangs, or check its log for errors"
+        fix = f"raise --wait if steps take long, run `titan flight dump {quote(run)}` if the job hangs, or read its log"
         raise UserError.one(f"run {run!r}", why, fix)
     return added.steps()
 

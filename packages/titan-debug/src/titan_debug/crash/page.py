@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from titan_core.api.tools.rank_names import ranks
 
@@ -104,7 +105,7 @@ def _top(first: RankCrash, others: Sequence[RankCrash], silent: Sequence[int], c
         failed = ranks(following)
         lines += [f"{failed[0].upper()}{failed[1:]} failed as a consequence of another rank's failure.", ""]
     if context.verdict:
-        lines += [f"Collectives and threads: {context.verdict} (see `titan flight analyse {context.run}`)", ""]
+        lines += [f"Collectives and threads: {context.verdict} (see `titan flight analyse {quote(str(context.run))}`)", ""]
     return "\n".join([*lines, *_facts(first), "", *_error(first)])
 
 

@@ -8,21 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_debug.doctor.communication import communication
 
 _INFINIBAND = Path("/sys/class/infiniband")
+_INTERFACES = Path("/sys/class/net")
 _MASTER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def check(context: HealthContext) -> Iterator[CheckResult]:
     """Check this machine's name, interfaces and the variables that NCCL, gloo and torch read."""
-    yield _host_name()
+    yield host_name(os.environ, several_machines=bool(context.endpoint))
     interfaces = [name for _, name in socket.if_nameindex()]
     yield CheckResult("interfaces", Health.OK, ", ".join(interfaces))
+    yield from choice(os.environ, _INTERFACES)
     yield from variables(os.environ, interfaces)
+    yield from communication(os.environ, _INFINIBAND)
     yield from infiniband(_INFINIBAND)
 
 
-def _host_name() -> CheckResult:
+def host_name(environment: Mapping[str, str], several_machines: bool) -> CheckResult:
+    """Check that the host name resolves to an address that other machines can reach. gloo advertises that address unless
+    ``GLOO_SOCKET_IFNAME`` is set."""
     name = socket.gethostname()
     try:
         addresses = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
@@ -30,12 +36,52 @@ def _host_name() -> CheckResult:
         why = f"{name!r} does not resolve ({error.strerror or error}): ranks of several processes may wait for each other"
         return CheckResult("host name", Health.WARNING, why, "add it to /etc/hosts")
     shown = f"{name} ({', '.join(addresses)})"
-    if all(address.startswith("127.") or address == "::1" for address in addresses):
-        why = f"{shown}: resolves to this machine only, so other machines cannot reach ranks by it"
-        return CheckResult(
-            "host name", Health.NOTE, why, "for jobs on several machines, pass --rdzv-endpoint with an IP address"
-        )
+    if "GLOO_SOCKET_IFNAME" not in environment and any(map(_is_loopback, addresses)):
+        why = f"{shown}: resolves to this machine only, so ranks on other machines cannot connect to its ranks"
+        fix = f"for jobs on several machines, give {name} its own address in /etc/hosts"
+        if "127.0.1.1" in addresses:
+            fix += " (Debian's installer adds the line with 127.0.1.1)"
+        fix += ", or set GLOO_SOCKET_IFNAME; pass --rdzv-endpoint with an IP address"
+        return CheckResult("host name", Health.WARNING if several_machines else Health.NOTE, why, fix)
     return CheckResult("host name", Health.OK, shown)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def choice(environment: Mapping[str, str], folder: Path) -> Iterator[CheckResult]:
+    """Check which of several connected adapters NCCL and gloo use, and that those that they may use have one MTU.
+
+    Args:
+        folder: the kernel's folder of interfaces.
+    """
+    # Bridges and tunnels of containers have no device.
+    physical = [path.name for path in sorted(folder.glob("*")) if (path / "device").exists()]
+    connected = {name: _read(folder / name / "mtu") for name in physical if _read(folder / name / "operstate") == "up"}
+    of_nccl, of_gloo = environment.get("NCCL_SOCKET_IFNAME"), environment.get("GLOO_SOCKET_IFNAME")
+    unset = [name for name, value in (("NCCL_SOCKET_IFNAME", of_nccl), ("GLOO_SOCKET_IFNAME", of_gloo)) if not value]
+    if len(connected) > 1 and unset:
+        why = f"{', '.join(connected)} are connected, and {' and '.join(unset)} not set: machines may choose different ones"
+        fix = f"for jobs on several machines, set {' and '.join(unset)} to the interface that connects them"
+        yield CheckResult("choice of interface", Health.NOTE, why, fix)
+    used = {name: mtu for name, mtu in connected.items() if not of_nccl or _selects_one(of_nccl, [name])}
+    if len(set(used.values())) > 1:
+        why = (
+            f"{', '.join(f'{name} {mtu}' for name, mtu in used.items())}: large packets are lost where MTUs differ on a path"
+        )
+        fix = "use one MTU on all machines and switches: ping -M do -s MTU-28 HOST shows which size arrives"
+        yield CheckResult("MTU", Health.NOTE, why, fix)
+    if of_nccl and of_gloo and not any(_selects_one(of_nccl, [name]) for name in of_gloo.split(",")):
+        why = f"NCCL_SOCKET_IFNAME = {of_nccl} and GLOO_SOCKET_IFNAME = {of_gloo} select different networks"
+        yield CheckResult("choice of interface", Health.NOTE, why, "check that all machines are on both")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # the interface has just gone
+        return ""
 
 
 def variables(environment: Mapping[str, str], interfaces: Sequence[str]) -> Iterator[CheckResult]:

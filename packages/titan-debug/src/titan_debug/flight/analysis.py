@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from shlex import quote
 from typing import Any
 
 from titan_core.api.errors import UserError
@@ -63,7 +64,7 @@ def analyse(dumps: Dumps) -> Analysis:
 def verdict_on(run: str, since: float) -> str | None:
     """Return a one-line verdict on the attempt at ``run`` that began at ``since`` (seconds since the epoch), with the
     command that prints the whole analysis. Return ``None`` if that attempt left no dumps."""
-    command = f"see `titan flight analyse {run}`"
+    command = f"see `titan flight analyse {quote(str(run))}`"
     try:
         dumps = read_dumps(dump_folder(run))
     except UserError:  # no dumps

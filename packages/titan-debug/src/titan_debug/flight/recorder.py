@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
+from shlex import quote
 
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
@@ -175,7 +176,7 @@ class FlightRecorder:
         run = self._run
         if run is None or run.world.rank != 0 or self._watchdog is None:
             return
-        command = f"`titan flight analyse {run.dump_folder}`"
+        command = f"`titan flight analyse {quote(run.dump_folder)}`"
         dumped = f"{why}: dumped the collectives and threads of every rank to {self._folder}; run {command} to read them"
         first, step = not self._reported, self._step
         if first:

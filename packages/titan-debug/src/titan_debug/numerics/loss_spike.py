@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api.build_context import JobContext
-from titan_core.api.errors import RunStopped
+from titan_core.api.errors import NumericsStop
 from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.tools.deferred_reports import DeferredReports
@@ -30,7 +30,7 @@ STATE = "loss_spike"
 """Key of the state in checkpoints."""
 
 
-class LossSpikeError(RunStopped):
+class LossSpikeError(NumericsStop):
     """The loss spiked, and ``numerics.spike_action`` is ``"stop"``."""
 
 

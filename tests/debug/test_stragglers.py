@@ -1,0 +1,75 @@
+"""Ranks that are persistently slower than the others are named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import TINY, run_recipe
+from titan_core.api.events import Finding
+from titan_core.api.hookspecs import hookimpl
+from titan_debug import stragglers
+from titan_debug.stragglers import slow_ranks, thread_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alike", "slow"),
+    [
+        ([0.1, 0.1, 0.3, 0.1], "aaaa", {2: 0.1}),
+        ([0.1, 0.3], "aa", {1: 0.1}),
+        ([0.1, 0.14, 0.1, 0.1], "aaaa", {}),
+        ([0.001, 0.004, 0.001, 0.001], "aaaa", {}),  # too little to matter
+        ([0.1, 0.1, 0.4, 0.4], "aabb", {}),  # stages of a pipeline
+        ([0.1, 0.1, 0.4, 0.9], "aabb", {3: 0.4}),
+        ([0.1, 0.3], "ab", {}),
+    ],
+)
+def test_a_rank_is_compared_with_those_that_do_the_same_work(seconds: list[float], alike: str, slow: Any) -> None:
+    assert slow_ranks(seconds, alike, ratio=1.5) == slow
+
+
+def test_waiting_does_not_count_as_work() -> None:
+    before = thread_seconds()
+    time.sleep(0.2)
+    assert thread_seconds() - before < 0.1
+
+
+class Works:
+    """Computes for longer on rank 1, and keeps the findings."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @hookimpl
+    def titan_step_start(self) -> None:
+        until = time.thread_time() + 0.3 * (os.environ["RANK"] == "1")
+        while time.thread_time() < until:
+            pass
+
+    @hookimpl
+    def titan_finding(self, finding: Finding) -> None:
+        if finding.kind == "straggler":
+            self.found.append(finding.message)
+
+
+def findings(folder: str) -> list[str]:
+    os.chdir(folder)
+    window, stragglers.WINDOW = stragglers.WINDOW, 2
+    observer = Works()
+    try:
+        run_recipe("tiny", {**TINY, "training.steps": 12}, observers=[observer])
+    finally:
+        stragglers.WINDOW = window
+    return observer.found
+
+
+def test_a_slow_rank_is_reported_once_with_its_host(gloo: GlooPool, tmp_path: Path) -> None:
+    first, second = gloo.run(2, findings, str(tmp_path))
+    assert len(first) == 1 and second == []
+    assert first[0].startswith(f"rank 1 on {socket.gethostname()} holds up the others: its own work takes 0.")
