@@ -1,0 +1,1 @@
+"""Per-step fault tolerance of data-parallel replica groups, with torchft."""

@@ -1,0 +1,104 @@
+"""What fault tolerance requires of a job and of a machine. Free of torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from urllib.parse import urlsplit
+
+from titan_core.api.build_context import JobContext
+from titan_core.api.errors import Problem
+from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api.sections import JobSection, TrainingSection
+from titan_ft.config import FaultToleranceSection
+
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
+"""Environment variable: torchft's name for the address of the lighthouse."""
+PLATFORMS = "Linux on x86-64 with Python 3.11 to 3.13"
+START_ONE = "start one with `titan ft lighthouse`, and set it to the address that this prints"
+
+
+def lighthouse_of(section: FaultToleranceSection) -> str:
+    """Return the address of the lighthouse; empty if none is set."""
+    return section.lighthouse or os.environ.get(LIGHTHOUSE, "")
+
+
+def check(context: JobContext[FaultToleranceSection]) -> Iterator[Problem]:
+    """Return what a replica group cannot be or do."""
+    section, facts, config = context.section, context.facts, context.config
+    size = section.group_size
+    if section.replica_id >= size:
+        why = f"must be below fault_tolerance.group_size = {size}"
+        yield config.problem("fault_tolerance.replica_id", why, "give each replica group a number of its own, from 0")
+    if section.min_replica_size > size:
+        why = f"exceeds fault_tolerance.group_size = {size}, so that no step would ever be taken"
+        yield config.problem("fault_tolerance.min_replica_size", why, "lower it")
+    if facts.batch.microbatches < size:
+        each = facts.batch.local_size * facts.batch.ranks
+        why = f"gives each replica group {facts.batch.microbatches} microbatch(es) of {each} sequences to share with "
+        why += f"the other groups, but there are {size}"
+        fix = f"set it to a multiple of {each}, best of {each} x {size} = {each * size}, or lower training.local_batch_size"
+        yield config.problem("training.global_batch_size", why, fix)
+    if facts.mesh.degree("pp") > 1:
+        why = "pipeline schedules run a fixed number of microbatches, but that of a replica group changes with the "
+        why += "number of groups"
+        fix = "set it to 1, or set fault_tolerance.enable = false"
+        yield config.problem("parallelism.pipeline_parallel_degree", why, fix)
+    if facts.mesh.diverging_replicas > 1:
+        dim = next(dim for dim in facts.mesh.dims if dim.diverges and facts.mesh.degrees[dim.name] > 1)
+        why = "its replicas of the weights diverge, but fault tolerance needs the same weights in all replica groups"
+        yield config.problem(dim.degree_key, why, "set it to 1, or set fault_tolerance.enable = false")
+    if section.process_group == "nccl" and facts.section(JobSection).device == "cpu":
+        yield config.problem("fault_tolerance.process_group", "NCCL needs GPUs, but job.device is cpu", 'set it to "gloo"')
+    if facts.section(TrainingSection).enable_cpu_offload and section.process_group == "nccl":
+        why = "NCCL cannot sum the gradients that training.enable_cpu_offload keeps on the host"
+        yield config.problem("fault_tolerance.process_group", why, 'set it to "gloo"')
+    if section.lighthouse is not None and not _is_address(section.lighthouse):
+        yield config.problem("fault_tolerance.lighthouse", "is not of the form http://HOST:PORT", START_ONE)
+
+
+def check_machine(context: JobContext[FaultToleranceSection]) -> Iterator[Problem]:
+    """Return what this machine lacks to run a replica group."""
+    address = lighthouse_of(context.section)
+    key = "fault_tolerance.lighthouse"
+    if not address:
+        yield Problem(context.config.where(key), f"is not set, and neither is ${LIGHTHOUSE}", START_ONE)
+    elif not _is_address(address):
+        yield Problem(f"${LIGHTHOUSE} = {address}", "is not of the form http://HOST:PORT", START_ONE)
+    problem = _torchft()
+    if problem.health is not Health.OK:
+        yield Problem(context.config.where("fault_tolerance.enable", True), problem.detail, problem.fix)
+    import torch
+
+    if context.section.process_group == "nccl" and not torch.cuda.is_available():
+        yield context.config.problem("fault_tolerance.process_group", "this machine has no GPU", 'set it to "gloo"')
+    host = socket.gethostname()
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        why = f"the name of this machine does not resolve ({error}), and replica groups reach each other by name"
+        yield Problem(f"host name {host!r}", why, f"add {host} to /etc/hosts or to DNS")
+
+
+def check_health(context: HealthContext) -> Iterator[CheckResult]:
+    """Report whether torchft is installed."""
+    yield _torchft()
+
+
+def _torchft() -> CheckResult:
+    try:
+        found = version("torchft")
+    except PackageNotFoundError:
+        why = f"is not installed, so fault_tolerance.enable is refused; it has wheels for {PLATFORMS}"
+        return CheckResult("torchft", Health.NOTE, why, "on such a machine: uv pip install torchft")
+    return CheckResult("torchft", Health.OK, f"{found}: replica groups can train here")
+
+
+def _is_address(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        return False

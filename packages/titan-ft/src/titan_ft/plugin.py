@@ -1,0 +1,53 @@
+"""The components that titan-ft contributes."""
+
+from __future__ import annotations
+
+from titan_core.api.command import Command
+from titan_core.api.components import Phase, Transform
+from titan_core.api.health import HealthCheck
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+from titan_ft.config import FaultToleranceSection
+
+api = (1, 0)
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="fault_tolerance",
+            summary="replica groups that survive each other's faults, with torchft",
+            config=FaultToleranceSection,
+            phase=Phase.DATA,
+            active=lambda context: context.section.enable and context.facts.trains,
+            check=Ref("titan_ft.check:check"),
+            hardware=Ref("titan_ft.check:check_machine"),
+            apply=Ref("titan_ft.step:apply"),
+            step=Ref("titan_ft.step:SharedStep"),
+            observe=Ref("titan_ft.step:observe"),
+        )
+    ]
+
+
+@hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="ft lighthouse",
+            summary="start the server at which replica groups meet",
+            arguments=Ref("titan_ft.lighthouse:arguments"),
+            run=Ref("titan_ft.lighthouse:run"),
+        )
+    ]
+
+
+@hookimpl
+def titan_health_checks() -> list[HealthCheck]:
+    return [
+        HealthCheck(
+            name="fault tolerance",
+            summary="whether replica groups can use torchft here",
+            check=Ref("titan_ft.check:check_health"),
+        )
+    ]

@@ -1,0 +1,119 @@
+"""Every use of torchft, and of its private names, checked with torchft 0.2.0 on torch 2.11 and 2.15:
+
+* ``HTTPTransport._load_from_address``, replaced because it unpickles whatever the peer sends, and
+  ``torchft.checkpointing._serialization._streaming_load``.
+* ``HTTPTransport._server.RequestHandlerClass``, whose log of requests goes to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.request
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from titan_core.api.errors import UserError
+
+os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
+try:
+    from torchft.checkpointing import HTTPTransport
+    from torchft.checkpointing._serialization import _streaming_load
+    from torchft.coordination import LighthouseServer
+    from torchft.manager import Manager
+    from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
+except (ImportError, AttributeError) as error:
+    _why = f"cannot be imported with torch {torch.__version__}: {error}"
+    raise UserError.one("torchft", _why, "install torchft 0.2, or a version of torch that it works with") from error
+
+if TYPE_CHECKING:
+    from torchft.process_group import ProcessGroup
+
+_log = logging.getLogger("torchft")
+if _log.level == logging.NOTSET:
+    _log.setLevel(logging.CRITICAL)  # a peer that dies is an event, which titan-ft reports, not an error with a traceback
+
+
+class _StateTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]  # torchft is untyped
+    """Sends a group's state to a group that joins, by HTTP, and accepts tensors and plain values alone."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__(timeout, num_chunks=0)
+        handler: Any = self._server.RequestHandlerClass
+        handler.log_message = lambda *_: None
+
+    @classmethod
+    def _load_from_address(cls, address: str, timeout: timedelta) -> object:
+        with urllib.request.urlopen(address, timeout=timeout.total_seconds()) as stream, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # the receiver copies it
+            return _streaming_load(stream, weights_only=True)
+
+
+def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessGroup:
+    """Return a process group of replica groups that can change its members."""
+    return ProcessGroupNCCL(timeout) if kind == "nccl" else ProcessGroupGloo(timeout)
+
+
+def manager(
+    group: ProcessGroup,
+    *,
+    rank: int,
+    world_size: int,
+    store: tuple[str, int],
+    lighthouse: str,
+    replica_id: str,
+    min_replica_size: int,
+    timeout: timedelta,
+    quorum_timeout: timedelta,
+    collect: Callable[[], dict[str, Any]],
+    receive: Callable[[dict[str, Any]], None],
+) -> Manager:
+    """Return the manager of this rank. All ranks of the replica group must call this.
+
+    Args:
+        rank: this rank in its replica group of ``world_size`` ranks.
+        store: host and port of the group's own store.
+        timeout: longest wait for another group within a step.
+        quorum_timeout: longest wait for a quorum.
+        collect: returns the state to send to a group that joins.
+        receive: receives such a state; called by ``start_quorum``, in the thread that calls it.
+    """
+    # Quorums are formed at the start of a step, not while it is computed: the share of the batch depends on them.
+    return Manager(
+        group,
+        load_state_dict=receive,
+        state_dict=collect,
+        min_replica_size=min_replica_size,
+        use_async_quorum=False,
+        timeout=timeout,
+        quorum_timeout=quorum_timeout,
+        rank=rank,
+        world_size=world_size,
+        store_addr=store[0],
+        store_port=store[1],
+        lighthouse_addr=lighthouse,
+        replica_id=replica_id,
+        checkpoint_transport=_StateTransport(timeout),
+    )
+
+
+def sum_over_groups(manager: Manager, tensor: Tensor) -> None:
+    """Sum ``tensor`` over the replica groups of the quorum in place. After an error, which the manager remembers, its values
+    are meaningless."""
+    manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM).wait()
+
+
+def lighthouse_server(bind: str, min_replicas: int, join_timeout_ms: int, heartbeat_timeout_ms: int) -> LighthouseServer:
+    """Start a lighthouse in this process."""
+    return LighthouseServer(
+        bind=bind,
+        min_replicas=min_replicas,
+        join_timeout_ms=join_timeout_ms,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+    )

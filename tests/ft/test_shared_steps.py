@@ -1,0 +1,146 @@
+"""Replica groups together train exactly what one group alone does, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_recipe
+from harness.replicas import SHARED, Leave, Script, join_group, lighthouse, run_group, stores, wait_for
+from titan_core.api.errors import UserError
+from titan_ft import step as step_module
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """The same job without fault tolerance."""
+    folder = str(tmp_path_factory.mktemp("alone"))
+    return run_recipe("tiny", {**SHARED, "job.dump_folder": folder}, weights=True)
+
+
+def require_same_run(record: RunRecord, alone: RunRecord, first: int = 1) -> None:
+    """Check the steps from ``first`` on, and the weights at the end."""
+    assert len(record.losses) == len(alone.losses) - first + 1
+    torch.testing.assert_close(torch.tensor(record.losses), torch.tensor(alone.losses[first - 1 :]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.tensor(record.grad_norms), torch.tensor(alone.grad_norms[first - 1 :]), rtol=1e-5, atol=0
+    )
+    assert record.learning_rates == alone.learning_rates[first - 1 :]
+    assert record.targets == alone.targets[first - 1 :]
+    for name, weight in alone.final.items():
+        torch.testing.assert_close(record.final[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def require_equal_weights(first: RunRecord, second: RunRecord) -> None:
+    assert first.final.keys() == second.final.keys() and first.final
+    for name, weight in first.final.items():
+        assert torch.equal(weight, second.final[name]), name
+
+
+def _together(address: str, folder: str) -> RunRecord:
+    os.chdir(folder)
+    number = join_group(1, [])
+    return run_group(address, number, (Script({0: 2}),))
+
+
+def test_two_groups_train_what_one_does(gloo: GlooPool, alone: RunRecord, tmp_path: Path) -> None:
+    with lighthouse() as address:
+        first, second = gloo.run(2, _together, address, str(tmp_path))
+    require_same_run(first, alone)
+    require_same_run(second, alone)
+    require_equal_weights(first, second)
+
+
+def _leave() -> None:
+    raise Leave
+
+
+def _fail_once_in_step(number: int) -> None:
+    """Let the process fail after its group has joined the quorum of step ``number``, while the other waits for its sums."""
+    original = step_module.sum_step
+
+    def sum_step(groups: Any, *arguments: Any) -> Any:
+        if groups.step == number - 1:
+            step_module.sum_step = original
+            raise Leave
+        return original(groups, *arguments)
+
+    step_module.sum_step = sum_step
+
+
+def _one_leaves_and_returns(address: str, folder: str, within_step: bool) -> RunRecord:
+    os.chdir(folder)
+    number = join_group(1, [])
+    alone = Path("alone")
+    if number == 0:
+        # Both start together; steps 3 to 5 need one group, and step 6 needs both again.
+        return run_group(address, 0, (Script({0: 2, 3: 1, 6: 2}, {5: alone.touch}),))
+    leaving = Script({0: 2}, {} if within_step else {3: _leave})
+    if within_step:
+        _fail_once_in_step(3)
+    with pytest.raises(Leave):
+        run_group(address, 1, (leaving,))
+    wait_for(alone.exists)
+    return run_group(address, 1)
+
+
+@pytest.mark.parametrize("within_step", [False, True], ids=["between steps", "within a step"])
+def test_a_group_leaves_and_returns(gloo: GlooPool, alone: RunRecord, tmp_path: Path, within_step: bool) -> None:
+    with lighthouse() as address:
+        stayed, returned = gloo.run(2, _one_leaves_and_returns, address, str(tmp_path), within_step)
+    require_same_run(stayed, alone)
+    require_same_run(returned, alone, first=len(alone.losses) - len(returned.losses) + 1)
+    assert len(returned.losses) == 3
+    require_equal_weights(stayed, returned)
+
+
+def _another_job(address: str, folder: str) -> RunRecord | str:
+    os.chdir(folder)
+    number, begun = join_group(1, []), Path("begun")
+    if number == 0:
+        return run_group(address, 0, (Script({0: 1, 3: 2, 4: 1}, {2: begun.touch}),))
+    wait_for(begun.exists)
+    with pytest.raises(UserError) as caught:
+        run_group(address, 1, **{"optimizer.lr": 0.5})
+    run_group(address, 1)  # now the same job
+    return str(caught.value)
+
+
+def test_a_group_with_another_job_is_refused_and_the_others_continue(
+    gloo: GlooPool, alone: RunRecord, tmp_path: Path
+) -> None:
+    with lighthouse() as address:
+        stayed, refused = gloo.run(2, _another_job, address, str(tmp_path))
+    assert refused.startswith(
+        "optimizer.lr: is 0.5 in this replica group, but 0.002 in its peer; start all replica groups with"
+    )
+    require_same_run(stayed, alone)
+
+
+def _of_two_ranks(address: str, ports: list[int], folder: str) -> RunRecord:
+    os.chdir(folder)
+    number = join_group(2, ports)
+    if number == 0:
+        return run_group(
+            address, 0, (Script({0: 2, 3: 1, 5: 2}, {4: Path("alone").touch} if os.environ["RANK"] == "0" else {}),)
+        )
+    with pytest.raises(Leave):
+        run_group(address, 1, (Script({0: 2}, {3: _leave}),))
+    wait_for(Path("alone").exists)
+    os.environ["MASTER_PORT"] = str(ports[2])  # a store that the group has not used before, as after a restart
+    return run_group(address, 1)
+
+
+@pytest.mark.full
+def test_groups_of_two_ranks_that_shard_the_weights(gloo: GlooPool, alone: RunRecord, tmp_path: Path) -> None:
+    """FSDP within each group. The second group leaves and returns."""
+    with lighthouse() as address, stores(3) as ports:
+        first, _, second, _ = gloo.run(4, _of_two_ranks, address, ports, str(tmp_path))
+    require_same_run(first, alone)
+    require_same_run(second, alone, first=len(alone.losses) - len(second.losses) + 1)
+    require_equal_weights(first, second)
