@@ -1,0 +1,1 @@
+"""Starts jobs on clusters: ``titan launch slurm|kubernetes|skypilot``."""

@@ -1,0 +1,36 @@
+"""Scripts whose values no shell interprets: a head of quoted assignments, and a body that never changes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+
+Value = str | int | Iterable[str]
+
+
+def script(values: Mapping[str, Value], body: str) -> str:
+    """Return the assignments of ``values``, and then a script of this package that reads them.
+
+    Args:
+        values: by name; a list becomes an array.
+        body: file name of the script.
+    """
+    # Shellcheck warns of values that look like expansions, escapes or mistyped quotes, and are none.
+    head = [
+        "# shellcheck disable=SC1003,SC1110,SC1111,SC1112,SC2016",
+        *(_assignment(name, value) for name, value in values.items()),
+    ]
+    return "\n".join([*head, "", script_text(body)])
+
+
+def script_text(name: str) -> str:
+    """Return the text of a script of this package."""
+    return files("titan_cluster").joinpath("scripts", name).read_text(encoding="utf-8")
+
+
+def _assignment(name: str, value: Value) -> str:
+    if isinstance(value, str | int):
+        return f"{name}={shlex.quote(str(value))}"
+    items = [f"    {shlex.quote(item)}" for item in value]
+    return "\n".join([f"{name}=(", *items, ")"]) if items else f"{name}=()"

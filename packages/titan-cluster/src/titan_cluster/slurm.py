@@ -1,0 +1,193 @@
+"""``titan launch slurm``: a job as an sbatch file, with one task for each machine, which runs titan's own launcher."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+
+from titan_cluster import options
+from titan_cluster.bash import Value, script
+from titan_cluster.options import Machines, require_match
+from titan_cluster.retries import FINAL, PREEMPTED
+from titan_cluster.submission import require_program, submit, write
+from titan_cluster.training import Training, training_of
+from titan_core.api.command import CommandContext
+from titan_core.api.errors import UserError
+from titan_core.api.tools.arguments import integer
+from titan_core.api.tools.shown import shorten
+
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._:/@+,|&()*\[\]=-]*"
+"""A value in an ``#SBATCH`` line, whose quotes, spaces and ``#`` Slurm would interpret."""
+_TIME = r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED"
+_OWN = frozenset({
+    "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "exclusive", "mem", "time", "output",
+    "open-mode", "requeue", "no-requeue", "signal", "no-kill", "partition", "account", "qos", "array", "wrap", "chdir",
+})  # fmt: skip
+"""Options of sbatch that ``--sbatch`` refuses: others of ours set them, or the job needs them as they are."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``titan launch slurm``."""
+    options.arguments(parser, image="container image for Slurm's pyxis plugin (default: run without a container)")
+    parser.add_argument("--partition", metavar="NAME", help="partition, or several, separated by commas")
+    parser.add_argument("--account", metavar="NAME", help="account to charge")
+    parser.add_argument("--qos", metavar="NAME", help="quality of service")
+    parser.add_argument("--time", metavar="LIMIT", help="time limit, as in 24:00:00 or 2-00:00:00")
+    options.seconds_argument(parser, "before the time limit")
+    parser.add_argument(
+        "--cpus-per-node",
+        type=integer(1, 100_000),
+        metavar="C",
+        help="cores of each machine (default: whole machines, with all their memory)",
+    )
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="a further option of sbatch, as in --sbatch=--reservation=NAME; may be repeated",
+    )
+    parser.add_argument(
+        "--max-requeues",
+        type=integer(0, 1000),
+        default=3,
+        metavar="N",
+        help="do not requeue a failed job that was requeued N times before (default: 3). A preempted one always is",
+    )
+    parser.add_argument("--titan", metavar="PROGRAM", help="the program on the machines (default: this one)")
+    parser.add_argument("--missing-ok", action="store_true", help="files that this machine lacks exist on the others")
+    options.output_arguments(parser, "sbatch")
+
+
+def run(context: CommandContext) -> int:
+    """Write or submit the job.
+
+    Raises:
+        UserError: the job or an option is invalid, or sbatch fails.
+    """
+    given = context.arguments
+    machines = options.machines(given)
+    directives = _directives(given, machines)
+    try:
+        training = training_of(context, machines, missing_ok=given.missing_ok)
+    except UserError as error:
+        if any(problem.missing for problem in error.problems):
+            error.add_note("if only the machines of the cluster have such files, add --missing-ok")
+        raise
+    text = render(given, machines, training, directives, Path.cwd())
+    if given.submit:
+        require_program("sbatch", "Slurm")
+    write(text, given)
+    if given.submit:
+        file = given.output
+        # Slurm copies the script: later changes of the file do not reach the job.
+        command = ["sbatch", "--parsable", *([] if file is None else [str(file.resolve())])]
+        job = submit(command, text if file is None else None, r"(?m)^(\d+)(?:;.*)?$")
+        print(f"submitted: Slurm job {job}; its output: {training.name}-{job}.out; the ranks': {training.run}/logs")
+    return 0
+
+
+def render(given: argparse.Namespace, machines: Machines, training: Training, directives: list[str], folder: Path) -> str:
+    """Return the sbatch file.
+
+    Args:
+        directives: options of sbatch that the user chose.
+        folder: where relative paths begin.
+
+    Raises:
+        UserError: a path cannot be mounted into the container.
+    """
+    # Without --ntasks-per-node, with which Slurm would allocate the fewest nodes of a range.
+    nodes = f"{machines.least}-{machines.most}" if machines.elastic else str(machines.most)
+    lines = [
+        f"--job-name={training.name}",
+        f"--nodes={nodes}",
+        *directives,
+        "--output=%x-%j.out",
+        "--open-mode=append",
+        "--requeue",
+        f"--signal=B:TERM@{given.grace}",
+        *(["--no-kill"] if machines.elastic else []),
+    ]
+    recipes = PurePosixPath(training.run, "launch")
+    recipe = training.recipe
+    values: dict[str, Value] = {
+        "folder": str(folder),
+        "image": given.image or "",
+        "recipe_file": training.recipe_file(recipes),
+        "recipe": "" if recipe is None else recipe.text,
+        "titan": _program(given),
+        "arguments": training.arguments(recipes),
+        "srun": _srun(given, machines, folder),
+        "ranks": machines.ranks,
+        "least": machines.least,
+        "max_restarts": given.max_restarts,
+        "preempted": " ".join(map(str, PREEMPTED)),
+        "final": " ".join(map(str, FINAL)),
+        "requeues": given.max_requeues,
+    }
+    head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "", "# Rendered by `titan launch slurm`.", ""]
+    return "\n".join(head) + script(values, "slurm.sh")
+
+
+def _directives(given: argparse.Namespace, machines: Machines) -> list[str]:
+    """
+    Raises:
+        UserError: a value cannot stand in an ``#SBATCH`` line.
+    """
+    lines = []
+    if machines.gpus:
+        lines.append(f"--gpus-per-node={machines.gpus}")
+    lines += ["--exclusive", "--mem=0"] if given.cpus_per_node is None else [f"--cpus-per-task={given.cpus_per_node}"]
+    for option in ("partition", "account", "qos"):
+        value = getattr(given, option)
+        if value is not None:
+            require_match(f"--{option}", value, _WORD, "a name without spaces and quotes", "main")
+            lines.append(f"--{option}={value}")
+    if given.time is not None:
+        require_match("--time", given.time, _TIME, "a time limit as sbatch takes it", "24:00:00")
+        lines.append(f"--time={given.time}")
+    for option in given.sbatch:
+        require_match(
+            "--sbatch", option, rf"--[a-z]+(-[a-z]+)*(={_WORD})?", "an option of sbatch without spaces and quotes",
+            "--sbatch=--reservation=NAME",
+        )  # fmt: skip
+        if option[2:].partition("=")[0] in _OWN:
+            raise UserError.one(f"--sbatch {shorten(option)}", "is set by titan", "use the option of `titan launch slurm`")
+        lines.append(option)
+    return lines
+
+
+def _program(given: argparse.Namespace) -> list[str]:
+    """Return the words that run ``titan`` on the machines."""
+    if given.titan is not None:
+        return [given.titan]
+    if given.image is not None:
+        return ["titan"]
+    program = Path(sys.executable).with_name("titan")  # the machines share the file system of this one
+    return [str(program)] if shutil.which(program) else [sys.executable, "-m", "titan_core"]
+
+
+def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[str]:
+    """Return the options of srun.
+
+    Raises:
+        UserError: the working folder cannot be mounted into the container.
+    """
+    # The ranks bind themselves to cores. An elastic job continues without a lost machine. Of others, the remaining tasks get
+    # time to save their checkpoint and to report why they end.
+    found = ["--ntasks-per-node=1", "--cpu-bind=none", "--label", "--kill-on-bad-exit=0"]
+    found += ["--no-kill", "--wait=0"] if machines.elastic else [f"--wait={given.grace + 60}"]
+    if given.cpus_per_node is not None:
+        found.append(f"--cpus-per-task={given.cpus_per_node}")  # srun takes it from sbatch in some versions only
+    if given.image is not None:
+        if re.search(r"[,:]", str(folder)):
+            raise UserError.one(
+                str(folder), "contains ',' or ':', which Slurm's --container-mounts separates", "use another"
+            )
+        found += [f"--container-image={given.image}", f"--container-mounts={folder}:{folder}"]
+        found.append(f"--container-workdir={folder}")
+    return found

@@ -1,0 +1,66 @@
+"""What becomes of a rendered file: it is printed, written or submitted."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from titan_core.api.errors import UserError
+
+
+def require_program(program: str, what: str) -> None:
+    """
+    Raises:
+        UserError: ``program``, the client of ``what``, is not installed.
+    """
+    if shutil.which(program) is None:
+        fix = f"run this where {what} is set up, or write a file with --output and submit it there"
+        raise UserError.one("--submit", f"{program} is not on the PATH", fix)
+
+
+def write(text: str, given: argparse.Namespace) -> None:
+    """Write ``text`` to ``--output``; print it if there is none and the job is not submitted.
+
+    Raises:
+        UserError: the file exists or cannot be written.
+    """
+    file: Path | None = given.output
+    if file is None:
+        if not given.submit:
+            print(text, end="")
+        return
+    try:
+        with file.open("w" if given.force else "x", encoding="utf-8", newline="") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError.one(str(file), "exists already", "add --force to overwrite it, or name another file") from None
+    except OSError as error:
+        raise UserError.one(str(file), f"cannot be written: {error.strerror or error}", "name another file") from None
+
+
+def submit(command: Sequence[str], text: str | None, pattern: str) -> str:
+    """Run ``command``, show it and its output, and return the job that it names.
+
+    Args:
+        text: its standard input.
+        pattern: finds the name of the job in the output, as group 1.
+
+    Raises:
+        UserError: the command fails.
+    """
+    print(f"titan: running: {shlex.join(command)}", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        command, input=text, stdin=subprocess.DEVNULL if text is None else None, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace", check=False,
+    )  # fmt: skip
+    print(done.stdout, end="" if done.stdout.endswith("\n") else "\n", file=sys.stderr, flush=True)
+    if done.returncode != 0:
+        raise UserError.one(command[0], f"failed with status {done.returncode}", "fix what its output above says")
+    found = re.search(pattern, done.stdout)
+    return found[1] if found else ""

@@ -1,0 +1,141 @@
+"""The command that trains on the machines of a cluster: checked as ``titan train`` checks it, and free of secrets."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from titan_cluster.options import Machines, job_name
+from titan_core.api.command import CommandContext
+from titan_core.api.components import Recipe
+from titan_core.api.config import COMMAND_LINE
+from titan_core.api.errors import Problem, UserError
+from titan_core.api.tools.secrets import redact, redact_arguments, redact_text
+from titan_core.api.tools.shown import shorten
+from titan_core.api.tools.toml import parse_toml
+
+LONGEST_RECIPE = 100_000
+"""Most bytes of a recipe that is part of a rendered file."""
+_SECRET = "is a secret, which a rendered file must not contain"
+_FIX = "set it in the environment of the job (such as HF_TOKEN or WANDB_API_KEY), and leave it out here"
+
+
+@dataclass(frozen=True)
+class RecipeText:
+    """The text of a recipe that is a file, as it was when the job was rendered: a job may wait for days."""
+
+    name: str
+    """Name of the file that it becomes on the cluster."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every machine runs."""
+
+    name: str
+    """Name of the job."""
+    run: str
+    """The run's directory."""
+    recipe: RecipeText | None
+    """``None`` for a recipe that a plugin provides."""
+    known_as: str
+    """The recipe as the user wrote it."""
+    overrides: tuple[str, ...]
+    """``--section.key=VALUE``."""
+
+    def recipe_file(self, folder: PurePosixPath) -> str:
+        """Return the path of the recipe in ``folder``, a path on the cluster; empty for a recipe that a plugin provides."""
+        if self.recipe is None:
+            return ""
+        path = folder / self.recipe.name
+        return str(path) if path.is_absolute() else f"./{path}"  # no command takes it for an option
+
+    def arguments(self, folder: PurePosixPath) -> list[str]:
+        """Return the command line after ``titan``, without the launcher's options.
+
+        Args:
+            folder: where the recipe's text is on the cluster.
+        """
+        return ["train", self.recipe_file(folder) or self.known_as, *self.overrides]
+
+
+def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -> Training:
+    """Return the training command. Prints a note for each thing that the user should know about the job.
+
+    Args:
+        missing_ok: whether files that this machine lacks are notes, because the cluster has other file systems.
+
+    Raises:
+        UserError: the job is invalid on these machines, or a secret would be written to the rendered file.
+    """
+    recipe, text = context.arguments.recipe, None
+    name = job_name(context.arguments.name, recipe)
+    # The config knows how each key is spelt and validates it; an elastic job must be valid at both ends of its range.
+    jobs = [
+        context.job(number * machines.ranks, missing_ok=missing_ok)
+        for number in sorted({machines.least, machines.most}, reverse=True)
+    ]
+    job = jobs[0]
+    for note in dict.fromkeys(note for one in jobs for note in one.notes):
+        print(f"titan: note: {note}", file=sys.stderr)
+    overrides = [f"--{override.key}={override.text}" for override in context.overrides]
+    problems = [
+        Problem(f"{COMMAND_LINE}: --{override.key}", _SECRET, _FIX)
+        for override, argument in zip(context.overrides, overrides, strict=True)
+        if redact_arguments([argument]) != [argument]
+    ]
+    if "job.dump_folder" not in job.config.overridden:  # the default depends on the path of the recipe
+        overrides.append(f"--job.dump_folder={job.dump_folder}")
+    if recipe not in context.registry.names(Recipe):
+        text = Path(recipe).read_bytes().decode("utf-8-sig")
+        problems += _secrets_in(recipe, text)
+        if len(text.encode()) > LONGEST_RECIPE:
+            why = f"is longer than {LONGEST_RECIPE:,} bytes, and becomes a part of the rendered file"
+            problems.append(Problem(shorten(recipe), why, "shorten it"))
+    problems += [
+        Problem(f"{COMMAND_LINE}: {shorten(argument)!a}", "contains bytes that are not UTF-8 text", "rename the file")
+        for argument in (recipe, *overrides)
+        if not _is_text(argument)
+    ]
+    if problems:
+        raise UserError(*problems)
+    embedded = None if text is None else RecipeText(f"{_plain(Path(recipe).stem)}.toml", text)
+    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides))
+
+
+def _plain(stem: str) -> str:
+    """Return a file name that every file system and every key of a ConfigMap may have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:100] or "recipe"
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _secrets_in(recipe: str, text: str) -> Iterator[Problem]:
+    """Yield a problem for each secret in the text of a recipe."""
+    tables = parse_toml(text)
+    found = list(_changed(tables, redact(tables)))
+    yield from (Problem(f"{shorten(recipe)}: {key}", _SECRET, _FIX) for key in found)
+    if not found:  # else reported above
+        for number, line in enumerate(text.splitlines(), 1):
+            if redact_text(line) != line:
+                yield Problem(f"{shorten(recipe)}:{number}", "contains a secret, which a rendered file must not", _FIX)
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys whose values differ."""
+    for key, value in before.items():
+        if isinstance(value, dict) and isinstance(after[key], dict):
+            yield from _changed(value, after[key], f"{prefix}{key}.")
+        elif value != after[key]:
+            yield f"{prefix}{key}"

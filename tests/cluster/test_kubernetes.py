@@ -1,0 +1,254 @@
+"""``titan launch kubernetes``: the manifests against Kubernetes' schemas, and what its containers would run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
+from titan_cluster.bash import script_text
+from titan_cluster.pods import literal
+from titan_cluster.yaml_text import to_yaml
+from titan_core.cli.main import main
+
+JOB = ["--nodes", "2", "--gpus-per-node", "2", "--image", "company/titan:1", "--volume", "runs:/runs"]
+SCHEMAS = Path(__file__).parent / "schemas"
+KUBERNETES = "1.33"
+
+
+def rendered(*arguments: str, kind: str = "jobset") -> list[dict[str, Any]]:
+    """Return the manifests that the command writes, which match their schemas."""
+    file = Path("job.yaml")
+    assert main(["launch", "kubernetes", *JOB, "--kind", kind, "--force", "--output", str(file), *arguments]) == 0
+    manifests = list(yaml.safe_load_all(file.read_text()))
+    for manifest in manifests:
+        check(manifest)
+    return manifests
+
+
+def check(manifest: dict[str, Any]) -> None:
+    metadata = manifest["metadata"]
+    match manifest["kind"]:
+        case "JobSet":
+            jsonschema.validate(manifest, json.loads((SCHEMAS / "jobset.json").read_text()))
+            for replicated in manifest["spec"]["replicatedJobs"]:
+                check({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, **replicated["template"]})
+        case "PyTorchJob":
+            jsonschema.validate(manifest, json.loads((SCHEMAS / "pytorchjob.json").read_text()))
+            for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+                check({"apiVersion": "v1", "kind": "Pod", **replica["template"]})
+        case _:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a pod of a JobSet."""
+    spec: dict[str, Any] = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """Return an argument as Kubernetes expands it: ``$(NAME)``, and ``$$`` for a dollar sign."""
+    return re.sub(
+        r"\$(\$|\(([^)]*)\))",
+        lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]),
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> None:
+    recipe = Path("it's $(HOME)\n.toml")
+    text = '[model]\nname = "tiny"\n# $(HOME) \'"\n' + "".join(f"# {one}\n" for one in HOSTILE[5:9])
+    recipe.write_text(text)
+    overrides = [f"--job.description={hostile}" for hostile in (*HOSTILE, "$", "$$", "$(A", "$$(A)", "$$$(HOME)")]
+    config, job = rendered(str(recipe), *overrides)
+    assert config["data"] == {"it-s-HOME.toml": text}
+    main_ = pod_of(job)["containers"][0]
+    words = [expanded(word, {"HOME": "/root", "A": "b"}) for word in [*main_["command"], *main_["args"]]]
+    assert words == [
+        "titan", "train", "/etc/titan/it-s-HOME.toml", *overrides, "--job.dump_folder=outputs/it's $(HOME)\n",
+        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "it-s-home-node-0-0.it-s-home:29400", "--rdzv-id", "it-s-home",
+    ]  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(st.text(st.characters(blacklist_categories=["Cs"])))
+def test_yaml_and_kubernetes_return_any_text(text: str) -> None:
+    document = {"command": [text], "key": text}
+    assert yaml.safe_load(to_yaml([document])) == document
+    assert expanded(literal(text), {"": "x", text: "y"}) == text
+
+
+@pytest.mark.parametrize(
+    "word", ["y", "N", "on", "null", "~", "1e3", "0o7", "1_000", "12:30", "", " x", "=", "<<", "- a", "2026-01-01"]
+)
+def test_words_that_parsers_take_for_other_types_are_quoted(word: str) -> None:
+    assert to_yaml([{"key": word}]) == f'key: "{word}"\n'
+
+
+def test_kubectl_reads_what_was_written(cluster: FakeCluster) -> None:
+    kubectl = shutil.which("kubectl", path=os.environ["PATH"].partition(os.pathsep)[2])
+    if kubectl is None:
+        # Go's YAML parser differs from Python's; nothing else here reads files as Kubernetes does.
+        pytest.skip("kubectl is not installed")
+    manifests = rendered("tiny", *(f"--job.description={hostile}" for hostile in (*HOSTILE, "y", "1e3", "~")))
+    command = [kubectl, "label", "--local", "--filename", "job.yaml", "--output", "json", "read=yes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "KUBECONFIG": os.devnull})
+    read = json.loads(done.stdout)
+    assert read["metadata"]["labels"].pop("read") == "yes"
+    assert [read] == manifests
+
+
+def test_pods_share_what_ranks_need_and_hold_no_secret(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    options = ["--volume", "data:/data", "--secret", "titan", "--secret", "more:A_TOKEN", "--env", "NCCL_DEBUG=$(INFO)"]
+    (job,) = rendered("tiny", *options, "--cpus-per-node", "16", "--memory-per-node", "64Gi", "--namespace", "research")
+    assert "hunter2" not in Path("job.yaml").read_text()
+    assert job["metadata"]["namespace"] == "research"
+    pod = pod_of(job)
+    (container,) = pod["containers"]
+    assert container["workingDir"] == "/runs"
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/runs", "/data", "/dev/shm"}
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "cpu": 16, "memory": "64Gi"}
+    variables = {one["name"]: one.get("value") or one["valueFrom"]["secretKeyRef"] for one in container["env"]}
+    assert variables == {
+        "NCCL_DEBUG": "$$(INFO)",
+        "HF_TOKEN": {"name": "titan", "key": "HF_TOKEN", "optional": True},
+        "WANDB_API_KEY": {"name": "titan", "key": "WANDB_API_KEY", "optional": True},
+        "A_TOKEN": {"name": "more", "key": "A_TOKEN", "optional": False},
+    }
+
+
+def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
+    (job,) = rendered("tiny", "--max-retries", "4")
+    spec = job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["backoffLimit"] == 4 * 2 and spec["template"]["spec"]["restartPolicy"] == "Never"
+    actions = {
+        status: rule["action"]
+        for rule in spec["podFailurePolicy"]["rules"]
+        for status in rule.get("onExitCodes", {}).get("values", ["disruption"])
+    }
+    assert actions["disruption"] == actions[75] == actions[143] == "Ignore"
+    assert actions[2] == actions[65] == "FailJob"
+    assert 1 not in actions and 69 not in actions  # counts towards backoffLimit
+
+
+def test_elastic_jobs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = rendered("tiny", "--nodes", "2:4", "--training.global_batch_size", "32")
+    spec = job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["parallelism"] == 4 and spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
+    arguments = pod_of(job)["containers"][0]["args"]
+    assert arguments[arguments.index("--nnodes") + 1] == "2:4"
+    assert main(["launch", "kubernetes", "tiny", *JOB, "--nodes", "2:4", "--kind", "pytorchjob"]) == 2
+    assert "is an elastic range, which --kind pytorchjob does not support" in capsys.readouterr().err
+
+
+def test_one_machine_waits_for_no_other(cluster: FakeCluster) -> None:
+    for kind in ("jobset", "pytorchjob"):
+        (job,) = rendered("tiny", "--nodes", "1", kind=kind)
+        assert "rdzv" not in json.dumps(job) and "initContainers" not in json.dumps(job)
+
+
+@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 2), (65, 65), (75, 143), (1, 143), (143, 143), (130, 1)])
+def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
+    cluster: FakeCluster, status: int, reported: int
+) -> None:
+    job = rendered("tiny", f"--job.description={HOSTILE[0]}", kind="pytorchjob")[-1]
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"] and replicas["Worker"]["replicas"] == 1
+    (container,) = replicas["Master"]["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    words = [expanded(word, {}) for word in [*container["command"], *container["args"]]]
+    done = subprocess.run(words, env={**os.environ, "FAKE_STATUS": str(status), "RANK": "1", "WORLD_SIZE": "2"}, check=False)
+    assert done.returncode == reported
+    (call,) = cluster.calls("titan")
+    assert f"--job.description={HOSTILE[0]}" in call and "tiny-master-0:29400" in call
+
+
+def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster) -> None:
+    program = cluster.folder / "titan"
+    program.write_text(
+        "#!/bin/bash\ntrap 'exit 75' TERM\n[[ -z $RANK ]] && kill -TERM $PPID\nwhile true; do sleep 0.05; done\n"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", script_text("pytorchjob.sh"), "sh", "2 65", "titan"], env={**os.environ, "RANK": "1"}, check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
+    wait = [sys.executable, "-c", script_text("wait_for_rendezvous.py")]
+    subprocess.run([*wait, f"{socket.gethostname()}.job", "1"], check=True)  # the first pod itself
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    with subprocess.Popen([*wait, "127.0.0.1", port], stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline().startswith(f"waiting for 127.0.0.1:{port}: ")
+        with socket.create_server(("127.0.0.1", int(port))):
+            assert waiting.wait(60) == 0
+
+
+def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
+    shellcheck(script_text("pytorchjob.sh"), "sh")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "A"], "must be at most 40 lower-case letters"),
+        (["--namespace", "a b"], "must be lower-case letters, digits and dashes"),
+        (["--volume", "runs"], "must be the name of a claim, a colon and an absolute path"),
+        (["--volume", "runs:/dev/shm"], "cannot be mounted there"),
+        (["--volume", "runs:/other"], "is given twice with the same claim"),
+        (["--secret", "a b"], "must be the name of a Secret"),
+        (["--env", "HF_TOKEN=hunter2"], "is a secret, which a rendered file must not contain"),
+        (["--env", "URL=https://me:hunter2@host"], "is a secret, which a rendered file must not contain"),
+        (["--env", "X"], "must be NAME=VALUE"),
+        (["--env", "HF_HOME=/x", "--env", "HF_HOME=/y"], "sets the variable twice"),
+        (["--memory-per-node", "much"], "must be a size as Kubernetes takes it"),
+        (["--job.description", "https://me:hunter2@host/x"], "is a secret, which a rendered file must not contain"),
+    ],
+)
+def test_mistakes_are_one_line_and_submit_nothing(
+    cluster: FakeCluster, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", "kubernetes", "tiny", *JOB, "--submit", *arguments]) == 2
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count("\n") == 1 and output.out == ""
+    assert "hunter2" not in output.err
+    assert not cluster.calls("kubectl")
+
+
+@pytest.mark.parametrize(("option", "message"), [("--image", "--image: is missing"), ("--volume", "--volume: is missing")])
+def test_what_a_pod_cannot_do_without(option: str, message: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = JOB.index(option)
+    assert main(["launch", "kubernetes", "tiny", *JOB[:place], *JOB[place + 2 :]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_submission(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "kubernetes", "tiny", *JOB, "--submit"]) == 0
+    output = capsys.readouterr()
+    assert cluster.calls("kubectl") == [["create", "--filename", "-"]]
+    assert output.out.startswith("submitted: jobset tiny; `kubectl logs --follow ")
+    assert main(["launch", "kubernetes", "tiny", *JOB]) == 0
+    assert cluster.text("kubectl.stdin") == capsys.readouterr().out
