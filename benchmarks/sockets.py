@@ -94,7 +94,7 @@ def main() -> None:
     os.environ["MASTER_PORT"] = str(start(host_store).recv())
     ranks = [start(report, rank, job) for rank in range(arguments.ranks)]
     opened = [rank.recv() for rank in ranks]
-    print(f"{max(opened)} sockets per rank ({max(opened) - arguments.ranks} more than ranks)")
+    print(f"at most {max(opened)} sockets per rank")
 
 
 if __name__ == "__main__":
