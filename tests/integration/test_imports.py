@@ -171,8 +171,8 @@ def test_the_core_stays_small() -> None:
     """What only some jobs need belongs in a package of its own."""
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
-    assert contract < 3570
-    assert sum(lines.values()) < 8870
+    assert contract < 3680
+    assert sum(lines.values()) < 9040
 
 
 def test_the_core_names_no_plugin() -> None:

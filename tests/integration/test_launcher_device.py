@@ -33,7 +33,9 @@ def in_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("guarded_gpus", "in_new_folder")
 def test_the_launcher_counts_gpus_and_creates_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    monkeypatch.setattr("titan_launch.launch.launch", lambda settings, per_node, *rest: started.append(per_node) or 0)
+    monkeypatch.setattr(
+        "titan_launch.launch.launch", lambda settings, options, per_node, *rest: started.append(per_node) or 0
+    )
     command = ["train", "llama3_debug", "--nproc-per-node", "gpu", "--job.device", "cuda"]
     assert main([*command, "--float8.enable", "true"]) == 0  # the ranks check whether their GPU has float8
     assert started == [2]

@@ -38,7 +38,13 @@ OBSERVED: dict[str, object] = {
     "sample.freq": 1,
     "sample.max_new_tokens": 2,
 }
-NOT_HERE = {"memory_snapshots": "records the allocations of GPUs", "wandb": "starts a service of its own"}
+NOT_HERE = {
+    "memory_snapshots": "records the allocations of GPUs",
+    "wandb": "starts a service of its own",
+    "progress": "needs the launcher",
+    "recovery": "needs a restart by the launcher",
+    "stragglers": "compares several ranks",
+}
 
 MESHES = [
     *CASES,
