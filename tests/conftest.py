@@ -100,6 +100,19 @@ def cuda() -> torch.device:
     return torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def _restores_the_process() -> Iterator[None]:
+    """A working directory, or a variable that the launcher sets for ranks, would change tests that follow by chance."""
+
+    def variables() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith("TITAN_")}
+
+    folder, before = Path.cwd(), variables()
+    yield
+    os.chdir(folder)
+    assert variables() == before
+
+
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh working directory."""

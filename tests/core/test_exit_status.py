@@ -34,7 +34,8 @@ def raised_by(act: Callable[[], object]) -> BaseException:
 
 ENDS = [
     (UserError.one("the data", "is damaged"), 2),
-    (plugin_failure(ValueError("no")), 2),
+    (plugin_failure(ValueError("no")), 1),
+    (PluginFailure(Problem("plugin 'mine'", "titan_step_start returned 3")), 2),
     (RunStopped("enough"), 1),
     (ValueError("no"), 1),
     (KeyboardInterrupt(), 130),

@@ -61,6 +61,7 @@ def agent_of(
     step_limits: StepLimits | None = None,
     sizes: Sizes | None = None,
     when_impossible: Literal["wait", "stop"] = "wait",
+    fixed_last_call: bool = True,
 ) -> RankAgent:
     """
     Args:
@@ -84,7 +85,7 @@ def agent_of(
     if sizes is None:
         return RankAgent(*of_agent)
     agent = ElasticAgent(
-        *of_agent, sizes=sizes, when_impossible=when_impossible, timeout=options.timeout, fixed_last_call=True
+        *of_agent, sizes=sizes, when_impossible=when_impossible, timeout=options.timeout, fixed_last_call=fixed_last_call
     )
     agent._exit_barrier_timeout = 0.1  # peers have no ranks that end
     return agent

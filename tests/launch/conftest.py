@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from titan_core.api.launcher import OUTCOMES
-from titan_launch import restart_policy
+from titan_launch import restart_policy, status_line
+
+
+@pytest.fixture(autouse=True)
+def _no_status_line_is_left() -> Iterator[None]:
+    """An agent that fails leaves closing it to the launcher."""
+    yield
+    if status_line._shown is not None:
+        status_line._shown.close()
 
 
 @pytest.fixture

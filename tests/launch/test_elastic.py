@@ -19,7 +19,7 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
-from titan_launch import restart_policy
+from titan_launch import elastic, restart_policy
 from titan_launch.agent import Failure, JobEnded
 from titan_launch.rendezvous import Rendezvous
 from titan_launch.sizes import Sizes, choose
@@ -45,12 +45,11 @@ def sizes(**values: object) -> Sizes:
     return Sizes(Invocation(argparse.Namespace(recipe="tiny"), Registry.from_installed(), own).job)
 
 
-def machines(least: int, most: int, address: str, port: int = 0) -> Callable[..., Rendezvous]:
-    """Return a function that returns the options of a machine."""
-    if not port:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-    more = {"last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "60"}
+def machines(least: int, most: int, address: str, last_call: int = 1) -> Callable[..., Rendezvous]:
+    """Return a function that returns the options of a machine. Machines wait ``last_call`` seconds for further ones."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    more = {"last_call_timeout": str(last_call), "keep_alive_interval": "1", "keep_alive_max_attempt": "60"}
 
     def options(address: str = address, timeout: int = 60) -> Rendezvous:
         return Rendezvous("c10d", f"127.0.0.1:{port}", "test", (least, most), 0, timeout, address, more)
@@ -117,10 +116,11 @@ def test_ranks_restart_on_the_machines_that_are_left(
     now, because no rank of this machine has failed."""
     began = time.time()
     monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 0.2)
-    options = machines(1, 2, A)
+    monkeypatch.setattr(elastic, "LAST_CALL_SECONDS", 0.5)  # when they meet again
+    options = machines(1, 2, A, last_call=60)
     cost = 'open(__file__ + ".restart", "w").write(os.environ["TITAN_RESTART"])'
     script = f"{ENDS}if world == '4': time.sleep(600)\n{cost}"
-    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
+    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes(), fixed_last_call=False)
     peer = Peer(options(B), 2)
     joining = peer.join()
 

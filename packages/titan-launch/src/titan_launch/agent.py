@@ -119,9 +119,11 @@ class RankAgent(ExtensibleAgent):
 
     def run(self, role: str = ROLE) -> RunResult:
         """Run the job until its ranks have ended."""
+        os.environ.pop(RESTART, None)
         try:
             return super().run(role)
         finally:
+            os.environ.pop(RESTART, None)
             self._end_start()
 
     def rendezvous(self, worker_group: WorkerGroup) -> None:

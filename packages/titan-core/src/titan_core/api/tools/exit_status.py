@@ -50,7 +50,8 @@ def exit_status(error: BaseException) -> int:
         return EXIT_OUT_OF_MEMORY
     if any(type(cause).__name__ in _OF_TORCH and _HARDWARE.search(str(cause)) for cause in causes):
         return EXIT_HARDWARE
-    return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
+    # A plugin's exception may concern this attempt only, like the core's own; what it returned or declared does not change.
+    return EXIT_USER_ERROR if isinstance(error, UserError) and error.__cause__ is None else EXIT_FAILURE
 
 
 def _lacks_memory(error: BaseException) -> bool:
