@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = run(folder, given.seed, given.steps, given.faults, given.ranks, given.kinds, given.limit, quiet=given.json)
     print(json.dumps(report.as_dict(), indent=2) if given.json else show(report))
     if given.folder is None and not report.problems:
+        disk.unmount(folder / "disk")
         shutil.rmtree(folder)
     elif report.problems:
         print(f"what the job wrote is in {folder}", file=sys.stderr)

@@ -15,7 +15,7 @@ _PIECE = 2**20
 
 def mount(folder: Path) -> str:
     """Mount a file system in memory at ``folder``. Only this process and those that it starts see it, and it goes with the
-    last of them. Return why that is not possible, or ``""``."""
+    last of them, unless :func:`unmount` removes it. Return why that is not possible, or ``""``."""
     folder.mkdir(parents=True, exist_ok=True)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS):
@@ -32,6 +32,12 @@ def mount(folder: Path) -> str:
         if done.returncode:
             return f"mounting is not permitted here ({done.stderr.strip()})"
     return ""
+
+
+def unmount(folder: Path) -> None:
+    """Remove what :func:`mount` has mounted, and all files in it."""
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 class Ballast:
