@@ -20,6 +20,7 @@ from titan_core.api.step import StepAbandoned
 from titan_core.api.world import World
 from titan_ft.check import START_ONE, lighthouse_of
 from titan_ft.config import FaultToleranceSection
+from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import manager, process_group, sum_over_groups
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class ReplicaGroups:
             min_replica_size=section.min_replica_size,
             timeout=timeout,
             quorum_timeout=timedelta(seconds=quorum_seconds),
+            transport=StateTransport(socket.gethostname(), timeout),
             collect=collect,
             receive=self._receive,
         )

@@ -24,8 +24,7 @@ _SHARD = "$shard"
 
 
 def collect(run: RunStart) -> dict[str, Any]:
-    """Return the state after the last step. Tensors on the CPU are not copied, so they must not change until the state is
-    sent: the optimizer's step waits for that.
+    """Return the state after the last step. Nothing is copied: the transport does that.
 
     Raises:
         UserError: part of the state cannot be sent.

@@ -1,16 +1,12 @@
 """Every use of torchft, and of its private names, checked with torchft 0.2.0 on torch 2.11 and 2.15:
 
-* ``HTTPTransport._load_from_address``, replaced because it unpickles whatever the peer sends, and
-  ``torchft.checkpointing._serialization._streaming_load``.
-* ``HTTPTransport._server.RequestHandlerClass``, whose log of requests goes to standard error.
+* ``torchft.checkpointing._serialization``, which writes and reads tensors and plain values as a stream.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import urllib.request
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +19,9 @@ from titan_core.api.errors import UserError
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
 try:
-    from torchft.checkpointing import HTTPTransport
-    from torchft.checkpointing._serialization import _streaming_load
+    from torchft.checkpointing import CheckpointTransport
+    from torchft.checkpointing._serialization import _streaming_load as streaming_load
+    from torchft.checkpointing._serialization import _streaming_save as streaming_save
     from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
@@ -38,21 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torchft")
 if _log.level == logging.NOTSET:
     _log.setLevel(logging.CRITICAL)  # a peer that dies is an event, which titan-ft reports, not an error with a traceback
-
-
-class _StateTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]  # torchft is untyped
-    """Sends a group's state to a group that joins, by HTTP, and accepts tensors and plain values alone."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        super().__init__(timeout, num_chunks=0)
-        handler: Any = self._server.RequestHandlerClass
-        handler.log_message = lambda *_: None
-
-    @classmethod
-    def _load_from_address(cls, address: str, timeout: timedelta) -> object:
-        with urllib.request.urlopen(address, timeout=timeout.total_seconds()) as stream, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # the receiver copies it
-            return _streaming_load(stream, weights_only=True)
 
 
 def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessGroup:
@@ -71,6 +53,7 @@ def manager(
     min_replica_size: int,
     timeout: timedelta,
     quorum_timeout: timedelta,
+    transport: CheckpointTransport[dict[str, Any]],
     collect: Callable[[], dict[str, Any]],
     receive: Callable[[dict[str, Any]], None],
 ) -> Manager:
@@ -81,6 +64,7 @@ def manager(
         store: host and port of the group's own store.
         timeout: longest wait for another group within a step.
         quorum_timeout: longest wait for a quorum.
+        transport: sends the state of this rank to a group that joins, and receives it.
         collect: returns the state to send to a group that joins.
         receive: receives such a state; called by ``start_quorum``, in the thread that calls it.
     """
@@ -99,7 +83,7 @@ def manager(
         store_port=store[1],
         lighthouse_addr=lighthouse,
         replica_id=replica_id,
-        checkpoint_transport=_StateTransport(timeout),
+        checkpoint_transport=transport,
     )
 
 
