@@ -62,6 +62,7 @@ def agent_of(
     sizes: Sizes | None = None,
     when_impossible: Literal["wait", "stop"] = "wait",
     fixed_last_call: bool = True,
+    grace: int = 120,
 ) -> RankAgent:
     """
     Args:
@@ -80,7 +81,7 @@ def agent_of(
     logs = RankLogs(folder / "torch", folder / "logs", "the test", console, shown)
     of_agent = (
         spec, options.machines, options.endpoint, folder / "outcomes", logs, console, lambda began: found, trains,
-        RestartLimits(restarts, wait=0.1), step_limits,
+        RestartLimits(restarts, wait=0.1), step_limits, grace,
     )  # fmt: skip
     if sizes is None:
         return RankAgent(*of_agent)

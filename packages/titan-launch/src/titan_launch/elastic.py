@@ -152,11 +152,10 @@ class ElasticAgent(RankAgent):
     def stop_workers(self, worker_group: WorkerGroup) -> None:
         """End the ranks: with time to save a checkpoint, unless they wait for ranks that are lost."""
         if self._lost_at is None:
-            self.end_workers(signal.SIGTERM, int(restart_policy.ORDERLY_SECONDS))
+            super().stop_workers(worker_group)
         else:
             waited = time.monotonic() >= self._lost_at + restart_policy.GRACE_SECONDS
-            self.end_workers(signal.SIGKILL if waited else signal.SIGTERM, int(restart_policy.GRACE_SECONDS))
-        self._pids = {}
+            self.stop_ranks(signal.SIGKILL if waited else signal.SIGTERM, int(restart_policy.GRACE_SECONDS))
 
     def report_change(self) -> None:
         """Nothing: :meth:`start_workers` reports what has changed."""

@@ -42,6 +42,7 @@ from titan_launch.options import NUMA_BINDING
 from titan_launch.progress import StepLimits
 from titan_launch.rendezvous import Rendezvous, handler, rendezvous_errors, require_meeting_point, root_cause
 from titan_launch.restart_policy import RestartLimits
+from titan_launch.signals import Terminated
 from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def launch(
             of_agent = (
                 spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run,
                 RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max), _step_limits(job),
+                settings.grace,
             )  # fmt: skip
             agent = RankAgent(*of_agent) if sizes is None else elastic_agent(settings, options, of_agent, sizes)
             stack.callback(os.environ.pop, RESTART, None)
@@ -168,13 +170,28 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
+    """Run the job until its end, or until a signal ends this process; return the exit status.
+
+    Raises:
+        RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
+    """
+    try:
+        with agent.signals:
+            return _wait(agent, options, logs, console)
+    except Terminated as error:
+        agent.leave()  # other machines may continue without this one
+        logs.end_attempt()
+        console.say(f"ended by {error.number.name}")
+        return 128 + error.number
+
+
+def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
     """Wait until the ranks have ended; return the exit status.
 
     Raises:
         RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
     """
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
     from titan_launch.agent import ROLE, JobEnded, JobInterrupted
@@ -202,12 +219,9 @@ def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console
         interrupted = False
     except JobEnded:
         interrupted = False
-    except SignalException as error:
-        close_rendezvous = False  # other machines may continue without this one
-        agent.leave()
-        logs.end_attempt()
-        console.say(f"ended by {error.sigval.name}")
-        return 128 + int(error.sigval)
+    except Terminated:
+        close_rendezvous = False  # see _run
+        raise
     except (RendezvousError, DistError) as error:
         if isinstance(error, RendezvousClosedError) or not agent.started:
             raise

@@ -3,17 +3,21 @@
 * ``LocalElasticAgent._start_workers``, ``_stop_workers``, ``_monitor_workers`` and ``_rendezvous``, which
   ``SimpleElasticAgent.run`` calls: torch has no public hook for the start, the end or the polling of an agent's workers, or
   for the wait for other machines;
-* ``LocalElasticAgent._shutdown`` and ``_restart_workers``; ``SimpleElasticAgent._remaining_restarts``, which it reads after
-  each failure: torch has no public hook for the decision, and counts restarts that another machine has caused;
+* ``LocalElasticAgent._shutdown``, by which ``run`` ends its workers, ``_shutdown_timeout`` and ``_restart_workers``;
+  ``SimpleElasticAgent._remaining_restarts``, which it reads after each failure: torch has no public hook for the decision,
+  and counts restarts that another machine has caused;
+* ``$TORCHELASTIC_SIGNALS_TO_HANDLE``, which torchrun sets: the signals whose handlers torch replaces when it starts workers;
 * ``DynamicRendezvousHandler._state_holder``: its state has the machines that have joined; ``_op_executor`` and
   ``_RendezvousExitOp``: leaving without waiting until the others notice; ``RendezvousTimeout._set_timeouts``.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +31,8 @@ class ExtensibleAgent(LocalElasticAgent):
 
     def start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the workers of this machine; return the process id of each by local rank."""
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with _own_signal_handlers():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -50,15 +55,18 @@ class ExtensibleAgent(LocalElasticAgent):
 
     def stop_workers(self, worker_group: WorkerGroup) -> None:
         """End the workers."""
-        super()._stop_workers(worker_group)
+        self.end_workers(signal.SIGTERM, self._shutdown_timeout)
 
     def end_workers(self, number: signal.Signals, seconds: int) -> None:
-        """Send a signal to the workers, and SIGKILL to those that are left after ``seconds``."""
-        self._shutdown(number, timeout=seconds)
+        """Send a signal to the workers, and SIGKILL to those that are left after ``seconds``. ``run`` ends with it."""
+        super()._shutdown(number, timeout=seconds)
 
     def restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers, meet the other machines and start the workers again. Does not count as a restart."""
         super()._restart_workers(worker_group)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.end_workers(death_sig, timeout)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self.rendezvous(worker_group)
@@ -71,6 +79,26 @@ class ExtensibleAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         return self.monitor_workers(worker_group)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep the handlers of this process while torch starts workers. Torch's would override ``nohup``, pass each signal on to
+    ranks that save on SIGTERM only, and raise an ``Exception``, which callers of plugins catch.
+
+    Torch needs at least one signal to handle; nobody sends SIGURG.
+    """
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    before, handler = os.environ.get(name), signal.getsignal(signal.SIGURG)
+    os.environ[name] = signal.SIGURG.name
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGURG, handler)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def machines_joined(handler: RendezvousHandler) -> int | None:
