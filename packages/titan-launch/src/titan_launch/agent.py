@@ -223,19 +223,16 @@ class RankAgent(ExtensibleAgent):
         Raises:
             JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
-        ended = {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
+        ended = self._exit_statuses()
         if not ended and self._step_limits is not None and worker_group.workers[0].world_size > 1:
             self._end_hung_ranks(self._step_limits)
         if ended or not self._console.shows_status:
             self._end_start()
-        if any(ended.values()) and len(ended) < len(self._pids):
+        if (self._hung or any(ended.values())) and len(ended) < len(self._pids):
             now = time.monotonic()
             if self._failed_at is None:
                 self._failed_at, self._noticed = now, time.time()
-            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
-            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded, self._grace)
-            if now < self._failed_at + patience:
-                return RunResult(state=WorkerState.HEALTHY)
+            ended = self._await_the_others(self._failed_at)
             for rank in self._pids.keys() - ended.keys():
                 _send(self._pids[rank], signal.SIGKILL)
         result = super().monitor_workers(worker_group)
@@ -288,6 +285,24 @@ class RankAgent(ExtensibleAgent):
             self.failure = replace(self.failure, lines=(*others, f"{first}; not restarted, because {decision.why}"))
         return result
 
+    def _exit_statuses(self) -> dict[int, int]:
+        """Return the exit status of each of this machine's ranks that has ended."""
+        return {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
+
+    def _await_the_others(self, failed_at: float) -> dict[int, int]:
+        """Wait for the ranks that are left after a failure, as long as they may take; return the exit statuses.
+
+        It does not return to torch meanwhile, which would restart the ranks if another machine joined, without a report of
+        the failure.
+        """
+        while True:
+            ended = self._exit_statuses()
+            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
+            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded, self._grace)
+            if len(ended) == len(self._pids) or time.monotonic() >= failed_at + patience:
+                return ended
+            time.sleep(self._worker_group.spec.monitor_interval)
+
     def _end_start(self) -> None:
         """End the phase in which the ranks start."""
         if self._starting is not None:
@@ -311,6 +326,9 @@ class RankAgent(ExtensibleAgent):
 
     def publish_failure(self, failure: Failure) -> None:
         """Report a failure of this machine's ranks to the other machines."""
+
+    def publish_end(self, status: int, line: str) -> None:
+        """Report the exit status of the job to the other machines, with a line that says why if it is not 0."""
 
     def _end_hung_ranks(self, limits: StepLimits) -> None:
         """Kill the ranks of this machine if one has been in the same step for too long. Collectives have a time limit of

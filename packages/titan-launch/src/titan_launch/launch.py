@@ -198,6 +198,7 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
     from titan_launch.elastic import ElasticAgent, StoreLost
 
     close_rendezvous = interrupted = True
+    mistake: UserError | None = None
     try:
         while True:
             try:
@@ -223,23 +224,34 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
         close_rendezvous = False  # see _run
         raise
     except (RendezvousError, DistError) as error:
-        if isinstance(error, RendezvousClosedError) or not agent.started:
+        if not agent.started:
             raise
-        # The options were right: the machine where all meet has ended, or the others do not come back.
+        # The options were right: the machine where all meet has ended, the others do not come back, or the job is over.
         close_rendezvous = False
         logs.end_attempt()
-        why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
-        console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
+        status = EXIT_LOST_PEER
+        if not isinstance(error, RendezvousClosedError):
+            why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
+            console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
+        elif agent.failure is None:
+            console.say("error: the job has ended on another machine, whose output says why")
+        else:
+            status = agent.failure.status
+            console.say(f"{agent.failure.lines[-1]}; not restarted, because the job has ended on another machine")
         if line := resume_line(agent.outcomes.values(), own_command()):
             console.say(line)
-        return EXIT_LOST_PEER
+        return status
+    except UserError as error:
+        mistake = error
+        raise
     except JobInterrupted:
         pass
     finally:
         if close_rendezvous and agent.trains:
             try:
+                agent.publish_end(*_end_of(agent, mistake, interrupted))
                 agent.get_worker_group().spec.rdzv_handler.shutdown()
-            except RendezvousError as error:
+            except (RendezvousError, DistError) as error:
                 log.warning("cannot close the rendezvous: %s", error)
     logs.end_attempt()
     if agent.failure is not None:
@@ -253,6 +265,17 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
         console.say("interrupted" if interrupted or stopped is None else interrupted_line(stopped, own_command()))
         return EXIT_INTERRUPTED
     return 0
+
+
+def _end_of(agent: RankAgent, mistake: UserError | None, interrupted: bool) -> tuple[int, str]:
+    """Return the exit status of a job that ends on this machine, and a line that says why if it is not 0."""
+    if mistake is not None:
+        return EXIT_USER_ERROR, str(mistake)
+    if agent.failure is not None:
+        return agent.failure.status, agent.failure.lines[-1]
+    if interrupted or any(outcome.interrupted for outcome in agent.outcomes.values()):
+        return EXIT_INTERRUPTED, "the job was interrupted"
+    return 0, ""
 
 
 def _diagnose(job: Job, since: float) -> str | None:
