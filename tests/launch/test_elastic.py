@@ -10,9 +10,12 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from harness.agents import Peer, agent_of
 from titan_core.api.config import Override
@@ -21,7 +24,7 @@ from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
 from titan_launch import elastic, restart_policy
 from titan_launch.agent import Failure, JobEnded
-from titan_launch.rendezvous import Rendezvous
+from titan_launch.rendezvous import Rendezvous, handler
 from titan_launch.sizes import Sizes, choose
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
@@ -320,3 +323,29 @@ def test_machines_that_make_the_size_impossible_idle(
         thread.join()
     assert "titan: this machine idles: 2 of 3 machines train, because 3 rank(s) cannot train: " in capfd.readouterr().err
     assert not agent.trains and not list(in_tmp.glob("started-*")) and agent.failure == failure
+
+
+def test_a_store_that_outlives_jobs_serves_the_next_one() -> None:
+    """Once a job has closed its rendezvous, and its machines report no more."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "2", "last_call_timeout": "1"}
+    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
+    first = handler(options, "")
+    first.next_rendezvous().store.set("titan/end", "a key of the first job")
+    first.shutdown()
+    second = handler(options, "").next_rendezvous()
+    assert second.world_size == 1 and not second.store.check(["titan/end"])
+
+
+def test_a_job_that_has_closed_its_rendezvous_and_still_runs_keeps_it() -> None:
+    """Its ranks may still be saving."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "60", "last_call_timeout": "1"}
+    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
+    peers = Peer(options, 1), Peer(replace(options, local_addr=B), 1)
+    for thread in [peer.join() for peer in peers]:
+        thread.join()
+    peers[0].close()  # the other one still reports every second
+    with pytest.raises(RendezvousClosedError):
+        handler(options, "").next_rendezvous()
+    peers[1].leave()

@@ -8,7 +8,8 @@
   and counts restarts that another machine has caused;
 * ``$TORCHELASTIC_SIGNALS_TO_HANDLE``, which torchrun sets: the signals whose handlers torch replaces when it starts workers;
 * ``DynamicRendezvousHandler._state_holder``: its state has the machines that have joined; ``_op_executor`` and
-  ``_RendezvousExitOp``: leaving without waiting until the others notice; ``RendezvousTimeout._set_timeouts``.
+  ``_RendezvousExitOp``: leaving without waiting until the others notice; ``RendezvousTimeout._set_timeouts``. The state is
+  changed to open a rendezvous that an earlier job has closed, for which torch has no function.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+
+_REOPEN_SECONDS = 0.5
+"""Between two looks at a closed rendezvous."""
 
 
 class ExtensibleAgent(LocalElasticAgent):
@@ -119,6 +123,28 @@ def has_begun(handler: RendezvousHandler) -> bool:
     handler.num_nodes_waiting()  # reads the state from the store
     state = handler._state_holder.state  # type: ignore[attr-defined]
     return bool(state.complete or state.round > 0)
+
+
+def reopen(handler: RendezvousHandler) -> None:
+    """Open a rendezvous for a new job if an earlier one has closed it and none of its machines reports any more. Waits until
+    the last report is too old to count."""
+    holder = handler._state_holder  # type: ignore[attr-defined]
+    seen: dict[Any, datetime] | None = None
+    while True:
+        holder.sync()  # forgets machines whose last report is too old
+        state = holder.state
+        reports = dict(state.last_heartbeats)
+        if not state.closed or (seen is not None and any(reports[node] != seen.get(node) for node in reports)):
+            return
+        if not reports:
+            state.closed = state.complete = False
+            state.deadline = None
+            state.round += 1  # the store has keys of the last one
+            for machines in (state.participants, state.wait_list, state.redundancy_list):
+                machines.clear()
+            holder.mark_dirty()  # the next exchange keeps the changes, unless another machine was faster
+        seen = reports
+        time.sleep(_REOPEN_SECONDS)
 
 
 def set_last_call(handler: RendezvousHandler, seconds: float) -> None:
