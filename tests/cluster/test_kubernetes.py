@@ -83,7 +83,7 @@ def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> Non
     words = [expanded(word, {"HOME": "/root", "A": "b"}) for word in [*main_["command"], *main_["args"]]]
     assert words == [
         "titan", "train", "/etc/titan/it-s-HOME.toml", *overrides, "--job.dump_folder=outputs/it's $(HOME)\n",
-        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
+        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--grace", "115", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "it-s-home-node-0-0.it-s-home:29400", "--rdzv-id", "it-s-home",
     ]  # fmt: skip
 
