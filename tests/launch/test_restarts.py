@@ -169,3 +169,32 @@ def test_a_job_that_has_ended_elsewhere_is_no_mistake_in_the_options(
     options = Rendezvous("c10d", "node0:29500", "titan", (2, 2), 0, 60)
     assert launch._run(agent, options, agent._logs, agent._console) == status
     assert capfd.readouterr().err.startswith(line)
+
+
+def test_a_failure_is_not_held_up_by_a_rank_that_has_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 completes; later, rank 1 fails, and rank 2 waits for it until it is killed."""
+    monkeypatch.setattr(restart_policy, "patience", lambda ended, *given: 600.0 if len(ended) < 2 else 0.0)
+    script = """
+    def has_ended(number):
+        try:
+            pid = open(__file__ + str(number)).read()
+        except FileNotFoundError:
+            return False
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    if rank == 1:
+        while not has_ended(0):
+            time.sleep(0.01)
+        leave(problems=["ValueError: no"], time=1.0)
+        sys.exit(1)
+    open(__file__ + str(rank) + ".part", "w").write(str(os.getpid()))
+    os.replace(__file__ + str(rank) + ".part", __file__ + str(rank))
+    if rank == 2:
+        time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=3)
+    agent.run("rank")
+    assert agent.failure == Failure(1, ("error: ValueError: no",))

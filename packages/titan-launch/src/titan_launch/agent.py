@@ -224,7 +224,7 @@ class RankAgent(ExtensibleAgent):
             JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
         ended = self._exit_statuses()
-        if not ended and self._step_limits is not None and worker_group.workers[0].world_size > 1:
+        if len(ended) < len(self._pids) and self._step_limits is not None and worker_group.workers[0].world_size > 1:
             self._end_hung_ranks(self._step_limits)
         if ended or not self._console.shows_status:
             self._end_start()
@@ -235,6 +235,8 @@ class RankAgent(ExtensibleAgent):
             ended = self._await_the_others(self._failed_at)
             for rank in self._pids.keys() - ended.keys():
                 _send(self._pids[rank], signal.SIGKILL)
+        elif len(ended) < len(self._pids):
+            return RunResult(state=WorkerState.HEALTHY)  # torch would reap the ranks that have ended, and forget them
         result = super().monitor_workers(worker_group)
         if not result.is_failed():
             if result.state == WorkerState.SUCCEEDED:

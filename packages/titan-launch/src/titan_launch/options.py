@@ -81,8 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--grace",
         type=integer(1, 86_400),
         metavar="SECONDS",
-        help="time for a step and a checkpoint after SIGTERM, or when machines join; the ranks are killed after it "
-        f"(default: {SAVE_SECONDS})",
+        help=f"from SIGTERM, or machines that join, to SIGKILL (default: {SAVE_SECONDS})",
     )
     launch.add_argument(
         "--log-dir",
