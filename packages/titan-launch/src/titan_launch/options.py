@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
@@ -13,6 +14,7 @@ from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
+from titan_launch.restart_policy import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from titan_launch.console import Shown
@@ -33,6 +35,7 @@ _DEFAULTS: dict[str, str | int | None] = {
     "max_restarts": 0,
     "restart_wait": 5,
     "restart_wait_max": 300,
+    "grace": SAVE_SECONDS,
     "log_dir": None,
     "tee": None,
     "numa_binding": None,
@@ -76,6 +79,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--restart-wait-max", type=integer(0, 86_400), metavar="SECONDS", help="longest such wait (default: 300)"
     )
     launch.add_argument(
+        "--grace",
+        type=integer(1, 86_400),
+        metavar="SECONDS",
+        help=f"from SIGTERM, or machines that join, to SIGKILL (default: {SAVE_SECONDS})",
+    )
+    launch.add_argument(
         "--log-dir",
         metavar="DIR",
         help="folder for the output of each rank, rank-N.log (default: logs in the run's directory)",
@@ -99,10 +108,7 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         UserError: the options or the job contain a mistake. It is reported once, before any process starts.
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
-    if "nproc_per_node" not in given and given["nnodes"] == "1":
-        name = next(name for name in _DEFAULTS if name in given)
-        option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
-        raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
+    _require_effects(given)
     from titan_launch.launch import launch
     from titan_launch.rendezvous import options_of
     from titan_launch.sizes import Sizes
@@ -127,6 +133,28 @@ def run(context: CommandContext, ranks: RankJob) -> int:
                 job, line = sizes.check(per_node, (least, most))
                 print(f"titan: {line}", file=sys.stderr, flush=True)
         return launch(settings, options, per_node, context.rank_arguments, job, ranks.writes_run, status, sizes)
+
+
+def _require_effects(given: dict[str, str | int]) -> None:
+    """Check that each option takes effect.
+
+    Raises:
+        UserError: one does not, without another one.
+    """
+    one_machine = given["nnodes"] == "1"
+    if one_machine and "nproc_per_node" not in given:
+        _refuse(given, _DEFAULTS, "a job of several processes", "add --nproc-per-node N")
+    if one_machine and "rdzv_endpoint" not in given:
+        _refuse(given, ("rdzv_id", "rdzv_timeout", "rdzv_conf"), "machines that meet", "add --rdzv-endpoint HOST:PORT")
+    if not given.get("max_restarts"):
+        _refuse(given, ("restart_wait", "restart_wait_max"), "a job that is restarted", "add --max-restarts N")
+
+
+def _refuse(given: dict[str, str | int], names: Iterable[str], of: str, fix: str) -> None:
+    for name in names:
+        if name in given:
+            option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
+            raise UserError.one(option, f"applies only to {of}", fix)
 
 
 def shown_ranks(tee: str | None, most: int) -> Shown:
