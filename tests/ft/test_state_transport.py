@@ -19,7 +19,7 @@ import torch
 
 from harness import PATIENCE
 from titan_ft.state_transport import StateTransport
-from titan_ft.torchft_api import streaming_save
+from titan_ft.torchft_api import write_state
 
 LOCAL = "127.0.0.1"
 LONG = timedelta(seconds=PATIENCE)
@@ -66,7 +66,7 @@ class _Malicious:
 
 def streamed(state: object) -> bytes:
     file = io.BytesIO()
-    streaming_save(state, file)
+    write_state(state, file)
     return file.getvalue()
 
 
@@ -74,7 +74,7 @@ def streamed(state: object) -> bytes:
 def test_a_malicious_state_is_refused_and_nothing_is_executed(place: str, tmp_path: Path) -> None:
     executed = tmp_path / "executed"
     evil = _Malicious(executed)
-    body = pickle.dumps(evil) if place == "in place of the index" else streamed({"step": 1, "origin": evil})
+    body = pickle.dumps(evil, 2) if place == "in place of the index" else streamed({"step": 1, "origin": evil})
     with peer_that_sends(body) as address, transport() as receiver, pytest.raises(pickle.UnpicklingError):
         receiver.recv_checkpoint(0, address, 1, LONG)
     assert not executed.exists()

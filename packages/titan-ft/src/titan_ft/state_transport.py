@@ -10,22 +10,26 @@ from __future__ import annotations
 import socket
 import threading
 import time
-import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import IO, Any
+from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from titan_ft.torchft_api import CheckpointTransport, streaming_load, streaming_save
+from titan_ft.torchft_api import CheckpointTransport, read_state, write_state
 
 _PATH = "/checkpoint/"
 _PIECE = 2**20
-"""Bytes between two looks at the clock."""
+"""Most bytes between two looks at the clock."""
 
 
 class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]  # torchft is untyped
@@ -40,7 +44,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         self._host, self._seconds = host, timeout.total_seconds()
         self._changed = threading.Condition()
         self._offered: tuple[int, dict[str, Any]] | None = None
-        self._server = _Server(self._serve)
+        self._server = _Server(self._serve, self._seconds)
         self._thread = threading.Thread(target=self._server.serve_forever, name="titan-ft state", daemon=True)
         self._thread.start()
 
@@ -50,9 +54,13 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         return f"http://{host}:{self._server.server_address[1]}{_PATH}"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta) -> None:
-        """Offer a copy of ``state_dict``, until :meth:`disallow_checkpoint`, to whoever asks for ``step``."""
+        """Offer a copy of ``state_dict``, until :meth:`disallow_checkpoint`, to whoever asks for ``step``.
+
+        The copy is complete when this returns. Nothing changes the state meanwhile: the manager forms quorums synchronously,
+        so that the thread that trains waits for this one.
+        """
         if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # torchft calls this on another stream than the training's
+            torch.accelerator.synchronize()  # the last update may still run, and torchft copies on another stream
         copy = tree_map(_copy, state_dict)
         with self._changed:
             self._offered = (step, copy)
@@ -71,10 +79,8 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             EOFError: it ended meanwhile.
             pickle.UnpicklingError: it sends something else than tensors and plain values.
         """
-        seconds = timeout.total_seconds()
-        deadline = time.monotonic() + seconds
-        with urllib.request.urlopen(f"{metadata}{step}", timeout=seconds) as stream:
-            state = streaming_load(_TimedReader(stream, deadline), weights_only=True)
+        with _request(metadata, step, time.monotonic() + timeout.total_seconds()) as stream:
+            state = read_state(stream)
         if not isinstance(state, dict):
             raise ValueError(f"{metadata}: sends {type(state).__name__} in place of the state of a replica group")
         return state
@@ -102,15 +108,17 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         request.send_response(200)
         request.send_header("Content-Type", "application/octet-stream")
         request.end_headers()
-        streaming_save(offered[1], _TimedWriter(request.connection, time.monotonic() + self._seconds))
+        write_state(offered[1], _TimedWriter(request.connection, time.monotonic() + self._seconds))
 
 
 class _Server(ThreadingHTTPServer):
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     request_queue_size = 1024
 
-    def __init__(self, serve: Any) -> None:
+    def __init__(self, serve: Callable[[BaseHTTPRequestHandler], None], seconds: float) -> None:
         class Handler(BaseHTTPRequestHandler):
+            timeout = seconds  # of a client that connects and does not send a request
+
             def do_GET(self) -> None:
                 try:
                     serve(self)
@@ -128,26 +136,49 @@ class _Server(ThreadingHTTPServer):
         TCPServer.server_bind(self)  # not HTTPServer's, which looks up a name that nobody needs
 
 
+@contextmanager
+def _request(metadata: str, step: int, deadline: float) -> Iterator[_TimedReader]:
+    """Yield the body of the answer. Not with urllib, which obeys ``$http_proxy``: a proxy does not know the peers."""
+    parts = urlsplit(metadata)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise ValueError(f"{metadata!r} is not the address of a replica group's state")
+    connection = HTTPConnection(parts.hostname, parts.port, timeout=_left(deadline))
+    try:
+        connection.connect()
+        wire = connection.sock
+        connection.request("GET", f"{parts.path}{step}")
+        wire.settimeout(_left(deadline))
+        with connection.getresponse() as response:
+            if response.status != HTTPStatus.OK:
+                raise ConnectionError(f"{metadata}{step}: {response.status} {response.reason}")
+            yield _TimedReader(wire, response, deadline)
+    except HTTPException as error:
+        raise ConnectionError(f"{metadata}{step}: the answer is not HTTP: {error!r}") from error
+    finally:
+        connection.close()
+
+
 class _TimedReader:
-    """Reads a stream up to a deadline. A read returns all bytes that it was asked for."""
+    """Reads an answer up to a deadline, however slowly it arrives. A read returns all bytes that it was asked for."""
 
-    def __init__(self, stream: IO[bytes], deadline: float) -> None:
-        self._stream, self._deadline = stream, deadline
+    def __init__(self, connection: socket.socket, response: HTTPResponse, deadline: float) -> None:
+        self._connection, self._response, self._deadline = connection, response, deadline
 
-    def read(self, size: int) -> bytes | bytearray:
+    def read(self, size: int) -> bytearray:
         pieces = bytearray()
         while len(pieces) < size:
-            piece = self._stream.read(min(_PIECE, size - len(pieces)))
+            self._connection.settimeout(_left(self._deadline))
+            piece = self._response.read1(min(_PIECE, size - len(pieces)))
             if not piece:
                 raise EOFError("the peer ended before it had sent its whole state")
             pieces += piece
-            if time.monotonic() > self._deadline:
-                raise TimeoutError("the peer's state did not arrive within fault_tolerance.process_group_timeout_ms")
-        # Storages, which are large, are used in place; the unpickler wants bytes.
-        return pieces if size > _PIECE else bytes(pieces)
+        return pieces
 
-    def readline(self) -> bytes:
-        return self._stream.readline(_PIECE)
+    def readline(self) -> bytearray:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            line += self.read(1)
+        return line
 
 
 class _TimedWriter:
@@ -157,12 +188,21 @@ class _TimedWriter:
         self._connection, self._deadline = connection, deadline
 
     def write(self, data: Any) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)  # of the whole call, not of each packet
+        self._connection.settimeout(_left(self._deadline))  # of the whole call, not of each packet
         self._connection.sendall(data)
         return memoryview(data).nbytes
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until ``deadline``, a time of ``time.monotonic``.
+
+    Raises:
+        TimeoutError: none.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the peer's state did not arrive within fault_tolerance.process_group_timeout_ms")
+    return left
 
 
 def _copy(value: object) -> object:

@@ -1,6 +1,7 @@
 """Every use of torchft, and of its private names, checked with torchft 0.2.0 on torch 2.11 and 2.15:
 
-* ``torchft.checkpointing._serialization``, which writes and reads tensors and plain values as a stream.
+* ``torchft.checkpointing._serialization``, which writes and reads tensors and plain values as a stream;
+* ``Manager._client``, whose answer to ``_quorum`` says which groups are behind. The manager keeps only part of it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +22,7 @@ from titan_core.api.errors import UserError
 os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
 try:
     from torchft.checkpointing import CheckpointTransport
-    from torchft.checkpointing._serialization import _streaming_load as streaming_load
-    from torchft.checkpointing._serialization import _streaming_save as streaming_save
+    from torchft.checkpointing._serialization import _streaming_load, _streaming_save
     from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
@@ -30,6 +31,7 @@ except (ImportError, AttributeError) as error:
     raise UserError.one("torchft", _why, "install torchft 0.2, or a version of torch that it works with") from error
 
 if TYPE_CHECKING:
+    from torchft.coordination import ManagerClient
     from torchft.process_group import ProcessGroup
 
 _log = logging.getLogger("torchft")
@@ -42,11 +44,39 @@ def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessG
     return ProcessGroupNCCL(timeout) if kind == "nccl" else ProcessGroupGloo(timeout)
 
 
+@dataclass(frozen=True)
+class Behind:
+    """Which groups of the last quorum lack steps, and must copy the state of a peer."""
+
+    this: bool = False
+    others: bool = False
+
+
+class _Client:
+    """The client of a manager's server. Remembers which groups of the last quorum are behind."""
+
+    def __init__(self, client: ManagerClient) -> None:
+        self._client = client
+        self.behind = Behind()
+
+    def _quorum(self, *arguments: Any, **named: Any) -> Any:
+        self.behind = Behind()
+        quorum = self._client._quorum(*arguments, **named)
+        behind = quorum.replica_world_size - quorum.max_world_size - bool(quorum.heal)
+        # Before step 1, no group is behind, but all copy the state of one.
+        self.behind = Behind(bool(quorum.heal), behind > 0 or bool(quorum.recover_dst_replica_ranks))
+        return quorum
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 def manager(
     group: ProcessGroup,
     *,
     rank: int,
     world_size: int,
+    host: str,
     store: tuple[str, int],
     lighthouse: str,
     replica_id: str,
@@ -61,6 +91,7 @@ def manager(
 
     Args:
         rank: this rank in its replica group of ``world_size`` ranks.
+        host: name or address of this machine, as peers reach it.
         store: host and port of the group's own store.
         timeout: longest wait for another group within a step.
         quorum_timeout: longest wait for a quorum.
@@ -69,7 +100,7 @@ def manager(
         receive: receives such a state; called by ``start_quorum``, in the thread that calls it.
     """
     # Quorums are formed at the start of a step, not while it is computed: the share of the batch depends on them.
-    return Manager(
+    made = Manager(
         group,
         load_state_dict=receive,
         state_dict=collect,
@@ -83,8 +114,34 @@ def manager(
         store_port=store[1],
         lighthouse_addr=lighthouse,
         replica_id=replica_id,
+        hostname=host,
         checkpoint_transport=transport,
     )
+    made._client = _Client(made._client)
+    return made
+
+
+def behind(manager: Manager) -> Behind:
+    """Return which groups of the last quorum are behind."""
+    found: Behind = manager._client.behind
+    return found
+
+
+def write_state(state: object, stream: Any) -> None:
+    """Write tensors on the CPU and plain values to ``stream``, which has a method ``write``."""
+    _streaming_save(state, stream)
+
+
+def read_state(stream: Any) -> object:
+    """Read what :func:`write_state` has written. Nothing in it is executed.
+
+    Args:
+        stream: has the methods ``read`` and ``readline``.
+
+    Raises:
+        pickle.UnpicklingError: it contains something else than tensors and plain values.
+    """
+    return _streaming_load(stream, weights_only=True)
 
 
 def sum_over_groups(manager: Manager, tensor: Tensor) -> None:
