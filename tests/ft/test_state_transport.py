@@ -6,12 +6,12 @@ import io
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,14 +34,15 @@ def transport(timeout: timedelta = LONG) -> Iterator[StateTransport]:
 
 
 @contextmanager
-def peer_that_sends(body: bytes) -> Iterator[str]:
-    """A peer that answers each request with ``body``; yields its address."""
+def peer_that_sends(body: bytes | Callable[[IO[bytes]], None]) -> Iterator[str]:
+    """A peer that answers each request with ``body``, or with what this function writes; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):  # the receiver has left
+                body(self.wfile) if callable(body) else self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -124,6 +125,34 @@ def test_a_sender_does_not_wait_for_a_slow_receiver() -> None:
 def test_a_state_that_does_not_arrive_in_time_is_refused() -> None:
     with transport() as sender, transport() as receiver, pytest.raises(TimeoutError):
         receiver.recv_checkpoint(0, sender.metadata(), 1, SHORT)
+
+
+def test_a_state_that_arrives_byte_by_byte_is_refused_in_time() -> None:
+    """Each byte arrives in time, and the state does not."""
+    ended = threading.Event()
+
+    def trickle(answer: IO[bytes]) -> None:
+        while not ended.is_set():
+            answer.write(b"\x80\x02")  # a pickle that goes on
+            ended.wait(SHORT.total_seconds() / 4)
+
+    with peer_that_sends(trickle) as address, transport() as receiver:
+        with pytest.raises(TimeoutError, match="process_group_timeout_ms"):
+            receiver.recv_checkpoint(0, address, 1, SHORT)
+        ended.set()
+
+
+def test_a_proxy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{LOCAL}:1")
+    with transport() as sender, transport() as receiver:
+        sender.send_checkpoint([1], 1, {"step": 1}, LONG)
+        assert receiver.recv_checkpoint(0, sender.metadata(), 1, LONG) == {"step": 1}
+
+
+@pytest.mark.parametrize("metadata", ["file:///etc/", "nonsense"])
+def test_a_peer_with_another_kind_of_address_is_refused(metadata: str) -> None:
+    with transport() as receiver, pytest.raises(ValueError, match="is not the address"):
+        receiver.recv_checkpoint(0, metadata, 1, LONG)
 
 
 def test_a_step_that_is_not_offered_is_refused() -> None:

@@ -192,9 +192,9 @@ class ReplicaGroups:
         """
         try:
             return self._manager.should_commit()
-        except (RuntimeError, TimeoutError, ConnectionError) as error:
+        except TimeoutError as error:
             why = f"replica group {self._section.replica_id}: its ranks did not decide on step {self.step + 1}: {error}"
-            raise DistNetworkError(why) from error
+            raise DistNetworkError(why) from None
 
     def _abandon(self, why: str, voted: bool = False, copies: bool = False) -> None:
         """
@@ -222,8 +222,8 @@ class ReplicaGroups:
             self._failures += 1
             if self._failures == (MOST_FAILURES if self._begun else MOST_FAILURES // 2):
                 raise RunStopped(
-                    f"{group}: step {self.step + 1} failed {self._failures} times in a row; the last time: {why}. Check that "
-                    "the groups reach each other's ports, and start the group again"
+                    f"{group}: step {self.step + 1} failed {self._failures} times in a row; the last time: {why}. Check "
+                    "that the groups reach each other's ports, and start the group again"
                 )
         if self._world.rank == 0:
             log.warning("repeating step %d: %s", self.step + 1, why)

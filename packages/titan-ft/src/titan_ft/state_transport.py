@@ -152,6 +152,9 @@ def _request(metadata: str, step: int, deadline: float) -> Iterator[_TimedReader
             if response.status != HTTPStatus.OK:
                 raise ConnectionError(f"{metadata}{step}: {response.status} {response.reason}")
             yield _TimedReader(wire, response, deadline)
+    except TimeoutError as error:
+        why = "the state did not arrive within fault_tolerance.process_group_timeout_ms"
+        raise TimeoutError(f"{metadata}{step}: {why}") from error
     except HTTPException as error:
         raise ConnectionError(f"{metadata}{step}: the answer is not HTTP: {error!r}") from error
     finally:
@@ -201,7 +204,7 @@ def _left(deadline: float) -> float:
     """
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the peer's state did not arrive within fault_tolerance.process_group_timeout_ms")
+        raise TimeoutError
     return left
 
 

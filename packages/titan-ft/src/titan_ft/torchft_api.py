@@ -21,7 +21,7 @@ from titan_core.api.errors import UserError
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
 try:
-    from torchft.checkpointing import CheckpointTransport
+    from torchft.checkpointing import CheckpointTransport as CheckpointTransport
     from torchft.checkpointing._serialization import _streaming_load, _streaming_save
     from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
@@ -46,10 +46,12 @@ def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessG
 
 @dataclass(frozen=True)
 class Behind:
-    """Which groups of the last quorum lack steps, and must copy the state of a peer."""
+    """Which groups of the last quorum must copy the state of a peer."""
 
     this: bool = False
+    """This one, for this rank."""
     others: bool = False
+    """Another one. The same on all ranks of a group."""
 
 
 class _Client:
@@ -61,10 +63,10 @@ class _Client:
 
     def _quorum(self, *arguments: Any, **named: Any) -> Any:
         self.behind = Behind()
-        quorum = self._client._quorum(*arguments, **named)
-        behind = quorum.replica_world_size - quorum.max_world_size - bool(quorum.heal)
-        # Before step 1, no group is behind, but all copy the state of one.
-        self.behind = Behind(bool(quorum.heal), behind > 0 or bool(quorum.recover_dst_replica_ranks))
+        quorum = self._client._quorum(*arguments, **named)  # noqa: SLF001 - see the top of this file
+        # Before step 1, groups copy the state of one although none of them is behind: then ``others`` is false.
+        behind = quorum.replica_world_size - quorum.max_world_size
+        self.behind = Behind(quorum.heal, behind > int(quorum.heal))
         return quorum
 
     def __getattr__(self, name: str) -> Any:
@@ -117,13 +119,13 @@ def manager(
         hostname=host,
         checkpoint_transport=transport,
     )
-    made._client = _Client(made._client)
+    made._client = _Client(made._client)  # noqa: SLF001
     return made
 
 
 def behind(manager: Manager) -> Behind:
     """Return which groups of the last quorum are behind."""
-    found: Behind = manager._client.behind
+    found: Behind = manager._client.behind  # noqa: SLF001
     return found
 
 

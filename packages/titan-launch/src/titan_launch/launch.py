@@ -22,6 +22,7 @@ from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ER
 from titan_core.api.job import Job
 from titan_core.api.launcher import (
     COMMAND,
+    LOCAL_ADDRESS,
     OUTCOMES,
     RANK_LOGS,
     RESTART,
@@ -129,6 +130,8 @@ def launch(
             stack.callback(os.environ.pop, RESTART, None)
             # Ranks inherit the environment of this process from torch's agent.
             of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
+            if options.local_addr is not None:
+                of_ranks[LOCAL_ADDRESS] = options.local_addr
             if settings.numa_binding is not None:
                 of_ranks[NUMA_BINDING] = settings.numa_binding
             for name, value in {**environment_of_child(), **of_ranks}.items():
