@@ -17,7 +17,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
@@ -89,10 +89,16 @@ def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> Non
 
 
 @settings(max_examples=100)
-@given(st.text(st.characters(blacklist_categories=["Cs"])))
+@given(st.text(st.characters(blacklist_categories=["Cs"]) | st.sampled_from("\n\r\t\x85\u2028\u2029\ufeff #-:")))
+@example("a\x85b\u2028c\n")
+@example("a\u2029b\ufeffc\n")
+@example("\0\x01\x1b\x7f\x80\x9f\n")
 def test_yaml_and_kubernetes_return_any_text(text: str) -> None:
     document = {"command": [text], "key": text}
-    assert yaml.safe_load(to_yaml([document])) == document
+    written = to_yaml([document])
+    assert yaml.safe_load(written) == document
+    # Parsers differ in what else ends a line or disappears.
+    assert not set(written) - {"\n"} & {chr(code) for code in (*range(32), *range(127, 160), 0x2028, 0x2029, 0xFEFF)}
     assert expanded(literal(text), {"": "x", text: "y"}) == text
 
 

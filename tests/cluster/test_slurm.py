@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,7 +33,9 @@ def rendered(*arguments: str) -> Path:
 
 def test_rendered_files_train_and_do_nothing_else(cluster: FakeCluster) -> None:
     recipe = Path("it's $(touch pwned) `touch pwned`\n-x.toml")
-    text = "".join(f"# {line}\n" for hostile in HOSTILE for line in hostile.replace("\r", "").splitlines())
+    # TOML allows no control characters in comments.
+    lines = [re.sub(r"[\0-\x08\x0b-\x1f\x7f]", "", line) for hostile in HOSTILE for line in hostile.split("\n")]
+    text = "".join(f"# {line}\n" for line in lines)
     text += '[model]\nname = "tiny"\n[job]\ndescription = "$(touch pwned) \'"\n'
     recipe.write_text(text)
     overrides = [f"--job.description={hostile}" for hostile in HOSTILE]

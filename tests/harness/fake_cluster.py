@@ -26,6 +26,9 @@ HOSTILE = (
     "- a: &x *x\n  b: {c: [d]}\n---\n...\n",
     "yes",
     "EOF\n'EOF'\n",
+    "a\x85b\u2028c\n",
+    "#\u2029- a: &x\ufeff\x85  b: {c}\x85---\n",
+    "\x01\a\b\v\f\x1b[31m\x7f\x80\x9b\n",
 )
 """Texts that a shell, Slurm, YAML or Kubernetes would interpret if any of them read more than a text."""
 
