@@ -232,6 +232,8 @@ def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
         (["--secret", "a b"], "must be the name of a Secret"),
         (["--env", "HF_TOKEN=hunter2"], "is a secret, which a rendered file must not contain"),
         (["--env", "URL=https://me:hunter2@host"], "is a secret, which a rendered file must not contain"),
+        (["--env", "OPTIONS=-a HF_TOKEN=hunter2"], "--env: contains a secret, which a rendered file must not"),
+        (["--image", "https://me:hunter2@host/x"], "--image: contains a secret, which a rendered file must not"),
         (["--env", "X"], "must be NAME=VALUE"),
         (["--env", "HF_HOME=/x", "--env", "HF_HOME=/y"], "sets the variable twice"),
         (["--memory-per-node", "much"], "must be a size as Kubernetes takes it"),

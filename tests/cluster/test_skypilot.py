@@ -111,6 +111,7 @@ def test_skypilot_accepts_the_task(cluster: FakeCluster) -> None:
         (["--infra", "$(x)"], "must be a cloud"),
         (["--volume", "runs:relative"], "must be the name of a volume or the address of a bucket"),
         (["--volume", "more:/runs"], "is mounted where another one is"),
+        (["--volume", "s3://me:hunter2@bucket/x:/data"], "must be the name of a volume or the address"),
         (["--secret", "A=b"], "must be the name of a variable"),
         (["--secret", "NOT_SET_HERE"], "is not set in this environment; export NOT_SET_HERE"),
         (["--job.description", "https://me:hunter2@host/x"], "is a secret, which a rendered file must not contain"),

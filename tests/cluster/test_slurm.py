@@ -128,6 +128,11 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
         (["--time", "tomorrow"], "must be a time limit as sbatch takes it"),
         (["--sbatch=--comment=a b"], "must be an option of sbatch without spaces and quotes"),
         (["--sbatch=--array=1-3"], "is set by titan"),
+        (["--sbatch=--arr=1-3"], "is set by titan"),
+        (["--sbatch=--export=ALL,HF_TOKEN=hunter2"], "--sbatch: contains a secret, which a rendered file must not"),
+        (["--sbatch=--comment=https://me:hunter2@host/x"], "--sbatch: contains a secret"),
+        (["--titan", "https://me:hunter2@host/x"], "--titan: contains a secret"),
+        (["--job.description", "HF_TOKEN=hunter2 titan"], "is a secret, which a rendered file must not contain"),
         (["--nodes", "2:1"], "the range is empty"),
         (["--nodes", "x"], "is neither a number nor a range"),
         (["--gpus-per-node", "2"], "contradicts --gpus-per-node 2"),
@@ -152,7 +157,9 @@ def test_a_job_is_checked_at_both_ends_of_its_range(cluster: FakeCluster, capsys
     assert "global_batch_size = 16: must be a multiple of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ['[job]\ndescription = "https://me:hunter2@host/"\n', "# https://me:hunter2@host/\n"])
+@pytest.mark.parametrize(
+    "line", ['[job]\ndescription = "https://me:hunter2@host/"\n', "# https://me:hunter2@host/\n", '# api_key = "hunter2"\n']
+)
 def test_recipes_with_secrets_are_refused(cluster: FakeCluster, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.toml").write_text(f'[model]\nname = "tiny"\n{line}')
     assert main(["launch", "slurm", "mine.toml", *JOB]) == 2

@@ -156,7 +156,8 @@ def _directives(given: argparse.Namespace, machines: Machines) -> list[str]:
             "--sbatch", option, rf"--[a-z]+(-[a-z]+)*(={_WORD})?", "an option of sbatch without spaces and quotes",
             "--sbatch=--reservation=NAME",
         )  # fmt: skip
-        if option[2:].partition("=")[0] in _OWN:
+        name = option[2:].partition("=")[0]
+        if any(own.startswith(name) for own in _OWN):  # sbatch also takes the beginning of an option's name
             raise UserError.one(f"--sbatch {shorten(option)}", "is set by titan", "use the option of `titan launch slurm`")
         lines.append(option)
     return lines

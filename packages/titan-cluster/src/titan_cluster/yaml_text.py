@@ -12,7 +12,7 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Booleans of YAML 1.1. Go's parsers, which read Kubernetes' files, know more of them than PyYAML."""
 _BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
-"""Ends lines in YAML 1.1 only, or is dropped: PyYAML writes it as it is into a block, whose next line others then read as YAML."""
+"""Ends a line in YAML 1.1 only, or is dropped. PyYAML writes it raw into a block, where parsers differ in what follows."""
 
 
 class _Text(str):
