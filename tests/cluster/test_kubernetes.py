@@ -257,10 +257,41 @@ def test_what_a_pod_cannot_do_without(option: str, message: str, in_tmp: Path, c
     assert message in capsys.readouterr().err
 
 
+def test_the_name_of_a_config_map_says_what_it_contains(cluster: FakeCluster) -> None:
+    recipe, names = Path("my.toml"), []
+    for text in ('[model]\nname = "tiny"\n', '[model]\nname = "tiny"\n# changed\n', '[model]\nname = "tiny"\n'):
+        recipe.write_text(text)
+        config, job = rendered("my.toml", "--name", "same")
+        assert config["immutable"] is True
+        name = config["metadata"]["name"]
+        assert {"name": "recipe", "configMap": {"name": name}} in pod_of(job)["volumes"]
+        names.append(name)
+    assert names[0] == names[2] != names[1] and re.fullmatch(r"same-recipe-[0-9a-f]{12}", names[0])
+
+
 def test_submission(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "kubernetes", "tiny", *JOB, "--submit"]) == 0
+    Path("my.toml").write_text('[model]\nname = "tiny"\n')
+    assert main(["launch", "kubernetes", "my.toml", *JOB, "--submit"]) == 0
     output = capsys.readouterr()
-    assert cluster.calls("kubectl") == [["create", "--filename", "-"]]
-    assert output.out.startswith("submitted: jobset tiny; `kubectl logs --follow ")
-    assert main(["launch", "kubernetes", "tiny", *JOB]) == 0
-    assert cluster.text("kubectl.stdin") == capsys.readouterr().out
+    assert cluster.calls("kubectl") == [["create", "--filename", "-"]] * 2
+    assert output.out.startswith("submitted: jobset my; `kubectl logs --follow ")
+    assert main(["launch", "kubernetes", "my.toml", *JOB]) == 0
+    read, shown = cluster.text("kubectl.stdin"), capsys.readouterr().out
+    assert list(yaml.safe_load_all(read)) == list(yaml.safe_load_all(shown))
+
+
+def test_an_existing_job_is_kept(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text('[model]\nname = "tiny"\n')
+    job = ["launch", "kubernetes", "my.toml", *JOB, "--namespace", "a", "--submit"]
+    kubectl = cluster.folder / "kubectl"
+    kubectl.write_text(kubectl.read_text() + 'echo "Error from server (AlreadyExists): it already exists" >&2; exit 1\n')
+    assert main(job) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "titan: error: JobSet my: exists already; choose another --name, or end that job with "
+        "`kubectl --namespace a delete jobset my`"
+    )
+    assert len(cluster.calls("kubectl")) == 2  # an existing ConfigMap is the same one
+    kubectl.write_text("#!/bin/sh\necho 'no such server'\nexit 1\n")
+    assert main(job) == 2
+    assert "kubectl: failed with status 1" in capsys.readouterr().err

@@ -50,7 +50,7 @@ fi
 exit "$FAKE_STATUS"
 """,
     "sbatch": 'cat > "$RECORDS/sbatch.stdin"\necho "42;cluster"\n',
-    "kubectl": 'cat > "$RECORDS/kubectl.stdin"\necho "configmap/x created"\necho "jobset.jobset.x-k8s.io/x created"\n',
+    "kubectl": '(echo ---; cat) >> "$RECORDS/kubectl.stdin"\necho "jobset.jobset.x-k8s.io/x created"\n',
     "sky": 'cat "${@: -1}" > "$RECORDS/sky.file"\necho "Managed Job ID: 7"\n',
 }
 

@@ -9,7 +9,7 @@ from titan_cluster import options, pods
 from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
-from titan_cluster.submission import require_program, submit, write
+from titan_cluster.submission import failure, require_program, run_shown, write
 from titan_cluster.training import Training, training_of
 from titan_cluster.yaml_text import to_yaml
 from titan_core.api.command import CommandContext
@@ -56,16 +56,35 @@ def run(context: CommandContext) -> int:
         raise UserError.one(f"--nodes {given.nodes}", why, "use --kind jobset, or give one number")
     pod = pods.read(given)
     training = training_of(context, machines, missing_ok=True)
-    text = to_yaml(render(given, machines, training, pod))
+    manifests = render(given, machines, training, pod)
     if given.submit:
         require_program("kubectl", "Kubernetes")
-    write(text, given)
+    write(to_yaml(manifests), given)
     if given.submit:
-        resource = submit(["kubectl", "create", "--filename", "-"], text, r"(?m)^([a-z]+)\.\S+/\S+ created$")
-        where = [] if given.namespace is None else ["--namespace", given.namespace]
-        see = " ".join(["kubectl", *where, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
-        print(f"submitted: {resource or given.kind} {training.name}; `{see}` follows its output")
+        kubectl = ["kubectl"] if given.namespace is None else ["kubectl", "--namespace", given.namespace]
+        for manifest in manifests:
+            _create(kubectl, manifest)
+        see = " ".join([*kubectl, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
+        print(f"submitted: {given.kind} {training.name}; `{see}` follows its output")
     return 0
+
+
+def _create(kubectl: list[str], manifest: dict[str, Any]) -> None:
+    """Create one resource.
+
+    Raises:
+        UserError: kubectl fails, or a job of the name exists.
+    """
+    command = [*kubectl, "create", "--filename", "-"]
+    status, output = run_shown(command, to_yaml([manifest]))
+    if status == 0:
+        return
+    if "(AlreadyExists)" not in output:
+        raise failure(command, status)
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    if kind != "ConfigMap":  # the name of a ConfigMap says what it contains, which cannot change
+        remove = " ".join([*kubectl, "delete", kind.lower(), name])
+        raise UserError.one(f"{kind} {name}", "exists already", f"choose another --name, or end that job with `{remove}`")
 
 
 def render(given: argparse.Namespace, machines: Machines, training: Training, pod: pods.PodOptions) -> list[dict[str, Any]]:
@@ -81,7 +100,8 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, po
     recipe = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**metadata, "name": pods.recipe_map(training)},
+        "metadata": {**metadata, "name": pods.recipe_map(training.name, training.recipe)},
+        "immutable": True,
         "data": {training.recipe.name: training.recipe.text},
     }
     return [recipe, job]
