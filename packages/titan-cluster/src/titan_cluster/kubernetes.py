@@ -14,7 +14,6 @@ from titan_cluster.training import Training, training_of
 from titan_cluster.yaml_text import to_yaml
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import integer
 
 KINDS = ("jobset", "pytorchjob")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -29,13 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of kubectl)")
     pods.arguments(parser)
     options.seconds_argument(parser, "after a pod is told to end")
-    parser.add_argument(
-        "--max-retries",
-        type=integer(0, 1000),
-        default=6,
-        metavar="N",
-        help="failures of the job before it is given up, each of which may end all pods (default: 6). Preemption is none",
-    )
+    options.retries_argument(parser)
     options.output_arguments(parser, "kubectl create")
 
 
