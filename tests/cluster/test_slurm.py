@@ -118,6 +118,25 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
     )
 
 
+def test_containers_see_what_the_config_names(cluster: FakeCluster, tmp_path: Path) -> None:
+    away = tmp_path / "away 'x'"
+    (away / "data").mkdir(parents=True)
+    Path("link").symlink_to(away / "linked")
+    (away / "linked").mkdir()
+    file = rendered(
+        "tiny", "--image", "company/titan:1", "--mount", "/a:/b:ro", "--mount", f"{tmp_path}/more",
+        "--job.dump_folder", f"{away}/run", "--job.description", "link",
+    )  # fmt: skip
+    shellcheck(file.read_bytes().decode())
+    done = cluster.run(file, Path.cwd(), **SLURM)
+    assert done.returncode == 0, done.stderr
+    (mounted,) = [option for option in cluster.calls("srun")[0] if option.startswith("--container-mounts=")]
+    expected = [str(Path.cwd()), "/a:/b:ro", f"{tmp_path}/more", f"{away}/run", f"{away}/linked"]
+    pairs = [text if text.startswith("/a:") else f"{text}:{text}" for text in expected]
+    assert mounted == f"--container-mounts={','.join(pairs)}"
+    assert (away / "run").is_dir()  # Slurm refuses to mount what does not exist
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,6 +152,9 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
         (["--sbatch=--comment=https://me:hunter2@host/x"], "--sbatch: contains a secret"),
         (["--titan", "https://me:hunter2@host/x"], "--titan: contains a secret"),
         (["--job.description", "HF_TOKEN=hunter2 titan"], "is a secret, which a rendered file must not contain"),
+        (["--mount", "/a"], "--mount: has no effect without a container"),
+        (["--image", "x", "--mount", "a"], "must be an absolute path, or two and perhaps flags"),
+        (["--image", "x", "--job.dump_folder", "/a:b"], "contains ',' or ':', which Slurm's --container-mounts separates"),
         (["--nodes", "2:1"], "the range is empty"),
         (["--nodes", "x"], "is neither a number nor a range"),
         (["--gpus-per-node", "2"], "contradicts --gpus-per-node 2"),

@@ -122,7 +122,7 @@ def _is_text(value: str) -> bool:
 
 
 def recipe_map(job: str, recipe: RecipeText) -> str:
-    """Return the name of the ConfigMap with the recipe. Another text has another name, so that a later job cannot change what
+    """Return the name of the ConfigMap with the recipe. Another text has another name: a later job cannot change what
     the replaced pods of this one read."""
     digest = hashlib.sha256(f"{recipe.name}\n{recipe.text}".encode()).hexdigest()
     return f"{job}-recipe-{digest[:12]}"

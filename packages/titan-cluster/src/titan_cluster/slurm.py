@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 from pathlib import Path, PurePosixPath
 
 from titan_cluster import options
 from titan_cluster.bash import Value, script
+from titan_cluster.mounts import mounts
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import require_program, submit, write
@@ -32,6 +32,13 @@ _OWN = frozenset({
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan launch slurm``."""
     options.arguments(parser, image="container image for Slurm's pyxis plugin (default: run without a container)")
+    parser.add_argument(
+        "--mount",
+        action="append",
+        default=[],
+        metavar="PATH[:TARGET]",
+        help="mount PATH into the container; may be repeated. The working folder and the config's paths are mounted anyway",
+    )
     parser.add_argument("--partition", metavar="NAME", help="partition, or several, separated by commas")
     parser.add_argument("--account", metavar="NAME", help="account to charge")
     parser.add_argument("--qos", metavar="NAME", help="quality of service")
@@ -117,6 +124,7 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
     values: dict[str, Value] = {
         "folder": str(folder),
         "image": given.image or "",
+        **_mounts(given, training, folder),
         "recipe_file": training.recipe_file(recipes),
         "recipe": "" if recipe is None else recipe.text,
         "titan": _program(given),
@@ -173,12 +181,22 @@ def _program(given: argparse.Namespace) -> list[str]:
     return [str(program)] if shutil.which(program) else [sys.executable, "-m", "titan_core"]
 
 
-def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[str]:
-    """Return the options of srun.
+def _mounts(given: argparse.Namespace, training: Training, folder: Path) -> dict[str, Value]:
+    """Return the variables of the script that concern the mounts of a container.
 
     Raises:
-        UserError: the working folder cannot be mounted into the container.
+        UserError: there is no container, or a path cannot be mounted.
     """
+    if given.image is None:
+        if given.mount:
+            raise UserError.one("--mount", "has no effect without a container", "add --image IMAGE, or drop it")
+        return {"mounts": (), "outputs": (), "inputs": ()}
+    found = mounts(folder, training.config, training.run, given.mount)
+    return {"mounts": found.fixed, "outputs": found.outputs, "inputs": found.inputs}
+
+
+def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[str]:
+    """Return the options of srun, without the mounts of a container."""
     # The ranks bind themselves to cores. An elastic job continues without a lost machine. Of others, the remaining tasks get
     # time to save their checkpoint and to report why they end.
     found = ["--ntasks-per-node=1", "--cpu-bind=none", "--label", "--kill-on-bad-exit=0"]
@@ -186,10 +204,5 @@ def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[s
     if given.cpus_per_node is not None:
         found.append(f"--cpus-per-task={given.cpus_per_node}")  # srun takes it from sbatch in some versions only
     if given.image is not None:
-        if re.search(r"[,:]", str(folder)):
-            raise UserError.one(
-                str(folder), "contains ',' or ':', which Slurm's --container-mounts separates", "use another"
-            )
-        found += [f"--container-image={given.image}", f"--container-mounts={folder}:{folder}"]
-        found.append(f"--container-workdir={folder}")
+        found += [f"--container-image={given.image}", f"--container-workdir={folder}"]
     return found

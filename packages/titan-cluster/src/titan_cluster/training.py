@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from titan_cluster.options import Machines, job_name
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
@@ -42,6 +44,8 @@ class Training:
     """The recipe as the user wrote it."""
     overrides: tuple[str, ...]
     """``--section.key=VALUE``."""
+    config: Mapping[str, Any]
+    """The resolved config: sections, each of keys and plain values."""
 
     def recipe_file(self, folder: PurePosixPath) -> str:
         """Return the path of the recipe in ``folder``, a path on the cluster; empty for a recipe that a plugin provides."""
@@ -96,7 +100,7 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     if problems:
         raise UserError(*problems)
     embedded = None if text is None else RecipeText(f"{_plain(Path(recipe).stem)}.toml", text)
-    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides))
+    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides), job.config.as_dict())
 
 
 def _plain(stem: str) -> str:

@@ -7,6 +7,14 @@ if [[ -n $recipe_file ]]; then
     mkdir -p -- "${recipe_file%/*}" && printf '%s' "$recipe" > "$recipe_file.$SLURM_JOB_ID" &&
         mv -- "$recipe_file.$SLURM_JOB_ID" "$recipe_file" || exit
 fi
+if [[ -n $image ]]; then # Slurm refuses to mount what does not exist
+    if ((${#outputs[@]})); then mkdir -p -- "${outputs[@]}" || exit; fi
+    for path in "${outputs[@]}" "${inputs[@]}"; do
+        if [[ -e $path ]]; then mounts+=("$path:$path"); fi
+    done
+    printf -v joined '%s,' "${mounts[@]}"
+    srun+=("--container-mounts=${joined%,}")
+fi
 
 # The machines meet on the first of them, on a port that no other job there is likely to use.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit
