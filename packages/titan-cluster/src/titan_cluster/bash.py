@@ -24,9 +24,10 @@ def script(values: Mapping[str, Value], body: str) -> str:
     return "\n".join([*head, "", script_text(body)])
 
 
-def script_text(name: str) -> str:
-    """Return the text of a script of this package."""
-    return files("titan_cluster").joinpath("scripts", name).read_text(encoding="utf-8")
+def script_text(*names: str) -> str:
+    """Return the text of a script of this package, or of several as one."""
+    folder = files("titan_cluster").joinpath("scripts")
+    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def _assignment(name: str, value: Value) -> str:

@@ -136,7 +136,7 @@ def _pytorch_job(
     container["command"] = [
         "/bin/sh",
         "-c",
-        pods.literal(script_text("pytorchjob.sh")),
+        pods.literal(script_text("forward.sh", "pytorchjob.sh")),
         "sh",
         final,
         *container["command"],

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from titan_cluster import options
-from titan_cluster.bash import Value, script
+from titan_cluster.bash import Value, script, script_text
 from titan_cluster.mounts import mounts
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import require_program, submit, write
-from titan_cluster.training import Training, training_of
+from titan_cluster.training import Training, no_option, training_of
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer
@@ -57,13 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION",
         help="a further option of sbatch, as in --sbatch=--reservation=NAME; may be repeated",
     )
-    parser.add_argument(
-        "--max-requeues",
-        type=integer(0, 1000),
-        default=3,
-        metavar="N",
-        help="do not requeue a failed job that was requeued N times before (default: 3). A preempted one always is",
-    )
+    options.retries_argument(parser)
     parser.add_argument("--titan", metavar="PROGRAM", help="the program on the machines (default: this one)")
     parser.add_argument("--missing-ok", action="store_true", help="files that this machine lacks exist on the others")
     options.output_arguments(parser, "sbatch")
@@ -127,6 +121,8 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         **_mounts(given, training, folder),
         "recipe_file": training.recipe_file(recipes),
         "recipe": "" if recipe is None else recipe.text,
+        "state": no_option(recipes),
+        "task": script_text("forward.sh", "slurm_task.sh"),
         "titan": _program(given),
         "arguments": training.arguments(recipes),
         "srun": _srun(given, machines, folder),
@@ -136,7 +132,7 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         "grace": options.grace_of_ranks(given),
         "preempted": " ".join(map(str, PREEMPTED)),
         "final": " ".join(map(str, FINAL)),
-        "requeues": given.max_requeues,
+        "retries": given.max_retries,
     }
     head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "", "# Rendered by `titan launch slurm`.", ""]
     return "\n".join(head) + script(values, "slurm.sh")

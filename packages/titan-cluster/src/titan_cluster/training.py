@@ -49,10 +49,7 @@ class Training:
 
     def recipe_file(self, folder: PurePosixPath) -> str:
         """Return the path of the recipe in ``folder``, a path on the cluster; empty for a recipe that a plugin provides."""
-        if self.recipe is None:
-            return ""
-        path = folder / self.recipe.name
-        return str(path) if path.is_absolute() else f"./{path}"  # no command takes it for an option
+        return "" if self.recipe is None else no_option(folder / self.recipe.name)
 
     def arguments(self, folder: PurePosixPath) -> list[str]:
         """Return the command line after ``titan``, without the launcher's options.
@@ -61,6 +58,11 @@ class Training:
             folder: where the recipe's text is on the cluster.
         """
         return ["train", self.recipe_file(folder) or self.known_as, *self.overrides]
+
+
+def no_option(path: PurePosixPath) -> str:
+    """Return ``path`` in a form that no command takes for an option."""
+    return str(path) if path.is_absolute() else f"./{path}"
 
 
 def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -> Training:
