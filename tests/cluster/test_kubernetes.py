@@ -193,9 +193,9 @@ def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
 @pytest.mark.parametrize("early", [False, True])
 def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster, early: bool) -> None:
     """Also one that comes before the shell knows the number of the process."""
-    script = script_text("pytorchjob.sh")
+    script = script_text("forward.sh", "pytorchjob.sh")
     if early:
-        script = script.replace("titan=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\ntitan=$!\n")
+        script = script.replace("child=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\nchild=$!\n")
     program = cluster.folder / "titan"
     program.write_text(
         "#!/bin/bash\ntrap 'exit 75' TERM\n"
@@ -218,7 +218,7 @@ def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
 
 
 def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
-    shellcheck(script_text("pytorchjob.sh"), "sh")
+    shellcheck(script_text("forward.sh", "pytorchjob.sh"), "sh")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from titan_cluster import options
-from titan_cluster.bash import Value, script, script_text
+from titan_cluster.bash import Value, script
 from titan_cluster.mounts import mounts
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
@@ -122,7 +122,6 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         "recipe_file": training.recipe_file(recipes),
         "recipe": "" if recipe is None else recipe.text,
         "state": no_option(recipes),
-        "task": script_text("forward.sh", "slurm_task.sh"),
         "titan": _program(given),
         "arguments": training.arguments(recipes),
         "srun": _srun(given, machines, folder),
@@ -135,7 +134,7 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         "retries": given.max_retries,
     }
     head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "", "# Rendered by `titan launch slurm`.", ""]
-    return "\n".join(head) + script(values, "slurm.sh")
+    return "\n".join(head) + script(values, "forward.sh", "slurm.sh")
 
 
 def _directives(given: argparse.Namespace, machines: Machines) -> list[str]:

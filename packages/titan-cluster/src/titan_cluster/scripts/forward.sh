@@ -1,15 +1,17 @@
-# Run a command in the place of this shell, which has something to do afterwards: set $status to its exit status.
+# Run a command, forward SIGTERM to it, and set $status to its exit status.
+# shellcheck disable=SC2329 # the tasks of Slurm call it
 run() {
-    titan=
-    terminated=
-    trap 'terminated=1; [ -z "$titan" ] || kill -TERM "$titan"' TERM
+    child=
+    signaled=
+    trap 'signaled=1; [ -z "$child" ] || kill -TERM "$child"' TERM
     "$@" &
-    titan=$!
-    [ -z "$terminated" ] || kill -TERM "$titan" # the signal came before its number was known
-    wait "$titan"
+    child=$!
+    [ -z "$signaled" ] || kill -TERM "$child" # the signal came before its number was known
+    wait "$child"
     status=$?
-    while [ "$status" -gt 128 ] && kill -0 "$titan" 2> /dev/null; do # a signal interrupted the wait
-        wait "$titan"
+    while [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null; do # a signal interrupted the wait
+        wait "$child"
         status=$?
     done
 }
+

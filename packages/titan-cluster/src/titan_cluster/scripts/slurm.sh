@@ -33,6 +33,12 @@ launch=(
 # Each task writes its own status: srun returns the highest one, so that a killed task would hide the reason of another.
 state=$state/slurm-$SLURM_JOB_ID
 mkdir -p -- "$state" && rm -f -- "$state"/status.* || exit
+task="$(declare -f run)"'
+    file=$1
+    shift
+    run "$@"
+    echo "$status" > "$file.$SLURM_PROCID"
+    exit "$status"'
 
 # Slurm sends SIGTERM only to this script before the time limit (--signal=B:...). Titan then saves a checkpoint and exits.
 # scancel signals the job's steps, not this script; srun itself would kill its tasks.

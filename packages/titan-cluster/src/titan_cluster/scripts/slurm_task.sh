@@ -1,5 +1,0 @@
-file=$1
-shift
-run "$@"
-echo "$status" > "$file.$SLURM_PROCID"
-exit "$status"
