@@ -147,7 +147,12 @@ def test_pods_share_what_ranks_need_and_hold_no_secret(cluster: FakeCluster, mon
 def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
     (job,) = rendered("tiny", "--max-retries", "4")
     spec = job["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert spec["backoffLimit"] == 4 * 2 and spec["template"]["spec"]["restartPolicy"] == "Never"
+    # A failed pod fails the Job, and the JobSet starts it again: a failure that ends all pods counts once.
+    assert spec["backoffLimit"] == 0 and spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["spec"]["failurePolicy"] == {
+        "maxRestarts": 4,
+        "rules": [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
     actions = {
         status: rule["action"]
         for rule in spec["podFailurePolicy"]["rules"]
@@ -155,7 +160,7 @@ def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
     }
     assert actions["disruption"] == actions[75] == actions[143] == "Ignore"
     assert actions[2] == actions[65] == "FailJob"
-    assert 1 not in actions and 69 not in actions  # counts towards backoffLimit
+    assert 1 not in actions and 69 not in actions  # counts
 
 
 def test_elastic_jobs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +179,18 @@ def test_one_machine_waits_for_no_other(cluster: FakeCluster) -> None:
         assert "rdzv" not in json.dumps(job) and "initContainers" not in json.dumps(job)
 
 
-@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 2), (65, 65), (75, 143), (1, 143), (143, 143), (130, 1)])
+STATE = Path("outputs/tiny/launch")
+
+
+@pytest.mark.parametrize(
+    ("status", "failures", "reported"),
+    [
+        (0, 1, 0), (2, 1, 2), (65, 1, 65), (130, 1, 1), (75, 3, 143), (143, 3, 143),
+        (1, None, 143), (1, 2, 143), (1, 3, 1), (137, 2, 143), (137, 3, 1),
+    ],
+)  # fmt: skip
 def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
-    cluster: FakeCluster, status: int, reported: int
+    cluster: FakeCluster, status: int, failures: int | None, reported: int
 ) -> None:
     job = rendered("tiny", f"--job.description={HOSTILE[0]}", kind="pytorchjob")[-1]
     replicas = job["spec"]["pytorchReplicaSpecs"]
@@ -184,10 +198,20 @@ def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
     (container,) = replicas["Master"]["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
     words = [expanded(word, {}) for word in [*container["command"], *container["args"]]]
-    done = subprocess.run(words, env={**os.environ, "FAKE_STATUS": str(status), "RANK": "1", "WORLD_SIZE": "2"}, check=False)
+    if failures is not None:  # of earlier pods of this name
+        STATE.mkdir(parents=True)
+        (STATE / "failures-tiny-worker-0").write_text(f"{failures}\n")
+        (STATE / "failures-tiny-master-0").write_text("7\n")
+    pod = {"HOSTNAME": "tiny-worker-0", "RANK": "1", "WORLD_SIZE": "2", "FAKE_STATUS": str(status)}
+    done = subprocess.run(words, env={**os.environ, **pod}, check=False)
     assert done.returncode == reported
     (call,) = cluster.calls("titan")
     assert f"--job.description={HOSTILE[0]}" in call and "tiny-master-0:29400" in call
+    if reported == 143:
+        counts = status not in (75, 143)
+        assert int((STATE / "failures-tiny-worker-0").read_text()) == (failures or 0) + counts
+    else:
+        assert not list(STATE.glob("failures-*"))  # a later job with this name begins anew
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -201,7 +225,11 @@ def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster, ea
         "#!/bin/bash\ntrap 'exit 75' TERM\n"
         f"[[ -z $RANK ]] && {'touch ready' if early else 'kill -TERM $PPID'}\nwhile true; do sleep 0.05; done\n"
     )
-    done = subprocess.run(["/bin/sh", "-c", script, "sh", "2 65", "titan"], env={**os.environ, "RANK": "1"}, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", "2 65", "75 143", "3", "state", "titan"],
+        env={**os.environ, "RANK": "1"},
+        check=False,
+    )
     assert done.returncode == 128 + signal.SIGTERM
 
 

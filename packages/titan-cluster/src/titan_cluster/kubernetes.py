@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import PurePosixPath
 from typing import Any
 
 from titan_cluster import options, pods
@@ -10,7 +11,7 @@ from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import failure, require_program, run_shown, write
-from titan_cluster.training import Training, training_of
+from titan_cluster.training import Training, no_option, training_of
 from titan_cluster.yaml_text import to_yaml
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
@@ -115,14 +116,20 @@ def _job_set(
         "completionMode": "Indexed",
         "completions": machines.most,
         "parallelism": machines.most,
-        "backoffLimit": given.max_retries * machines.most,
+        "backoffLimit": 0,
         "podFailurePolicy": {"rules": rules},
     }
     if machines.elastic:  # pods that were never scheduled must not keep a job that has trained from completing
         job["successPolicy"] = {"rules": [{"succeededCount": machines.least}]}
     job["template"] = {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
     replicated = {"name": "node", "replicas": 1, "template": {"spec": job}}
-    spec = {"network": {"enableDNSHostnames": True, "subdomain": training.name}, "replicatedJobs": [replicated]}
+    # A failure ends the Job, with all of its pods, and counts once, however many of them have failed.
+    rule = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": training.name},
+        "failurePolicy": {"maxRestarts": given.max_retries, "rules": [rule]},
+        "replicatedJobs": [replicated],
+    }
     return "jobset.x-k8s.io/v1alpha2", "JobSet", spec
 
 
@@ -132,18 +139,19 @@ def _pytorch_job(
     """Return API version, kind and spec of a PyTorchJob. Its operator makes a service for each pod."""
     template = pods.template(given, machines, training, pod, f"{training.name}-master-0", "pytorch")
     container = template["spec"]["containers"][0]
-    final = " ".join(map(str, sorted(FINAL)))
     container["command"] = [
         "/bin/sh",
         "-c",
         pods.literal(script_text("forward.sh", "pytorchjob.sh")),
         "sh",
-        final,
+        " ".join(map(str, sorted(FINAL))),
+        " ".join(map(str, sorted(PREEMPTED))),
+        str(given.max_retries),
+        pods.literal(no_option(PurePosixPath(training.run, "launch"))),
         *container["command"],
     ]
     replica = {"restartPolicy": "ExitCode", "template": template}
     replicas = {"Master": {"replicas": 1, **replica}}
     if machines.most > 1:
         replicas["Worker"] = {"replicas": machines.most - 1, **replica}
-    spec = {"runPolicy": {"backoffLimit": given.max_retries * machines.most}, "pytorchReplicaSpecs": replicas}
-    return "kubeflow.org/v1", "PyTorchJob", spec
+    return "kubeflow.org/v1", "PyTorchJob", {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": replicas}
