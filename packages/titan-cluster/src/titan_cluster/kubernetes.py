@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of kubectl)")
     pods.arguments(parser)
-    options.seconds_argument(parser, "after a pod is told to end")
+    options.seconds_argument(parser, "after Kubernetes ends a pod")
     options.retries_argument(parser)
     options.output_arguments(parser, "kubectl create")
 

@@ -99,7 +99,7 @@ def retries_argument(parser: argparse.ArgumentParser) -> None:
         type=integer(0, 1000),
         default=3,
         metavar="N",
-        help="failures of the job after which the cluster starts it again (default: 3); preemption is none",
+        help="failures of the job after which the cluster starts it again (default: 3). Preemption is none",
     )
 
 
