@@ -269,6 +269,7 @@ def test_a_real_slurm_accepts_the_file(in_tmp: Path) -> None:
     if shutil.which("scontrol") is None or "is UP" not in subprocess.run(ping, capture_output=True, text=True).stdout:
         # Only Slurm knows what it accepts; docs/cluster.md says how to set one up on one machine.
         pytest.skip("no Slurm controller answers here")
-    file = rendered("tiny", "--cpus-per-node", "1", "--time", "10", "--job.description", HOSTILE[4])
+    one = ["--nodes", "1", "--cpus-per-node", "1", "--time", "10"]
+    file = rendered("tiny", *one, "--job.description", HOSTILE[4])
     done = subprocess.run(["sbatch", "--test-only", file], capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
