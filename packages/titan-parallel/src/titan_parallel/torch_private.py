@@ -215,8 +215,8 @@ def sharded_like(sharding: Any, local: Tensor) -> DTensor:
 
 
 def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:
-    """Whether all that the backward pass does with ``gradient``, which ``node`` returns for its one input ``leaf``, is to add
-    it to ``leaf.grad`` as it is."""
+    """Whether all that the backward pass does with ``gradient``, which ``node`` returns for its only input ``leaf``, is to
+    add it to ``leaf.grad`` as it is."""
     if (
         gradient.dtype != leaf.grad_dtype
         or torch.is_grad_enabled()
