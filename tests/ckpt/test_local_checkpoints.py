@@ -13,6 +13,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, RunRecord, run_recipe
 from harness.resuming import run_in
 from titan_ckpt import store
+from titan_ckpt.folder import Folder
 from titan_ckpt.local_checkpoints import LocalCheckpoints
 from titan_core.api.errors import UserError
 from titan_core.api.hookspecs import hookimpl
@@ -34,9 +35,9 @@ class Fails:
 class OfOneMachine(LocalCheckpoints):
     """As if each rank were on a machine of its own."""
 
-    def __init__(self, section: Any, dump_folder: str, world: Any) -> None:
+    def __init__(self, section: Any, dump_folder: str, durable: Folder, world: Any) -> None:
         own = section.model_copy(update={"local_folder": f"{section.local_folder}/machine-{world.rank}"})
-        super().__init__(own, dump_folder, world)
+        super().__init__(own, dump_folder, durable, world)
 
 
 def attempt(
@@ -47,6 +48,7 @@ def attempt(
     if restart:
         os.environ[RESTART] = "{}"
     if machines:
+        os.environ["LOCAL_RANK"] = "0"
         store.LocalCheckpoints = OfOneMachine  # type: ignore[misc]
     local = {"checkpoint.local_interval": 1, "checkpoint.local_folder": f"{folder}/local", "checkpoint.interval": 3}
     try:
@@ -54,6 +56,8 @@ def attempt(
     except RuntimeError as error:
         return str(error)
     finally:
+        if machines:
+            os.environ["LOCAL_RANK"] = os.environ["RANK"]
         store.LocalCheckpoints = LocalCheckpoints  # type: ignore[misc]
         os.environ.pop(RESTART, None)
 
@@ -90,6 +94,19 @@ def test_a_job_that_a_person_starts_again_resumes_from_the_durable_one(
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
+def test_a_restarted_job_on_another_machine_does_not_use_what_an_earlier_job_left_there(
+    gloo: GlooPool, whole: list[RunRecord], tmp_path: Path
+) -> None:
+    """The earlier job's is newer, and of the same run directory."""
+    here, there = ({"checkpoint.local_folder": f"{tmp_path}/local/{name}"} for name in ("here", "there"))
+    gloo.run(2, attempt, str(tmp_path), there, fails=6)
+    shutil.rmtree(tmp_path / "outputs")
+    gloo.run(2, attempt, str(tmp_path), here, fails=5)
+    assert local_steps(tmp_path) == ["step-4", "step-5"]
+    records = gloo.run(2, attempt, str(tmp_path), there, restart=True)
+    assert [record.losses for record in records] == [one.losses[3:] for one in whole]
+
+
 @pytest.mark.parametrize("damage", ["data-00001.bin", "checkpoint.json"])
 def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, damage: str) -> None:
     gloo.run(2, attempt, str(tmp_path), {}, fails=6)
@@ -107,7 +124,7 @@ def test_ranks_that_do_not_share_the_folder_have_none(gloo: GlooPool, whole: lis
     shutil.rmtree(tmp_path / "outputs")
     left = local_steps(tmp_path)
     gloo.run(2, attempt, str(tmp_path), {}, fails=6, machines=True)
-    assert left == ["step-1"] * 2 and local_steps(tmp_path) == ["step-1"]  # that of the other machine stays, unused
+    assert left == ["step-1"] * 2 and local_steps(tmp_path) == []
     records = gloo.run(2, attempt, str(tmp_path), {}, restart=True, machines=True)
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 

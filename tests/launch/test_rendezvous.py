@@ -195,6 +195,21 @@ def test_rendezvous_options_are_refused_in_a_job_of_one_process(option: str, cap
     assert f"{option}: applies only to a job of several processes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--rdzv-id x", "--rdzv-id x: applies only to machines that meet; add --rdzv-endpoint HOST:PORT"),
+        ("--rdzv-timeout 5", "--rdzv-timeout 5: applies only to machines that meet"),
+        ("--rdzv-conf keep_alive_interval=1", "keep_alive_interval=1: applies only to machines that meet"),
+        ("--restart-wait 1", "--restart-wait 1: applies only to a job that is restarted; add --max-restarts N"),
+        ("--max-restarts 0 --restart-wait-max 9", "--restart-wait-max 9: applies only to a job that is restarted"),
+    ],
+)
+def test_options_without_effect_are_refused(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny", "--nproc-per-node", "2", *options.split()]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_one_machine_uses_the_requested_endpoint(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = ["--rdzv-endpoint", f"127.0.0.1:{listening}", "--rdzv-backend", "static"]
     assert main(["train", "tiny", "--nproc-per-node", "2", *endpoint]) == 2

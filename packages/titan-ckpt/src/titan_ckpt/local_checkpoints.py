@@ -2,7 +2,8 @@
 
 They have the format of other checkpoints and are verified like them, but only the newest one is kept, until a durable one is
 newer. A job that a launcher restarted resumes from it. A job that a person starts again resumes from the durable one, and so
-does not depend on what an earlier job has left on the machine.
+does not depend on what an earlier job has left on the machine: each start by a person gets an ID, kept beside the durable
+checkpoints, and a local one counts only if it bears this ID.
 
 Nothing is copied to other machines: if the ranks do not all see the folder, there are no local checkpoints.
 """
@@ -14,6 +15,7 @@ import logging
 import os
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from titan_ckpt.catalogue import step_folder, steps_in
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 _TOKEN = "token"
 """Name of a file by which ranks find out whether they see the same folder."""
+_LAUNCH = "launch"
+"""Name of a file with the ID of the start to which the checkpoints of a local folder belong."""
+_CURRENT = ".launch"
+"""Name of the file beside the durable checkpoints with the ID of the last start by a person."""
 
 
 def restarted() -> bool:
@@ -38,8 +44,11 @@ def restarted() -> bool:
 class LocalCheckpoints:
     """The local checkpoints of one run. All ranks must call the same methods in the same order."""
 
-    def __init__(self, section: CheckpointSection, dump_folder: str, world: World) -> None:
-        """Make the folder, private to the user. Remove what is in it unless the job was restarted.
+    def __init__(self, section: CheckpointSection, dump_folder: str, durable: Folder, world: World) -> None:
+        """Make the folder, private to the user. Remove what an earlier job has left in it.
+
+        Args:
+            durable: the folder of the durable checkpoints, which can be written.
 
         Raises:
             UserError: the folder cannot be used; on every rank.
@@ -51,14 +60,15 @@ class LocalCheckpoints:
 
         def make() -> tuple[str, str]:
             """Return the problem with the folder, and a new token that it contains."""
-            token = uuid.uuid4().hex
+            token, launch = uuid.uuid4().hex, _launch(durable)
             try:
                 _make_private(self._path)
                 (self._path / _TOKEN).write_text(token, encoding="utf-8")
+                if _read(self._path / _LAUNCH) != launch:
+                    self._remove(steps_in(self.folder))
+                    (self._path / _LAUNCH).write_text(launch, encoding="utf-8")
             except OSError as error:
                 return error.strerror or str(error), ""
-            if not restarted():
-                self._remove(steps_in(self.folder))
             return "", token
 
         problem, token = world.on_first_rank(make)
@@ -69,6 +79,8 @@ class LocalCheckpoints:
         self.is_shared = all(world.gather(_read(self._path / _TOKEN) == token))
         """Whether all ranks see the folder."""
         if not self.is_shared:
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                self._remove_folder()  # an attempt that ran on this machine alone may have left checkpoints
             log.warning("no local checkpoints: not all ranks see %s, because they run on several machines", self._path)
 
     def newer_than(self, step: int) -> list[tuple[int, Folder]]:
@@ -90,9 +102,15 @@ class LocalCheckpoints:
         def clear() -> None:
             self._remove(steps_in(self.folder))
             if last:
-                shutil.rmtree(self._path, ignore_errors=True)  # the user's own, with nothing in it but the token
+                self._remove_folder()
 
         self._world.on_first_rank(clear)
+
+    def _remove_folder(self) -> None:
+        """Remove the whole folder. Only this class writes to it, and only the user can."""
+        with suppress(OSError):
+            _make_private(self._path)
+            shutil.rmtree(self._path)
 
     def _remove(self, steps: list[int]) -> None:
         try:
@@ -100,6 +118,15 @@ class LocalCheckpoints:
                 remove(self.folder, step)
         except OSError as error:
             log.warning("old checkpoints in %s cannot be removed: %s", self.folder, error.strerror or error)
+
+
+def _launch(durable: Folder) -> str:
+    """Return the ID of the last start by a person: a new one, unless a launcher has restarted this job."""
+    if restarted() and _CURRENT in durable.list():
+        return durable.read(_CURRENT).decode(errors="replace")
+    new = uuid.uuid4().hex
+    durable.write(_CURRENT, new.encode())
+    return new
 
 
 def _read(path: Path) -> str:

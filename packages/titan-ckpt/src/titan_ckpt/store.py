@@ -23,12 +23,12 @@ class Store:
         self._context = context
         self._section = context.section
         self._folder = checkpoint_folder(context.job.dump_folder, self._section.folder)
+        self._require_writable()
         self._local = None
         if self._section.local_interval:
-            local = LocalCheckpoints(self._section, context.job.dump_folder, context.world)
+            local = LocalCheckpoints(self._section, context.job.dump_folder, self._folder, context.world)
             self._local = local if local.is_shared else None
         self._saving = Saving(context, self._folder, self._local)
-        self._require_writable()
         self._compared = False
 
     def restore(self) -> bool:

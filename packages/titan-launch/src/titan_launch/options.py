@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
@@ -107,10 +108,7 @@ def run(context: CommandContext, ranks: RankJob) -> int:
         UserError: the options or the job contain a mistake. It is reported once, before any process starts.
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
-    if "nproc_per_node" not in given and given["nnodes"] == "1":
-        name = next(name for name in _DEFAULTS if name in given)
-        option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
-        raise UserError.one(option, "applies only to a job of several processes", "add --nproc-per-node N")
+    _require_effects(given)
     from titan_launch.launch import launch
     from titan_launch.rendezvous import options_of
     from titan_launch.sizes import Sizes
@@ -135,6 +133,28 @@ def run(context: CommandContext, ranks: RankJob) -> int:
                 job, line = sizes.check(per_node, (least, most))
                 print(f"titan: {line}", file=sys.stderr, flush=True)
         return launch(settings, options, per_node, context.rank_arguments, job, ranks.writes_run, status, sizes)
+
+
+def _require_effects(given: dict[str, str | int]) -> None:
+    """Check that each option takes effect.
+
+    Raises:
+        UserError: one does not, without another one.
+    """
+    one_machine = given["nnodes"] == "1"
+    if one_machine and "nproc_per_node" not in given:
+        _refuse(given, _DEFAULTS, "a job of several processes", "add --nproc-per-node N")
+    if one_machine and "rdzv_endpoint" not in given:
+        _refuse(given, ("rdzv_id", "rdzv_timeout", "rdzv_conf"), "machines that meet", "add --rdzv-endpoint HOST:PORT")
+    if not given.get("max_restarts"):
+        _refuse(given, ("restart_wait", "restart_wait_max"), "a job that is restarted", "add --max-restarts N")
+
+
+def _refuse(given: dict[str, str | int], names: Iterable[str], of: str, fix: str) -> None:
+    for name in names:
+        if name in given:
+            option = f"--{name.replace('_', '-')} {shorten(str(given[name]))}"
+            raise UserError.one(option, f"applies only to {of}", fix)
 
 
 def shown_ranks(tee: str | None, most: int) -> Shown:
