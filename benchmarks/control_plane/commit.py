@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.control_plane.exchange import seeded_generators
 from benchmarks.control_plane.table import Cost, Row
-from titan_ckpt import rng
 from titan_ckpt.catalogue import entry
 from titan_ckpt.collector import paused_collector
 from titan_ckpt.folder import Folder
@@ -177,7 +177,7 @@ def _states(ranks: int) -> dict[str, Any]:
         "optimizer": {"parameters": {}, "groups": [], "group_of": {}, "own": own},
         "loader": {"stream_of": {}, "shards": {}},
         "mesh": {},
-        "generators": [rng.collect(torch.device("cpu")) for _ in range(ranks)],
+        "generators": seeded_generators(ranks),
         "observers": {},
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,14 +143,22 @@ def stages(ranks: int) -> Row:
 
 
 def generators(ranks: int) -> Row:
-    """Gather the states of the random generators, which differ on every rank."""
+    """Gather the states of the random generators, which have another seed on every rank, and have not been drawn from."""
+    found = seeded_generators(ranks)
+    return _gathering("b random generators, all different", ranks, found.__getitem__)
+
+
+def seeded_generators(ranks: int) -> list[dict[str, Any]]:
+    """Return what each rank saves of random generators that it has only seeded."""
     found = []
-    kept = torch.get_rng_state()
+    kept = torch.get_rng_state(), random.getstate()
     for rank in range(ranks):
         torch.manual_seed(rank)
+        random.seed(rank)
         found.append(rng.collect(torch.device("cpu")))
-    torch.set_rng_state(kept)
-    return _gathering("b random generators, all different", ranks, found.__getitem__)
+    torch.set_rng_state(kept[0])
+    random.setstate(kept[1])
+    return found
 
 
 def _gathering(part: str, ranks: int, value_of: Callable[[int], object]) -> Row:

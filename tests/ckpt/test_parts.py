@@ -65,7 +65,14 @@ def test_persistent_buffers_are_saved_and_restored(tmp_path: Path) -> None:
     assert UNFINISHED not in folder.list()
 
 
-def test_random_generators_continue_after_restoring() -> None:
+@pytest.mark.parametrize("drawn_before", [0, 1])
+def test_random_generators_continue_after_restoring(drawn_before: int) -> None:
+    """The state of those that have only been seeded is their seed."""
+    torch.manual_seed(2**63 + 5)
+    random.seed(2**63 + 5)
+    for _ in range(drawn_before):
+        random.gauss(0, 1), torch.rand(1)
+    assert (len(json.dumps(rng.collect(CPU))) < 100) == (not drawn_before)
     states = json.loads(json.dumps(rng.collect(CPU)))
     drawn = [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)]
     rng.apply(states, CPU)
@@ -77,6 +84,7 @@ def test_random_generators_continue_after_restoring() -> None:
     [
         {"python": [3, ["x"], None], "cpu": ""}, {"python": [3, [1] * 625, "x"], "cpu": ""}, {"python": [3], "cpu": ""},
         {"python": [3, [1] * 625, None], "cpu": "no base64"}, {"python": [3, [1] * 625, None], "cpu": "AAAA"},
+        {"python": 1, "cpu": 2**70},
     ],
     ids=lambda states: str(states)[:40],
 )  # fmt: skip

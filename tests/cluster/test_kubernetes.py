@@ -17,7 +17,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
@@ -89,10 +89,16 @@ def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> Non
 
 
 @settings(max_examples=100)
-@given(st.text(st.characters(blacklist_categories=["Cs"])))
+@given(st.text(st.characters(blacklist_categories=["Cs"]) | st.sampled_from("\n\r\t\x85\u2028\u2029\ufeff #-:")))
+@example("a\x85b\u2028c\n")
+@example("a\u2029b\ufeffc\n")
+@example("\0\x01\x1b\x7f\x80\x9f\n")
 def test_yaml_and_kubernetes_return_any_text(text: str) -> None:
     document = {"command": [text], "key": text}
-    assert yaml.safe_load(to_yaml([document])) == document
+    written = to_yaml([document])
+    assert yaml.safe_load(written) == document
+    # Parsers differ in what else ends a line or disappears.
+    assert not set(written) - {"\n"} & {chr(code) for code in (*range(32), *range(127, 160), 0x2028, 0x2029, 0xFEFF)}
     assert expanded(literal(text), {"": "x", text: "y"}) == text
 
 
@@ -141,7 +147,12 @@ def test_pods_share_what_ranks_need_and_hold_no_secret(cluster: FakeCluster, mon
 def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
     (job,) = rendered("tiny", "--max-retries", "4")
     spec = job["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert spec["backoffLimit"] == 4 * 2 and spec["template"]["spec"]["restartPolicy"] == "Never"
+    # A failed pod fails the Job, and the JobSet starts it again: a failure that ends all pods counts once.
+    assert spec["backoffLimit"] == 0 and spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["spec"]["failurePolicy"] == {
+        "maxRestarts": 4,
+        "rules": [{"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
     actions = {
         status: rule["action"]
         for rule in spec["podFailurePolicy"]["rules"]
@@ -149,7 +160,7 @@ def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
     }
     assert actions["disruption"] == actions[75] == actions[143] == "Ignore"
     assert actions[2] == actions[65] == "FailJob"
-    assert 1 not in actions and 69 not in actions  # counts towards backoffLimit
+    assert 1 not in actions and 69 not in actions  # counts
 
 
 def test_elastic_jobs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,9 +179,18 @@ def test_one_machine_waits_for_no_other(cluster: FakeCluster) -> None:
         assert "rdzv" not in json.dumps(job) and "initContainers" not in json.dumps(job)
 
 
-@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 2), (65, 65), (75, 143), (1, 143), (143, 143), (130, 1)])
+STATE = Path("outputs/tiny/launch")
+
+
+@pytest.mark.parametrize(
+    ("status", "failures", "reported"),
+    [
+        (0, 1, 0), (2, 1, 2), (65, 1, 65), (130, 1, 1), (75, 3, 143), (143, 3, 143),
+        (1, None, 143), (1, 2, 143), (1, 3, 1), (137, 2, 143), (137, 3, 1),
+    ],
+)  # fmt: skip
 def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
-    cluster: FakeCluster, status: int, reported: int
+    cluster: FakeCluster, status: int, failures: int | None, reported: int
 ) -> None:
     job = rendered("tiny", f"--job.description={HOSTILE[0]}", kind="pytorchjob")[-1]
     replicas = job["spec"]["pytorchReplicaSpecs"]
@@ -178,24 +198,38 @@ def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
     (container,) = replicas["Master"]["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
     words = [expanded(word, {}) for word in [*container["command"], *container["args"]]]
-    done = subprocess.run(words, env={**os.environ, "FAKE_STATUS": str(status), "RANK": "1", "WORLD_SIZE": "2"}, check=False)
+    if failures is not None:  # of earlier pods of this name
+        STATE.mkdir(parents=True)
+        (STATE / "failures-tiny-worker-0").write_text(f"{failures}\n")
+        (STATE / "failures-tiny-master-0").write_text("7\n")
+    pod = {"HOSTNAME": "tiny-worker-0", "RANK": "1", "WORLD_SIZE": "2", "FAKE_STATUS": str(status)}
+    done = subprocess.run(words, env={**os.environ, **pod}, check=False)
     assert done.returncode == reported
     (call,) = cluster.calls("titan")
     assert f"--job.description={HOSTILE[0]}" in call and "tiny-master-0:29400" in call
+    if reported == 143:
+        counts = status not in (75, 143)
+        assert int((STATE / "failures-tiny-worker-0").read_text()) == (failures or 0) + counts
+    else:
+        assert not list(STATE.glob("failures-*"))  # a later job with this name begins anew
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster, early: bool) -> None:
     """Also one that comes before the shell knows the number of the process."""
-    script = script_text("pytorchjob.sh")
+    script = script_text("forward.sh", "pytorchjob.sh")
     if early:
-        script = script.replace("titan=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\ntitan=$!\n")
+        script = script.replace("child=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\nchild=$!\n")
     program = cluster.folder / "titan"
     program.write_text(
         "#!/bin/bash\ntrap 'exit 75' TERM\n"
         f"[[ -z $RANK ]] && {'touch ready' if early else 'kill -TERM $PPID'}\nwhile true; do sleep 0.05; done\n"
     )
-    done = subprocess.run(["/bin/sh", "-c", script, "sh", "2 65", "titan"], env={**os.environ, "RANK": "1"}, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", "2 65", "75 143", "3", "state", "titan"],
+        env={**os.environ, "RANK": "1"},
+        check=False,
+    )
     assert done.returncode == 128 + signal.SIGTERM
 
 
@@ -212,7 +246,7 @@ def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
 
 
 def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
-    shellcheck(script_text("pytorchjob.sh"), "sh")
+    shellcheck(script_text("forward.sh", "pytorchjob.sh"), "sh")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +260,8 @@ def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
         (["--secret", "a b"], "must be the name of a Secret"),
         (["--env", "HF_TOKEN=hunter2"], "is a secret, which a rendered file must not contain"),
         (["--env", "URL=https://me:hunter2@host"], "is a secret, which a rendered file must not contain"),
+        (["--env", "OPTIONS=-a HF_TOKEN=hunter2"], "--env: contains a secret, which a rendered file must not"),
+        (["--image", "https://me:hunter2@host/x"], "--image: contains a secret, which a rendered file must not"),
         (["--env", "X"], "must be NAME=VALUE"),
         (["--env", "HF_HOME=/x", "--env", "HF_HOME=/y"], "sets the variable twice"),
         (["--memory-per-node", "much"], "must be a size as Kubernetes takes it"),
@@ -249,10 +285,41 @@ def test_what_a_pod_cannot_do_without(option: str, message: str, in_tmp: Path, c
     assert message in capsys.readouterr().err
 
 
+def test_the_name_of_a_config_map_says_what_it_contains(cluster: FakeCluster) -> None:
+    recipe, names = Path("my.toml"), []
+    for text in ('[model]\nname = "tiny"\n', '[model]\nname = "tiny"\n# changed\n', '[model]\nname = "tiny"\n'):
+        recipe.write_text(text)
+        config, job = rendered("my.toml", "--name", "same")
+        assert config["immutable"] is True
+        name = config["metadata"]["name"]
+        assert {"name": "recipe", "configMap": {"name": name}} in pod_of(job)["volumes"]
+        names.append(name)
+    assert names[0] == names[2] != names[1] and re.fullmatch(r"same-recipe-[0-9a-f]{12}", names[0])
+
+
 def test_submission(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", "kubernetes", "tiny", *JOB, "--submit"]) == 0
+    Path("my.toml").write_text('[model]\nname = "tiny"\n')
+    assert main(["launch", "kubernetes", "my.toml", *JOB, "--submit"]) == 0
     output = capsys.readouterr()
-    assert cluster.calls("kubectl") == [["create", "--filename", "-"]]
-    assert output.out.startswith("submitted: jobset tiny; `kubectl logs --follow ")
-    assert main(["launch", "kubernetes", "tiny", *JOB]) == 0
-    assert cluster.text("kubectl.stdin") == capsys.readouterr().out
+    assert cluster.calls("kubectl") == [["create", "--filename", "-"]] * 2
+    assert output.out.startswith("submitted: jobset my; `kubectl logs --follow ")
+    assert main(["launch", "kubernetes", "my.toml", *JOB]) == 0
+    read, shown = cluster.text("kubectl.stdin"), capsys.readouterr().out
+    assert list(yaml.safe_load_all(read)) == list(yaml.safe_load_all(shown))
+
+
+def test_an_existing_job_is_kept(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text('[model]\nname = "tiny"\n')
+    job = ["launch", "kubernetes", "my.toml", *JOB, "--namespace", "a", "--submit"]
+    kubectl = cluster.folder / "kubectl"
+    kubectl.write_text(kubectl.read_text() + 'echo "Error from server (AlreadyExists): it already exists" >&2; exit 1\n')
+    assert main(job) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "titan: error: JobSet my: exists already; choose another --name, or end that job with "
+        "`kubectl --namespace a delete jobset my`"
+    )
+    assert len(cluster.calls("kubectl")) == 2  # an existing ConfigMap is the same one
+    kubectl.write_text("#!/bin/sh\necho 'no such server'\nexit 1\n")
+    assert main(job) == 2
+    assert "kubectl: failed with status 1" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_machines_train_and_do_nothing_else(cluster: FakeCluster) -> None:
 def test_the_task(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     options = ["--volume", "s3://bucket/data:/data", "--secret", "WANDB_API_KEY", "--spot", "--infra", "aws/us-east-1"]
-    task = rendered("tiny", *options)
+    task = rendered("tiny", *options, "--max-retries", "5")
     assert "hunter2" not in Path("task.yaml").read_text()
     assert {key: value for key, value in task.items() if key != "run"} == {
         "name": "tiny",
@@ -60,7 +60,7 @@ def test_the_task(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None
             "image_id": "docker:company/titan:1",
             "infra": "aws/us-east-1",
             "use_spot": True,
-            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [75, 143]},
+            "job_recovery": {"max_restarts_on_errors": 5, "recover_on_exit_codes": [75, 143]},
         },
         "volumes": {"/runs": "runs"},
         "file_mounts": {"/data": {"source": "s3://bucket/data", "mode": "MOUNT"}},
@@ -111,6 +111,7 @@ def test_skypilot_accepts_the_task(cluster: FakeCluster) -> None:
         (["--infra", "$(x)"], "must be a cloud"),
         (["--volume", "runs:relative"], "must be the name of a volume or the address of a bucket"),
         (["--volume", "more:/runs"], "is mounted where another one is"),
+        (["--volume", "s3://me:hunter2@bucket/x:/data"], "must be the name of a volume or the address"),
         (["--secret", "A=b"], "must be the name of a variable"),
         (["--secret", "NOT_SET_HERE"], "is not set in this environment; export NOT_SET_HERE"),
         (["--job.description", "https://me:hunter2@host/x"], "is a secret, which a rendered file must not contain"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,7 +33,9 @@ def rendered(*arguments: str) -> Path:
 
 def test_rendered_files_train_and_do_nothing_else(cluster: FakeCluster) -> None:
     recipe = Path("it's $(touch pwned) `touch pwned`\n-x.toml")
-    text = "".join(f"# {line}\n" for hostile in HOSTILE for line in hostile.replace("\r", "").splitlines())
+    # TOML allows no control characters in comments.
+    lines = [re.sub(r"[\0-\x08\x0b-\x1f\x7f]", "", line) for hostile in HOSTILE for line in hostile.split("\n")]
+    text = "".join(f"# {line}\n" for line in lines)
     text += '[model]\nname = "tiny"\n[job]\ndescription = "$(touch pwned) \'"\n'
     recipe.write_text(text)
     overrides = [f"--job.description={hostile}" for hostile in HOSTILE]
@@ -59,27 +62,64 @@ def test_bash_reads_each_value_as_it_was(values: list[str]) -> None:
     assert done.stdout.decode() == "".join(f"{value}\0" for value in expected[0 if values else 1 :])
 
 
+STATE = Path("outputs/tiny/launch/slurm-12345")
+
+
 @pytest.mark.parametrize(
-    ("status", "restarts", "state", "requeued"),
+    ("tasks", "failures", "state", "requeued", "status"),
     [
-        (75, 0, "RUNNING", True),  # preempted
-        (75, 100, "RUNNING", True),
-        (143, 100, "RUNNING", True),
-        (75, 0, "COMPLETING", False),  # cancelled, or requeued by Slurm
-        (1, 2, "RUNNING", True),  # a failure
-        (1, 3, "RUNNING", False),
-        (137, 0, "RUNNING", True),
-        (69, 0, "RUNNING", True),  # a lost peer
-        (2, 0, "RUNNING", False),  # a mistake in the config
-        (65, 0, "RUNNING", False),  # bad numbers
-        (0, 0, "RUNNING", False),
+        ("75 75", 0, "RUNNING", True, 75),  # preempted
+        ("75 75", 3, "RUNNING", True, 75),
+        ("143 143", 3, "RUNNING", True, 143),
+        ("75 75", 0, "COMPLETING", False, 75),  # cancelled, or requeued by Slurm
+        ("1 1", 0, "COMPLETING", False, 1),
+        ("1 1", 2, "RUNNING", True, 1),  # a failure
+        ("1 1", 3, "RUNNING", False, 1),
+        ("killed killed", 0, "RUNNING", True, 137),
+        ("1 69", 0, "RUNNING", True, 69),  # a lost peer
+        ("2 2", 0, "RUNNING", False, 2),  # a mistake in the config
+        ("2 killed", 0, "RUNNING", False, 2),  # which srun hides
+        ("69 2", 0, "RUNNING", False, 2),
+        ("65 69", 0, "RUNNING", False, 65),  # bad numbers
+        ("75 killed", 3, "RUNNING", True, 75),
+        ("0 0", 0, "RUNNING", False, 0),
     ],
 )
-def test_jobs_are_requeued_by_status(cluster: FakeCluster, status: int, restarts: int, state: str, requeued: bool) -> None:
+def test_jobs_are_requeued_by_status(
+    cluster: FakeCluster, tasks: str, failures: int, state: str, requeued: bool, status: int
+) -> None:
     file = rendered("tiny")
-    environment = {**SLURM, "SLURM_RESTART_COUNT": str(restarts), "FAKE_STATUS": str(status), "FAKE_STATE": state}
-    assert cluster.run(file, Path.cwd(), **environment).returncode == status
+    STATE.mkdir(parents=True)
+    (STATE / "failures").write_text(f"{failures}\n")
+    (STATE / "status.7").write_text("2\n")  # of an earlier start
+    environment = {**SLURM, "SLURM_RESTART_COUNT": "100", "FAKE_STATUS": tasks, "FAKE_STATE": state}
+    done = cluster.run(file, Path.cwd(), **environment)
+    assert done.returncode == status, done.stderr
     assert (["requeue", "12345"] in cluster.calls("scontrol")) == requeued
+    if requeued:  # preemptions do not count
+        assert int((STATE / "failures").read_text()) == failures + (status not in (75, 143))
+    else:
+        assert STATE.exists() == (state != "RUNNING")
+
+
+def test_failures_are_counted_over_all_starts(cluster: FakeCluster) -> None:
+    file = rendered("tiny", "--max-retries", "2")
+    for status, requeues in (("1", 1), ("75", 2), ("1", 3), ("75", 4), ("1", 4)):
+        cluster.run(file, Path.cwd(), **SLURM, FAKE_STATUS=status)
+        assert cluster.calls("scontrol").count(["requeue", "12345"]) == requeues
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(cluster: FakeCluster) -> None:
+    (cluster.folder / "sleep").write_text("#!/bin/sh\n")
+    (cluster.folder / "sleep").chmod(0o755)
+    for name in ("squeue", "scontrol"):
+        program = cluster.folder / name
+        refuse = f"if [[ $1 != show && $(cat {name}.tries 2>&-) != xx ]]; then printf x >> {name}.tries; exit 1; fi\n"
+        head, _, body = program.read_text().partition("\n")
+        program.write_text(f"{head}\n{refuse}{body}")
+    done = cluster.run(rendered("tiny"), Path.cwd(), **SLURM, FAKE_STATUS="75")
+    assert cluster.calls("scontrol")[-1] == ["requeue", "12345"]
+    assert done.stderr.count("titan: warning: attempt 2 of 30 failed: s") == 2
 
 
 def test_a_signal_before_the_time_limit_reaches_titan_and_the_job_is_requeued(cluster: FakeCluster) -> None:
@@ -98,6 +138,8 @@ def test_elastic_jobs_continue_without_a_lost_machine(cluster: FakeCluster) -> N
     (call,) = cluster.calls("titan")
     assert call[call.index("--nnodes") + 1] == "1:2"
     assert {"--nodes=2", "--no-kill", "--wait=0"} <= set(cluster.calls("srun")[0])
+    for tasks, status in (("0 killed", 0), ("0 2", 0), ("1 killed", 137)):  # it trained to its end on one machine, or not
+        assert cluster.run(file, Path.cwd(), **SLURM, FAKE_STATUS=tasks).returncode == status
 
 
 def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
@@ -115,6 +157,25 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
     )
 
 
+def test_containers_see_what_the_config_names(cluster: FakeCluster, tmp_path: Path) -> None:
+    away = tmp_path / "away 'x'"
+    (away / "data").mkdir(parents=True)
+    Path("link").symlink_to(away / "linked")
+    (away / "linked").mkdir()
+    file = rendered(
+        "tiny", "--image", "company/titan:1", "--mount", "/a:/b:ro", "--mount", f"{tmp_path}/more",
+        "--job.dump_folder", f"{away}/run", "--job.description", "link",
+    )  # fmt: skip
+    shellcheck(file.read_bytes().decode())
+    done = cluster.run(file, Path.cwd(), **SLURM)
+    assert done.returncode == 0, done.stderr
+    (mounted,) = [option for option in cluster.calls("srun")[0] if option.startswith("--container-mounts=")]
+    expected = [str(Path.cwd()), "/a:/b:ro", f"{tmp_path}/more", f"{away}/run", f"{away}/linked"]
+    pairs = [text if text.startswith("/a:") else f"{text}:{text}" for text in expected]
+    assert mounted == f"--container-mounts={','.join(pairs)}"
+    assert (away / "run").is_dir()  # Slurm refuses to mount what does not exist
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +186,14 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
         (["--time", "tomorrow"], "must be a time limit as sbatch takes it"),
         (["--sbatch=--comment=a b"], "must be an option of sbatch without spaces and quotes"),
         (["--sbatch=--array=1-3"], "is set by titan"),
+        (["--sbatch=--arr=1-3"], "is set by titan"),
+        (["--sbatch=--export=ALL,HF_TOKEN=hunter2"], "--sbatch: contains a secret, which a rendered file must not"),
+        (["--sbatch=--comment=https://me:hunter2@host/x"], "--sbatch: contains a secret"),
+        (["--titan", "https://me:hunter2@host/x"], "--titan: contains a secret"),
+        (["--job.description", "HF_TOKEN=hunter2 titan"], "is a secret, which a rendered file must not contain"),
+        (["--mount", "/a"], "--mount: has no effect without a container"),
+        (["--image", "x", "--mount", "a"], "must be an absolute path, or two and perhaps flags"),
+        (["--image", "x", "--job.dump_folder", "/a:b"], "contains ',' or ':', which Slurm's --container-mounts separates"),
         (["--nodes", "2:1"], "the range is empty"),
         (["--nodes", "x"], "is neither a number nor a range"),
         (["--gpus-per-node", "2"], "contradicts --gpus-per-node 2"),
@@ -149,7 +218,9 @@ def test_a_job_is_checked_at_both_ends_of_its_range(cluster: FakeCluster, capsys
     assert "global_batch_size = 16: must be a multiple of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ['[job]\ndescription = "https://me:hunter2@host/"\n', "# https://me:hunter2@host/\n"])
+@pytest.mark.parametrize(
+    "line", ['[job]\ndescription = "https://me:hunter2@host/"\n', "# https://me:hunter2@host/\n", '# api_key = "hunter2"\n']
+)
 def test_recipes_with_secrets_are_refused(cluster: FakeCluster, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.toml").write_text(f'[model]\nname = "tiny"\n{line}')
     assert main(["launch", "slurm", "mine.toml", *JOB]) == 2
@@ -198,6 +269,7 @@ def test_a_real_slurm_accepts_the_file(in_tmp: Path) -> None:
     if shutil.which("scontrol") is None or "is UP" not in subprocess.run(ping, capture_output=True, text=True).stdout:
         # Only Slurm knows what it accepts; docs/cluster.md says how to set one up on one machine.
         pytest.skip("no Slurm controller answers here")
-    file = rendered("tiny", "--cpus-per-node", "1", "--time", "10", "--job.description", HOSTILE[4])
+    one = ["--nodes", "1", "--cpus-per-node", "1", "--time", "10"]
+    file = rendered("tiny", *one, "--job.description", HOSTILE[4])
     done = subprocess.run(["sbatch", "--test-only", file], capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,7 @@ def leave(**values):
 def progress(begun, started, completed, seconds_ago=0.0):
     path = os.environ["TITAN_OUTCOMES"] + f"/rank-{rank}.progress"
     with open(path + ".part", "wb") as file:
-        file.write(struct.pack("<qqqd", begun, started, completed, time.time() - seconds_ago))
+        file.write(struct.pack("<qqqd", begun, started, completed, time.monotonic() - seconds_ago))
     os.replace(path + ".part", path)
 
 def others_left():

@@ -26,6 +26,9 @@ HOSTILE = (
     "- a: &x *x\n  b: {c: [d]}\n---\n...\n",
     "yes",
     "EOF\n'EOF'\n",
+    "a\x85b\u2028c\n",
+    "#\u2029- a: &x\ufeff\x85  b: {c}\x85---\n",
+    "\x01\a\b\v\f\x1b[31m\x7f\x80\x9b\n",
 )
 """Texts that a shell, Slurm, YAML or Kubernetes would interpret if any of them read more than a text."""
 
@@ -33,21 +36,32 @@ _RECORD = """#!/bin/bash
 printf '%s\\0' "$#" "$@" >> "$RECORDS/${0##*/}"
 """
 _PROGRAMS = {
-    "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    "srun": """
+while [[ $1 == --* ]]; do shift; done
+highest=0
+read -ra statuses <<< "$FAKE_STATUS"
+for task in "${!statuses[@]}"; do
+    FAKE_STATUS=${statuses[task]} SLURM_PROCID=$task "$@"
+    status=$?
+    if ((status > highest)); then highest=$status; fi
+done
+exit "$highest"
+""",
     "scontrol": 'if [[ $1 == show ]]; then printf "nodea\\nnodeb\\n"; fi\n',
     "squeue": 'echo "$FAKE_STATE"\n',
-    "scancel": 'kill -TERM "$(cat "$RECORDS/titan.pid")"\n',
+    "scancel": 'kill -TERM "$(cat "$RECORDS/task.pid")"\n',  # Slurm's cgroups pass a signal to no other process
     "titan": """
 if [[ $FAKE_STATUS == wait ]]; then
     trap 'exit 75' TERM
-    echo $$ > "$RECORDS/titan.pid"
-    kill -TERM "$PPID"  # the batch script, which srun has replaced its own subshell in
+    echo "$PPID" > "$RECORDS/task.pid"
+    kill -TERM "$BATCH"
     while true; do sleep 0.05; done
 fi
+if [[ $FAKE_STATUS == killed ]]; then kill -KILL "$PPID" && exit; fi
 exit "$FAKE_STATUS"
 """,
     "sbatch": 'cat > "$RECORDS/sbatch.stdin"\necho "42;cluster"\n',
-    "kubectl": 'cat > "$RECORDS/kubectl.stdin"\necho "configmap/x created"\necho "jobset.jobset.x-k8s.io/x created"\n',
+    "kubectl": '(echo ---; cat) >> "$RECORDS/kubectl.stdin"\necho "jobset.jobset.x-k8s.io/x created"\n',
     "sky": 'cat "${@: -1}" > "$RECORDS/sky.file"\necho "Managed Job ID: 7"\n',
 }
 
@@ -102,5 +116,11 @@ class FakeCluster:
         """Run a script of bash as a cluster would."""
         environment: Mapping[str, str] = {**os.environ, **self.environment, **variables}
         return subprocess.run(
-            ["bash", str(script)], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
+            ["bash", "-c", 'export BATCH=$$; exec bash "$1"', "bash", str(script)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )

@@ -28,7 +28,7 @@ def test_rendered_files_in_the_docs(cluster: str, in_tmp: Path, capsys: pytest.C
     rendered = capsys.readouterr().out.replace(str(in_tmp), HOME)
     rendered = re.sub(r"\S+/bin/titan$", f"{HOME}/.venv/bin/titan", rendered, flags=re.MULTILINE)
     if cluster == "slurm":
-        rendered = rendered[: rendered.index("\n\ncd -- ") + 1]
+        rendered = rendered[: rendered.index("\n\n# Run a command") + 1]
     assert shown == rendered
 
 

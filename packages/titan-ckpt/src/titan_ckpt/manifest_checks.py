@@ -92,8 +92,8 @@ class About(BaseModel):
 
 
 class _Generators(_Strict):
-    python: list[Any]
-    cpu: str
+    python: list[Any] | int
+    cpu: str | int
     cuda: str | None = None
 
 

@@ -1,4 +1,8 @@
-"""States of a process's random generators as text."""
+"""States of a process's random generators, for the manifest.
+
+Titan's own random values come from counters, so few jobs ever draw from these generators. The state of one that has only
+been seeded is its seed: with thousands of ranks, whole states (11 KiB each) would be most of a manifest.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,13 @@ import torch
 
 def collect(device: torch.device) -> dict[str, Any]:
     """Return the states of Python's generator, of torch's CPU generator, and of torch's generator on ``device`` if CUDA."""
-    version, words, gauss = random.getstate()
-    states = {"python": [version, list(words), gauss], "cpu": _text(torch.get_rng_state())}
+    seed = torch.initial_seed()
+    cpu, python = torch.get_rng_state(), random.getstate()
+    version, words, gauss = python
+    states: dict[str, Any] = {
+        "python": seed if random.Random(seed).getstate() == python else [version, list(words), gauss],
+        "cpu": seed if torch.equal(torch.Generator().manual_seed(seed).get_state(), cpu) else _text(cpu),
+    }
     if device.type == "cuda":
         states["cuda"] = _text(torch.cuda.get_rng_state(device))
     return states
@@ -25,11 +34,18 @@ def apply(states: dict[str, Any], device: torch.device) -> None:
         ValueError: ``states`` is not a result of :func:`collect`.
     """
     try:
-        version, words, gauss = states["python"]
-        if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
-            raise TypeError("the state of Python's generator is not made of numbers")
-        random.setstate((version, tuple(words), gauss))
-        torch.set_rng_state(_tensor(states["cpu"]))
+        python, cpu = states["python"], states["cpu"]
+        if isinstance(python, int):
+            random.seed(python)
+        else:
+            version, words, gauss = python
+            if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
+                raise TypeError("the state of Python's generator is not made of numbers")
+            random.setstate((version, tuple(words), gauss))
+        if isinstance(cpu, int):
+            torch.default_generator.manual_seed(cpu)
+        else:
+            torch.set_rng_state(_tensor(cpu))
         if device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

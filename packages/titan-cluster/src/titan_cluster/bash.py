@@ -9,24 +9,25 @@ from importlib.resources import files
 Value = str | int | Iterable[str]
 
 
-def script(values: Mapping[str, Value], body: str) -> str:
-    """Return the assignments of ``values``, and then a script of this package that reads them.
+def script(values: Mapping[str, Value], *bodies: str) -> str:
+    """Return the assignments of ``values``, and then scripts of this package that read them.
 
     Args:
         values: by name; a list becomes an array.
-        body: file name of the script.
+        bodies: file names of the scripts.
     """
     # Shellcheck warns of values that look like expansions, escapes or mistyped quotes, and are none.
     head = [
         "# shellcheck disable=SC1003,SC1110,SC1111,SC1112,SC2016",
         *(_assignment(name, value) for name, value in values.items()),
     ]
-    return "\n".join([*head, "", script_text(body)])
+    return "\n".join([*head, "", script_text(*bodies)])
 
 
-def script_text(name: str) -> str:
-    """Return the text of a script of this package."""
-    return files("titan_cluster").joinpath("scripts", name).read_text(encoding="utf-8")
+def script_text(*names: str) -> str:
+    """Return the text of a script of this package, or of several as one."""
+    folder = files("titan_cluster").joinpath("scripts")
+    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def _assignment(name: str, value: Value) -> str:

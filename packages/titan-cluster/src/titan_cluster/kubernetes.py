@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import PurePosixPath
 from typing import Any
 
 from titan_cluster import options, pods
 from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
-from titan_cluster.submission import require_program, submit, write
-from titan_cluster.training import Training, training_of
+from titan_cluster.submission import failure, require_program, run_shown, write
+from titan_cluster.training import Training, no_option, training_of
 from titan_cluster.yaml_text import to_yaml
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import integer
 
 KINDS = ("jobset", "pytorchjob")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -28,14 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of kubectl)")
     pods.arguments(parser)
-    options.seconds_argument(parser, "after a pod is told to end")
-    parser.add_argument(
-        "--max-retries",
-        type=integer(0, 1000),
-        default=6,
-        metavar="N",
-        help="failures of the job before it is given up, each of which may end all pods (default: 6). Preemption is none",
-    )
+    options.seconds_argument(parser, "after Kubernetes ends a pod")
+    options.retries_argument(parser)
     options.output_arguments(parser, "kubectl create")
 
 
@@ -56,16 +50,35 @@ def run(context: CommandContext) -> int:
         raise UserError.one(f"--nodes {given.nodes}", why, "use --kind jobset, or give one number")
     pod = pods.read(given)
     training = training_of(context, machines, missing_ok=True)
-    text = to_yaml(render(given, machines, training, pod))
+    manifests = render(given, machines, training, pod)
     if given.submit:
         require_program("kubectl", "Kubernetes")
-    write(text, given)
+    write(to_yaml(manifests), given)
     if given.submit:
-        resource = submit(["kubectl", "create", "--filename", "-"], text, r"(?m)^([a-z]+)\.\S+/\S+ created$")
-        where = [] if given.namespace is None else ["--namespace", given.namespace]
-        see = " ".join(["kubectl", *where, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
-        print(f"submitted: {resource or given.kind} {training.name}; `{see}` follows its output")
+        kubectl = ["kubectl"] if given.namespace is None else ["kubectl", "--namespace", given.namespace]
+        for manifest in manifests:
+            _create(kubectl, manifest)
+        see = " ".join([*kubectl, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
+        print(f"submitted: {given.kind} {training.name}; `{see}` follows its output")
     return 0
+
+
+def _create(kubectl: list[str], manifest: dict[str, Any]) -> None:
+    """Create one resource.
+
+    Raises:
+        UserError: kubectl fails, or a job of the name exists.
+    """
+    command = [*kubectl, "create", "--filename", "-"]
+    status, output = run_shown(command, to_yaml([manifest]))
+    if status == 0:
+        return
+    if "(AlreadyExists)" not in output:
+        raise failure(command, status)
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    if kind != "ConfigMap":  # the name of a ConfigMap says what it contains, which cannot change
+        remove = " ".join([*kubectl, "delete", kind.lower(), name])
+        raise UserError.one(f"{kind} {name}", "exists already", f"choose another --name, or end that job with `{remove}`")
 
 
 def render(given: argparse.Namespace, machines: Machines, training: Training, pod: pods.PodOptions) -> list[dict[str, Any]]:
@@ -81,7 +94,8 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, po
     recipe = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**metadata, "name": pods.recipe_map(training)},
+        "metadata": {**metadata, "name": pods.recipe_map(training.name, training.recipe)},
+        "immutable": True,
         "data": {training.recipe.name: training.recipe.text},
     }
     return [recipe, job]
@@ -102,14 +116,20 @@ def _job_set(
         "completionMode": "Indexed",
         "completions": machines.most,
         "parallelism": machines.most,
-        "backoffLimit": given.max_retries * machines.most,
+        "backoffLimit": 0,
         "podFailurePolicy": {"rules": rules},
     }
     if machines.elastic:  # pods that were never scheduled must not keep a job that has trained from completing
         job["successPolicy"] = {"rules": [{"succeededCount": machines.least}]}
     job["template"] = {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
     replicated = {"name": "node", "replicas": 1, "template": {"spec": job}}
-    spec = {"network": {"enableDNSHostnames": True, "subdomain": training.name}, "replicatedJobs": [replicated]}
+    # A failure ends the Job, with all of its pods, and counts once, however many of them have failed.
+    rule = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": training.name},
+        "failurePolicy": {"maxRestarts": given.max_retries, "rules": [rule]},
+        "replicatedJobs": [replicated],
+    }
     return "jobset.x-k8s.io/v1alpha2", "JobSet", spec
 
 
@@ -119,18 +139,19 @@ def _pytorch_job(
     """Return API version, kind and spec of a PyTorchJob. Its operator makes a service for each pod."""
     template = pods.template(given, machines, training, pod, f"{training.name}-master-0", "pytorch")
     container = template["spec"]["containers"][0]
-    final = " ".join(map(str, sorted(FINAL)))
     container["command"] = [
         "/bin/sh",
         "-c",
-        pods.literal(script_text("pytorchjob.sh")),
+        pods.literal(script_text("forward.sh", "pytorchjob.sh")),
         "sh",
-        final,
+        " ".join(map(str, sorted(FINAL))),
+        " ".join(map(str, sorted(PREEMPTED))),
+        str(given.max_retries),
+        pods.literal(no_option(PurePosixPath(training.run, "launch"))),
         *container["command"],
     ]
     replica = {"restartPolicy": "ExitCode", "template": template}
     replicas = {"Master": {"replicas": 1, **replica}}
     if machines.most > 1:
         replicas["Worker"] = {"replicas": machines.most - 1, **replica}
-    spec = {"runPolicy": {"backoffLimit": given.max_retries * machines.most}, "pytorchReplicaSpecs": replicas}
-    return "kubeflow.org/v1", "PyTorchJob", spec
+    return "kubeflow.org/v1", "PyTorchJob", {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": replicas}

@@ -92,6 +92,17 @@ def seconds_argument(parser: argparse.ArgumentParser, when: str) -> None:
     )
 
 
+def retries_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--max-retries``."""
+    parser.add_argument(
+        "--max-retries",
+        type=integer(0, 1000),
+        default=3,
+        metavar="N",
+        help="failures of the job after which the cluster starts it again (default: 3). Preemption is none",
+    )
+
+
 def grace_of_ranks(given: argparse.Namespace) -> int:
     """Return ``--grace`` of Titan's launcher, in seconds: the part of the cluster's that the ranks have."""
     return int(given.grace) - END_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,7 +11,7 @@ from typing import Any
 
 from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, grace_of_ranks, require_match
-from titan_cluster.training import Training
+from titan_cluster.training import RecipeText, Training
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer
 from titan_core.api.tools.secrets import is_secret, redact_text
@@ -120,9 +121,11 @@ def _is_text(value: str) -> bool:
     return not any(0xD800 <= ord(character) <= 0xDFFF for character in value)
 
 
-def recipe_map(training: Training) -> str:
-    """Return the name of the ConfigMap with the recipe."""
-    return f"{training.name}-recipe"
+def recipe_map(job: str, recipe: RecipeText) -> str:
+    """Return the name of the ConfigMap with the recipe. Another text has another name: a later job cannot change what
+    the replaced pods of this one read."""
+    digest = hashlib.sha256(f"{recipe.name}\n{recipe.text}".encode()).hexdigest()
+    return f"{job}-recipe-{digest[:12]}"
 
 
 def literal(text: str) -> str:
@@ -154,7 +157,7 @@ def template(
     volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
     if training.recipe is not None:
         mounts.append({"name": "recipe", "mountPath": RECIPES})
-        volumes.append({"name": "recipe", "configMap": {"name": recipe_map(training)}})
+        volumes.append({"name": "recipe", "configMap": {"name": recipe_map(training.name, training.recipe)}})
     limits: dict[str, Any] = {"nvidia.com/gpu": machines.gpus} if machines.gpus else {}
     if pod.cpus is not None:
         limits["cpu"] = pod.cpus

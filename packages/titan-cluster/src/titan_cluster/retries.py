@@ -1,4 +1,4 @@
-"""Which exit statuses are worth another try (see docs/debugging.md): all but the final ones, a limited number of times."""
+"""Which exit statuses are worth another try (see docs/failures.md): all but the final ones, a limited number of times."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="set a variable from the environment of the submission, such as WANDB_API_KEY; may be repeated",
     )
+    options.retries_argument(parser)
     options.output_arguments(parser, "sky jobs launch")
 
 
@@ -103,7 +104,7 @@ def _task(given: argparse.Namespace, machines: Machines) -> dict[str, Any]:
         why = "are both given" if given.image is not None else "are both missing"
         raise UserError.one("--workdir and --image", why, "give --workdir with titan in its uv.lock, or an image with titan")
     resources: dict[str, Any] = {
-        "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": sorted(PREEMPTED)},
+        "job_recovery": {"max_restarts_on_errors": given.max_retries, "recover_on_exit_codes": sorted(PREEMPTED)},
         "use_spot": given.spot,
     }
     if machines.gpus:

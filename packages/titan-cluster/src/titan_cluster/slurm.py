@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 from pathlib import Path, PurePosixPath
 
 from titan_cluster import options
 from titan_cluster.bash import Value, script
+from titan_cluster.mounts import mounts
 from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import require_program, submit, write
-from titan_cluster.training import Training, training_of
+from titan_cluster.training import Training, no_option, training_of
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer
@@ -32,6 +32,13 @@ _OWN = frozenset({
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan launch slurm``."""
     options.arguments(parser, image="container image for Slurm's pyxis plugin (default: run without a container)")
+    parser.add_argument(
+        "--mount",
+        action="append",
+        default=[],
+        metavar="PATH[:TARGET]",
+        help="mount PATH into the container; may be repeated. The working folder and the config's paths are mounted anyway",
+    )
     parser.add_argument("--partition", metavar="NAME", help="partition, or several, separated by commas")
     parser.add_argument("--account", metavar="NAME", help="account to charge")
     parser.add_argument("--qos", metavar="NAME", help="quality of service")
@@ -50,13 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION",
         help="a further option of sbatch, as in --sbatch=--reservation=NAME; may be repeated",
     )
-    parser.add_argument(
-        "--max-requeues",
-        type=integer(0, 1000),
-        default=3,
-        metavar="N",
-        help="do not requeue a failed job that was requeued N times before (default: 3). A preempted one always is",
-    )
+    options.retries_argument(parser)
     parser.add_argument("--titan", metavar="PROGRAM", help="the program on the machines (default: this one)")
     parser.add_argument("--missing-ok", action="store_true", help="files that this machine lacks exist on the others")
     options.output_arguments(parser, "sbatch")
@@ -117,8 +118,10 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
     values: dict[str, Value] = {
         "folder": str(folder),
         "image": given.image or "",
+        **_mounts(given, training, folder),
         "recipe_file": training.recipe_file(recipes),
         "recipe": "" if recipe is None else recipe.text,
+        "state": no_option(recipes),
         "titan": _program(given),
         "arguments": training.arguments(recipes),
         "srun": _srun(given, machines, folder),
@@ -128,10 +131,10 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         "grace": options.grace_of_ranks(given),
         "preempted": " ".join(map(str, PREEMPTED)),
         "final": " ".join(map(str, FINAL)),
-        "requeues": given.max_requeues,
+        "retries": given.max_retries,
     }
     head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), "", "# Rendered by `titan launch slurm`.", ""]
-    return "\n".join(head) + script(values, "slurm.sh")
+    return "\n".join(head) + script(values, "forward.sh", "slurm.sh")
 
 
 def _directives(given: argparse.Namespace, machines: Machines) -> list[str]:
@@ -156,7 +159,8 @@ def _directives(given: argparse.Namespace, machines: Machines) -> list[str]:
             "--sbatch", option, rf"--[a-z]+(-[a-z]+)*(={_WORD})?", "an option of sbatch without spaces and quotes",
             "--sbatch=--reservation=NAME",
         )  # fmt: skip
-        if option[2:].partition("=")[0] in _OWN:
+        name = option[2:].partition("=")[0]
+        if any(own.startswith(name) for own in _OWN):  # sbatch also takes the beginning of an option's name
             raise UserError.one(f"--sbatch {shorten(option)}", "is set by titan", "use the option of `titan launch slurm`")
         lines.append(option)
     return lines
@@ -172,12 +176,22 @@ def _program(given: argparse.Namespace) -> list[str]:
     return [str(program)] if shutil.which(program) else [sys.executable, "-m", "titan_core"]
 
 
-def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[str]:
-    """Return the options of srun.
+def _mounts(given: argparse.Namespace, training: Training, folder: Path) -> dict[str, Value]:
+    """Return the variables of the script that concern the mounts of a container.
 
     Raises:
-        UserError: the working folder cannot be mounted into the container.
+        UserError: there is no container, or a path cannot be mounted.
     """
+    if given.image is None:
+        if given.mount:
+            raise UserError.one("--mount", "has no effect without a container", "add --image IMAGE, or drop it")
+        return {"mounts": (), "outputs": (), "inputs": ()}
+    found = mounts(folder, training.config, training.run, given.mount)
+    return {"mounts": found.fixed, "outputs": found.outputs, "inputs": found.inputs}
+
+
+def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[str]:
+    """Return the options of srun, without the mounts of a container."""
     # The ranks bind themselves to cores. An elastic job continues without a lost machine. Of others, the remaining tasks get
     # time to save their checkpoint and to report why they end.
     found = ["--ntasks-per-node=1", "--cpu-bind=none", "--label", "--kill-on-bad-exit=0"]
@@ -185,10 +199,5 @@ def _srun(given: argparse.Namespace, machines: Machines, folder: Path) -> list[s
     if given.cpus_per_node is not None:
         found.append(f"--cpus-per-task={given.cpus_per_node}")  # srun takes it from sbatch in some versions only
     if given.image is not None:
-        if re.search(r"[,:]", str(folder)):
-            raise UserError.one(
-                str(folder), "contains ',' or ':', which Slurm's --container-mounts separates", "use another"
-            )
-        found += [f"--container-image={given.image}", f"--container-mounts={folder}:{folder}"]
-        found.append(f"--container-workdir={folder}")
+        found += [f"--container-image={given.image}", f"--container-workdir={folder}"]
     return found

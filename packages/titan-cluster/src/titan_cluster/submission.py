@@ -54,13 +54,28 @@ def submit(command: Sequence[str], text: str | None, pattern: str) -> str:
     Raises:
         UserError: the command fails.
     """
+    status, output = run_shown(command, text)
+    if status != 0:
+        raise failure(command, status)
+    found = re.search(pattern, output)
+    return found[1] if found else ""
+
+
+def run_shown(command: Sequence[str], text: str | None) -> tuple[int, str]:
+    """Run ``command``, show it and its output, and return its exit status and output.
+
+    Args:
+        text: its standard input.
+    """
     print(f"titan: running: {shlex.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run(
         command, input=text, stdin=subprocess.DEVNULL if text is None else None, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace", check=False,
     )  # fmt: skip
     print(done.stdout, end="" if done.stdout.endswith("\n") else "\n", file=sys.stderr, flush=True)
-    if done.returncode != 0:
-        raise UserError.one(command[0], f"failed with status {done.returncode}", "fix what its output above says")
-    found = re.search(pattern, done.stdout)
-    return found[1] if found else ""
+    return done.returncode, done.stdout
+
+
+def failure(command: Sequence[str], status: int) -> UserError:
+    """Return the error of a command whose output was shown."""
+    return UserError.one(command[0], f"failed with status {status}", "fix what its output above says")

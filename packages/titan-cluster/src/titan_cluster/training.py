@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from titan_cluster.options import Machines, job_name
+from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
 from titan_core.api.command import CommandContext
 from titan_core.api.components import Recipe
 from titan_core.api.config import COMMAND_LINE
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.secrets import redact, redact_arguments, redact_text
 from titan_core.api.tools.shown import shorten
-from titan_core.api.tools.toml import parse_toml
 
 LONGEST_RECIPE = 100_000
 """Most bytes of a recipe that is part of a rendered file."""
-_SECRET = "is a secret, which a rendered file must not contain"
-_FIX = "set it in the environment of the job (such as HF_TOKEN or WANDB_API_KEY), and leave it out here"
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,12 @@ class Training:
     """The recipe as the user wrote it."""
     overrides: tuple[str, ...]
     """``--section.key=VALUE``."""
+    config: Mapping[str, Any]
+    """The resolved config: sections, each of keys and plain values."""
 
     def recipe_file(self, folder: PurePosixPath) -> str:
         """Return the path of the recipe in ``folder``, a path on the cluster; empty for a recipe that a plugin provides."""
-        if self.recipe is None:
-            return ""
-        path = folder / self.recipe.name
-        return str(path) if path.is_absolute() else f"./{path}"  # no command takes it for an option
+        return "" if self.recipe is None else no_option(folder / self.recipe.name)
 
     def arguments(self, folder: PurePosixPath) -> list[str]:
         """Return the command line after ``titan``, without the launcher's options.
@@ -62,6 +58,11 @@ class Training:
             folder: where the recipe's text is on the cluster.
         """
         return ["train", self.recipe_file(folder) or self.known_as, *self.overrides]
+
+
+def no_option(path: PurePosixPath) -> str:
+    """Return ``path`` in a form that no command takes for an option."""
+    return str(path) if path.is_absolute() else f"./{path}"
 
 
 def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -> Training:
@@ -84,16 +85,12 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     for note in dict.fromkeys(note for one in jobs for note in one.notes):
         print(f"titan: note: {note}", file=sys.stderr)
     overrides = [f"--{override.key}={override.text}" for override in context.overrides]
-    problems = [
-        Problem(f"{COMMAND_LINE}: --{override.key}", _SECRET, _FIX)
-        for override, argument in zip(context.overrides, overrides, strict=True)
-        if redact_arguments([argument]) != [argument]
-    ]
+    problems = [*secrets_in_options(context.arguments), *secrets_in_overrides(context.overrides)]
     if "job.dump_folder" not in job.config.overridden:  # the default depends on the path of the recipe
         overrides.append(f"--job.dump_folder={job.dump_folder}")
     if recipe not in context.registry.names(Recipe):
         text = Path(recipe).read_bytes().decode("utf-8-sig")
-        problems += _secrets_in(recipe, text)
+        problems += secrets_in_recipe(recipe, text)
         if len(text.encode()) > LONGEST_RECIPE:
             why = f"is longer than {LONGEST_RECIPE:,} bytes, and becomes a part of the rendered file"
             problems.append(Problem(shorten(recipe), why, "shorten it"))
@@ -105,7 +102,7 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     if problems:
         raise UserError(*problems)
     embedded = None if text is None else RecipeText(f"{_plain(Path(recipe).stem)}.toml", text)
-    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides))
+    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides), job.config.as_dict())
 
 
 def _plain(stem: str) -> str:
@@ -119,23 +116,3 @@ def _is_text(argument: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _secrets_in(recipe: str, text: str) -> Iterator[Problem]:
-    """Yield a problem for each secret in the text of a recipe."""
-    tables = parse_toml(text)
-    found = list(_changed(tables, redact(tables)))
-    yield from (Problem(f"{shorten(recipe)}: {key}", _SECRET, _FIX) for key in found)
-    if not found:  # else reported above
-        for number, line in enumerate(text.splitlines(), 1):
-            if redact_text(line) != line:
-                yield Problem(f"{shorten(recipe)}:{number}", "contains a secret, which a rendered file must not", _FIX)
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys whose values differ."""
-    for key, value in before.items():
-        if isinstance(value, dict) and isinstance(after[key], dict):
-            yield from _changed(value, after[key], f"{prefix}{key}.")
-        elif value != after[key]:
-            yield f"{prefix}{key}"

@@ -11,6 +11,8 @@ import yaml
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Booleans of YAML 1.1. Go's parsers, which read Kubernetes' files, know more of them than PyYAML."""
+_BREAKS = re.compile("[\x85\u2028\u2029\ufeff]")
+"""Ends a line in YAML 1.1 only, or is dropped. PyYAML writes it raw into a block, where parsers differ in what follows."""
 
 
 class _Text(str):
@@ -41,7 +43,8 @@ def _marked(value: Any) -> Any:
 
 
 def _represent(dumper: Any, text: _Text) -> Any:
-    # PyYAML quotes text that no block can hold.
+    # PyYAML quotes text with other control characters, which no block can hold.
     plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    style = None if plain else "|" if text.endswith("\n") and text.strip() else '"'
+    block = text.endswith("\n") and text.strip() != "" and _BREAKS.search(text) is None
+    style = None if plain else "|" if block else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style=style)

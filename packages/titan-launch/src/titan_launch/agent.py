@@ -339,7 +339,7 @@ class RankAgent(ExtensibleAgent):
         if self._hung or now < self._looked + LOOK_SECONDS:
             return
         self._looked = now
-        late = limits.exceeded(read_progress(self._outcomes), time.time())
+        late = limits.exceeded(read_progress(self._outcomes), now)
         if late:
             self._hung, self._noticed, self._failed_at = late, time.time(), time.monotonic()
             for pid in self._pids.values():
@@ -350,7 +350,7 @@ class RankAgent(ExtensibleAgent):
         self._completed = max((one.completed for one in self._progress.values()), default=0)
         times = [outcome.time for outcome in self.outcomes.values() if outcome.problems]
         if status == EXIT_LOST_PEER:  # whatever rank is at fault, its last progress is the oldest
-            times += [one.time for one in self._progress.values()]
+            times += [one.time + time.time() - time.monotonic() for one in self._progress.values()]
         self._first_failure = min([self._noticed, *times])
 
     def decide(self, status: int) -> Decision:

@@ -33,7 +33,7 @@ class Progress:
     completed: int
     """The last step that it completed."""
     time: float
-    """When that changed, in seconds since the epoch."""
+    """When that changed, in seconds of ``time.monotonic()``: all processes of a machine share it, and nobody sets it."""
 
     @property
     def in_step(self) -> bool:
@@ -55,7 +55,7 @@ class ProgressFile:
         self._begun = self._completed = run.step
         path = self._folder / _NAME.format(run.world.rank)
         new = path.with_suffix(".new")
-        new.write_bytes(_LAYOUT.pack(run.step, run.step, run.step, time.time()))
+        new.write_bytes(_LAYOUT.pack(run.step, run.step, run.step, time.monotonic()))
         with new.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
         new.rename(path)
@@ -78,7 +78,7 @@ class ProgressFile:
 
     def _write(self, started: int) -> None:
         if self._memory is not None:
-            _LAYOUT.pack_into(self._memory, 0, self._begun, started, self._completed, time.time())
+            _LAYOUT.pack_into(self._memory, 0, self._begun, started, self._completed, time.monotonic())
 
 
 def read_progress(folder: Path) -> dict[int, Progress]:
@@ -103,7 +103,7 @@ class StepLimits:
         """Return the ranks whose step has taken too long, and its seconds so far.
 
         Args:
-            now: seconds since the epoch.
+            now: seconds of ``time.monotonic()``.
         """
         late: dict[int, float] = {}
         for rank, one in progress.items():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
-from titan_parallel.torch_private import local_tensor, registered_parameter, sharded_like, sharding_of
+from titan_parallel.torch_private import accumulates, local_tensor, registered_parameter, sharded_like, sharding_of
 
 
 def divide_parameters(
@@ -74,19 +74,34 @@ def _is_in_use(parameter: Tensor | None) -> TypeGuard[DTensor]:
 
 
 class _LocalShard(torch.autograd.Function):
-    """``DTensor.to_local`` for a gradient with the parameter's own placement, in half of the host's time (torch 2.15)."""
+    """``DTensor.to_local`` for a gradient with the parameter's own placement, in a quarter of the host's time (torch 2.15).
+
+    The backward pass itself puts the gradient into ``parameter.grad``, where autograd would detach and add DTensors, each of
+    which takes longer than the operator that computed the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, parameter: DTensor) -> Tensor:
         shard = local_tensor(parameter)
-        ctx.sharding, ctx.strides = sharding_of(parameter), shard.stride()
+        ctx.parameter, ctx.sharding, ctx.strides = parameter, sharding_of(parameter), shard.stride()
         return shard.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> DTensor:
+    def backward(ctx: Any, gradient: Tensor) -> DTensor | None:
         # Autograd does this for plain parameters, and fused optimizers rely on it.
         if gradient.stride() != ctx.strides:
             gradient = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device).copy_(
                 gradient
             )
-        return sharded_like(ctx.sharding, gradient)
+        parameter: DTensor = ctx.parameter
+        sharded = sharded_like(ctx.sharding, gradient)
+        if not accumulates(ctx, parameter, gradient):
+            return sharded
+        earlier = parameter.grad
+        if earlier is None:
+            parameter.grad = sharded
+        elif isinstance(earlier, DTensor) and sharding_of(earlier) == ctx.sharding:
+            local_tensor(earlier).add_(gradient)
+        else:  # someone else's
+            return sharded
+        return None

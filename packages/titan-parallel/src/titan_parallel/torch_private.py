@@ -17,6 +17,8 @@
 * ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
 * ``torch._foreach_copy_``.
+* ``torch._C._will_engine_execute_node``, ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``: whether a
+  gradient is added to ``.grad`` and nothing else.
 * ``nn.Module._parameters``: ``get_parameter`` reads through attributes, which properties may hide.
 """
 
@@ -210,6 +212,24 @@ def sharding_of(tensor: DTensor) -> object:
 def sharded_like(sharding: Any, local: Tensor) -> DTensor:
     """Return ``local`` as this rank's shard of a DTensor with ``sharding``. Has no gradient."""
     return DTensor(local, sharding, requires_grad=False)
+
+
+def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:
+    """Whether all that the backward pass does with ``gradient``, which ``node`` returns for its only input ``leaf``, is to
+    add it to ``leaf.grad`` as it is."""
+    if (
+        gradient.dtype != leaf.grad_dtype
+        or torch.is_grad_enabled()
+        or not leaf.is_leaf
+        or leaf._backward_hooks
+        or leaf._post_accumulate_grad_hooks
+    ):
+        return False
+    try:
+        added: bool = torch._C._will_engine_execute_node(node.next_functions[0][0])
+    except RuntimeError:  # raised in torch.autograd.grad, which returns the gradients instead
+        return False
+    return added
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
