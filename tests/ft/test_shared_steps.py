@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
+from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
 from harness.replicas import SHARED, Leave, Script, join_group, lighthouse, run_group, stores, wait_for
-from titan_core.api.errors import UserError
+from titan_core.api.errors import RunStopped, UserError
+from titan_core.api.hookspecs import hookimpl
+from titan_ft import groups as groups_module
 from titan_ft import step as step_module
+from titan_ft.groups import MOST_COPIES
+from titan_ft.state_transport import StateTransport
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +129,79 @@ def test_a_group_with_another_job_is_refused_and_the_others_continue(
         "optimizer.lr: is 0.5 in this replica group, but 0.002 in its peer; start all replica groups with"
     )
     require_same_run(stayed, alone)
+
+
+class _Receiver(StateTransport):
+    """Begins to receive, and reads no further until the other group repeats the step."""
+
+    stalls = 1
+    """How often it does."""
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> dict[str, Any]:
+        if not _Receiver.stalls:
+            return super().recv_checkpoint(src_rank, metadata, step, timeout)
+        _Receiver.stalls -= 1
+        repeated = Path("repeated")
+        repeated.unlink(missing_ok=True)
+        parts = urlsplit(metadata)
+        assert parts.port is not None
+        with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as sender:
+            sender.sendall(f"GET {parts.path}{step} HTTP/1.0\r\n\r\n".encode())
+            assert sender.recv(1)
+            wait_for(repeated.exists)
+        raise TimeoutError("the state did not arrive")
+
+
+@dataclass(eq=False)
+class _Joined(Script):
+    """A script that creates a file when a step of both groups is repeated."""
+
+    leaves: bool = False
+    """Whether the other group will not return."""
+
+    @hookimpl
+    def titan_step_cancelled(self, step: int) -> None:
+        if self.groups.participants == 2:
+            Path("repeated").touch()
+            if self.leaves:
+                self.least = {step: 1}
+
+
+def _one_copies_slowly(address: str, folder: str, stalls: int) -> RunRecord | str:
+    """The second group joins after step 2."""
+    os.chdir(folder)
+    number, begun = join_group(1, []), Path("begun")
+    short = {"fault_tolerance.process_group_timeout_ms": 1000}
+    joins = stalls < MOST_COPIES
+    with pytest.MonkeyPatch.context() as patch:
+        if number == 0:
+            patch.setattr(groups_module, "MOST_FAILURES", 2)  # those of the other group are not counted
+            return run_group(address, 0, (_Joined({0: 1, 3: 2}, {2: begun.touch}, leaves=not joins),), **short)
+        wait_for(begun.exists)
+        patch.setattr(groups_module, "StateTransport", _Receiver)
+        patch.setattr(_Receiver, "stalls", stalls)
+        if joins:
+            return run_group(address, 1, **short)
+        with pytest.raises(RunStopped) as caught:
+            run_group(address, 1, **short)
+        return str(caught.value)
+
+
+@pytest.mark.full
+def test_a_group_that_copies_slowly_ends_nobody(gloo: GlooPool, alone: RunRecord, tmp_path: Path) -> None:
+    with lighthouse() as address:
+        stayed, joined = gloo.run(2, _one_copies_slowly, address, str(tmp_path), 2)
+    require_same_run(stayed, alone)
+    require_same_run(joined, alone, first=len(alone.losses) - len(joined.losses) + 1)
+    require_equal_weights(stayed, joined)
+
+
+@pytest.mark.full
+def test_a_group_that_never_copies_the_state_ends_alone(gloo: GlooPool, alone: RunRecord, tmp_path: Path) -> None:
+    with lighthouse() as address:
+        stayed, ended = gloo.run(2, _one_copies_slowly, address, str(tmp_path), MOST_COPIES)
+    require_same_run(stayed, alone)
+    assert "could not copy the state of a peer 3 times in a row; the last time: the state did not arrive" in ended
 
 
 def _of_two_ranks(address: str, ports: list[int], folder: str) -> RunRecord:

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from harness.agents import agent_of
 from titan_core.api.errors import UserError
+from titan_core.api.launcher import LOCAL_ADDRESS
 from titan_core.cli.main import main
 from titan_launch import rendezvous, status_line
 from titan_launch.console import Console
+from titan_launch.launch import environment_of_ranks
 from titan_launch.options import machines, processes_per_node
 from titan_launch.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
 from titan_launch.status_line import StatusLine
@@ -160,6 +163,14 @@ def test_one_machine_needs_no_options() -> None:
         rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank=None, rdzv_conf=None, local_addr=None
     )
     assert options_of(arguments, 1, 1).endpoint == ""
+
+
+def test_ranks_know_the_address_of_their_machine() -> None:
+    """Replica groups are reached there."""
+    settings = argparse.Namespace(numa_binding=None)
+    given = replace(options("node0:29500"), local_addr="127.0.0.1")
+    assert environment_of_ranks(settings, given, Path("outcomes"), Path("logs"))[LOCAL_ADDRESS] == "127.0.0.1"
+    assert LOCAL_ADDRESS not in environment_of_ranks(settings, options("node0:29500"), Path("outcomes"), Path("logs"))
 
 
 @pytest.mark.parametrize(

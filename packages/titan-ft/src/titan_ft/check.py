@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
 from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api.launcher import LOCAL_ADDRESS
 from titan_core.api.sections import JobSection, TrainingSection
+from titan_ft.address import own_host
 from titan_ft.config import FaultToleranceSection
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
@@ -74,12 +76,13 @@ def check_machine(context: JobContext[FaultToleranceSection]) -> Iterator[Proble
 
     if context.section.process_group == "nccl" and not torch.cuda.is_available():
         yield context.config.problem("fault_tolerance.process_group", "this machine has no GPU", 'set it to "gloo"')
-    host = socket.gethostname()
+    host = own_host()
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
         why = f"the name of this machine does not resolve ({error}), and replica groups reach each other by name"
-        yield Problem(f"host name {host!r}", why, f"add {host} to /etc/hosts or to DNS")
+        fix = f"add {host} to /etc/hosts or to DNS, or set ${LOCAL_ADDRESS} (--local-addr of the launcher) to its address"
+        yield Problem(f"host name {host!r}", why, fix)
 
 
 def check_health(context: HealthContext) -> Iterator[CheckResult]:

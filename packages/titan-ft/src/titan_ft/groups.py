@@ -13,19 +13,27 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported to type checkers
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not exported to type checkers
+    DistNetworkError,
+    TCPStore,
+)
 
 from titan_core.api.errors import RunStopped, UserError
 from titan_core.api.step import StepAbandoned
 from titan_core.api.world import World
+from titan_ft.address import own_host
 from titan_ft.check import START_ONE, lighthouse_of
 from titan_ft.config import FaultToleranceSection
-from titan_ft.torchft_api import manager, process_group, sum_over_groups
+from titan_ft.state_transport import StateTransport
+from titan_ft.torchft_api import behind, manager, process_group, sum_over_groups
 
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 20
-"""Number of successive attempts at a step that ends the run."""
+"""Number of successive attempts at a step that ends the run. For a group that has not taken a step since it started, half of
+it: then the group at fault ends before those that it would take along."""
+MOST_COPIES = 3
+"""Number of successive failures to copy the state of a peer that ends the run. The other groups do not count them."""
 _PAUSE_SECONDS = 1.0
 """Time between two attempts while too few groups run."""
 
@@ -56,7 +64,8 @@ class ReplicaGroups:
         self._world, self._section = world, section
         self._least = section.min_replica_size
         self._received: dict[str, Any] | None = None
-        self._failures = 0
+        self._failures = self._copies = 0
+        self._begun = False
         self._store: TCPStore | None = None
         timeout = timedelta(milliseconds=section.process_group_timeout_ms)
         lighthouse = lighthouse_of(section)
@@ -67,12 +76,14 @@ class ReplicaGroups:
             self._group,
             rank=world.rank,
             world_size=world.size,
+            host=own_host(),
             store=store,
             lighthouse=lighthouse,
             replica_id=f"replica_{section.replica_id}",
             min_replica_size=section.min_replica_size,
             timeout=timeout,
             quorum_timeout=timedelta(seconds=quorum_seconds),
+            transport=StateTransport(own_host(), timeout),
             collect=collect,
             receive=self._receive,
         )
@@ -107,7 +118,8 @@ class ReplicaGroups:
 
         Raises:
             StepAbandoned: too few groups run, or one failed meanwhile. Raised on every rank of the group.
-            RunStopped: no quorum was formed in time.
+            RunStopped: no quorum was formed in time, the step has failed too often, or this group failed to copy the state
+                of a peer too often.
         """
         before, self._received = self.step, None
         try:
@@ -119,11 +131,11 @@ class ReplicaGroups:
             ) from error
         failed = self._manager.errored() is not None
         # One rank of the group may have received the state, and another one have failed.
-        flags = torch.tensor([int(failed), int(self._received is not None)])
-        failures, received = self._world.sum(flags).tolist()
+        flags = torch.tensor([failed, self._received is not None, behind(self._manager).this], dtype=torch.int64)
+        failures, received, copies = self._world.sum(flags).tolist()
         if failures:
             self._set_step(before)
-            self._abandon(self._why() or "another rank failed to join the quorum")
+            self._abandon(self._why() or "another rank failed to join the quorum", copies=bool(copies))
         if received:
             return True, self._received
         if self.participants < self._least:
@@ -161,7 +173,8 @@ class ReplicaGroups:
         """
         if not self._commit():
             self._abandon(self._why() or "another rank of this replica group failed", voted=True)
-        self._failures = 0
+        self._failures = self._copies = 0
+        self._begun = True
 
     def close(self, wait: bool) -> None:
         """Leave the other groups.
@@ -173,19 +186,45 @@ class ReplicaGroups:
         self._group.abort(errored=False)
 
     def _commit(self) -> bool:
-        return self._manager.should_commit()
-
-    def _abandon(self, why: str, voted: bool = False) -> None:
         """
         Raises:
-            StepAbandoned: always, unless the step has failed too often.
+            DistNetworkError: another rank of this group did not vote in time.
+        """
+        try:
+            return self._manager.should_commit()
+        except TimeoutError as error:
+            why = f"replica group {self._section.replica_id}: its ranks did not decide on step {self.step + 1}: {error}"
+            raise DistNetworkError(why) from None
+
+    def _abandon(self, why: str, voted: bool = False, copies: bool = False) -> None:
+        """
+        Args:
+            voted: whether this group has voted on the step.
+            copies: whether this group is behind, and has not copied the state of a peer.
+
+        Raises:
+            StepAbandoned: always, unless this happens too often.
         """
         if not voted:
             self.reject(why)
+            self._group.abort()  # the peers that wait for sums of this rank need not wait until the timeout
             self._commit()  # reports the failure, so that the next quorum connects the groups anew
-        self._failures += 1
-        if self._failures == MOST_FAILURES:
-            raise RunStopped(f"step {self.step + 1} failed {MOST_FAILURES} times in a row; the last time: {why}")
+        group = f"replica group {self._section.replica_id}"
+        if copies:
+            self._copies += 1
+            if self._copies == MOST_COPIES:
+                raise RunStopped(
+                    f"{group}: could not copy the state of a peer {MOST_COPIES} times in a row; the last time: {why}. Check "
+                    "that the groups reach each other's ports, or raise fault_tolerance.process_group_timeout_ms (now "
+                    f"{self._section.process_group_timeout_ms}), and start the group again: the others continue without it"
+                )
+        elif not behind(self._manager).others:  # else the failure may be that of a group that joins
+            self._failures += 1
+            if self._failures == (MOST_FAILURES if self._begun else MOST_FAILURES // 2):
+                raise RunStopped(
+                    f"{group}: step {self.step + 1} failed {self._failures} times in a row; the last time: {why}. Check "
+                    "that the groups reach each other's ports, and start the group again"
+                )
         if self._world.rank == 0:
             log.warning("repeating step %d: %s", self.step + 1, why)
         raise StepAbandoned
@@ -204,7 +243,7 @@ class ReplicaGroups:
         """Start the group's store, where the ranks of all groups find each other. It is the group's own, because the
         launcher's, if there is one, may be for a single machine."""
         self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
-        return socket.gethostname(), self._store.port
+        return own_host(), self._store.port
 
 
 def _require_lighthouse(address: str, seconds: float) -> None:

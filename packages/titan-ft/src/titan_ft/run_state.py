@@ -24,8 +24,8 @@ _SHARD = "$shard"
 
 
 def collect(run: RunStart) -> dict[str, Any]:
-    """Return the state after the last step. Tensors on the CPU are not copied, so they must not change until the state is
-    sent: the optimizer's step waits for that.
+    """Return the state after the last step. Its tensors are those of the training, not copies: the transport copies them
+    before the training continues.
 
     Raises:
         UserError: part of the state cannot be sent.
@@ -190,7 +190,8 @@ def _set_generators(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 def _without_tensors(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    # Any other type of tensor is kept, to be tried: most are not plain.
+    if type(value) in (Tensor, nn.Parameter):
         return None
     if isinstance(value, dict):
         return {key: _without_tensors(inner) for key, inner in value.items()}

@@ -1,17 +1,15 @@
 """Every use of torchft, and of its private names, checked with torchft 0.2.0 on torch 2.11 and 2.15:
 
-* ``HTTPTransport._load_from_address``, replaced because it unpickles whatever the peer sends, and
-  ``torchft.checkpointing._serialization._streaming_load``.
-* ``HTTPTransport._server.RequestHandlerClass``, whose log of requests goes to standard error.
+* ``torchft.checkpointing._serialization``, which writes and reads tensors and plain values as a stream;
+* ``Manager._client``, whose answer to ``_quorum`` says which groups are behind. The manager keeps only part of it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import urllib.request
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +21,8 @@ from titan_core.api.errors import UserError
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
 try:
-    from torchft.checkpointing import HTTPTransport
-    from torchft.checkpointing._serialization import _streaming_load
+    from torchft.checkpointing import CheckpointTransport as CheckpointTransport
+    from torchft.checkpointing._serialization import _streaming_load, _streaming_save
     from torchft.coordination import LighthouseServer
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL
@@ -33,6 +31,7 @@ except (ImportError, AttributeError) as error:
     raise UserError.one("torchft", _why, "install torchft 0.2, or a version of torch that it works with") from error
 
 if TYPE_CHECKING:
+    from torchft.coordination import ManagerClient
     from torchft.process_group import ProcessGroup
 
 _log = logging.getLogger("torchft")
@@ -40,24 +39,38 @@ if _log.level == logging.NOTSET:
     _log.setLevel(logging.CRITICAL)  # a peer that dies is an event, which titan-ft reports, not an error with a traceback
 
 
-class _StateTransport(HTTPTransport[dict[str, Any]]):  # type: ignore[misc]  # torchft is untyped
-    """Sends a group's state to a group that joins, by HTTP, and accepts tensors and plain values alone."""
-
-    def __init__(self, timeout: timedelta) -> None:
-        super().__init__(timeout, num_chunks=0)
-        handler: Any = self._server.RequestHandlerClass
-        handler.log_message = lambda *_: None
-
-    @classmethod
-    def _load_from_address(cls, address: str, timeout: timedelta) -> object:
-        with urllib.request.urlopen(address, timeout=timeout.total_seconds()) as stream, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # the receiver copies it
-            return _streaming_load(stream, weights_only=True)
-
-
 def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessGroup:
     """Return a process group of replica groups that can change its members."""
     return ProcessGroupNCCL(timeout) if kind == "nccl" else ProcessGroupGloo(timeout)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Which groups of the last quorum must copy the state of a peer."""
+
+    this: bool = False
+    """This one, for this rank."""
+    others: bool = False
+    """Another one. The same on all ranks of a group."""
+
+
+class _Client:
+    """The client of a manager's server. Remembers which groups of the last quorum are behind."""
+
+    def __init__(self, client: ManagerClient) -> None:
+        self._client = client
+        self.behind = Behind()
+
+    def _quorum(self, *arguments: Any, **named: Any) -> Any:
+        self.behind = Behind()
+        quorum = self._client._quorum(*arguments, **named)  # noqa: SLF001 - see the top of this file
+        # Before step 1, groups copy the state of one although none of them is behind: then ``others`` is false.
+        behind = quorum.replica_world_size - quorum.max_world_size
+        self.behind = Behind(quorum.heal, behind > int(quorum.heal))
+        return quorum
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 def manager(
@@ -65,12 +78,14 @@ def manager(
     *,
     rank: int,
     world_size: int,
+    host: str,
     store: tuple[str, int],
     lighthouse: str,
     replica_id: str,
     min_replica_size: int,
     timeout: timedelta,
     quorum_timeout: timedelta,
+    transport: CheckpointTransport[dict[str, Any]],
     collect: Callable[[], dict[str, Any]],
     receive: Callable[[dict[str, Any]], None],
 ) -> Manager:
@@ -78,14 +93,16 @@ def manager(
 
     Args:
         rank: this rank in its replica group of ``world_size`` ranks.
+        host: name or address of this machine, as peers reach it.
         store: host and port of the group's own store.
         timeout: longest wait for another group within a step.
         quorum_timeout: longest wait for a quorum.
+        transport: sends the state of this rank to a group that joins, and receives it.
         collect: returns the state to send to a group that joins.
         receive: receives such a state; called by ``start_quorum``, in the thread that calls it.
     """
     # Quorums are formed at the start of a step, not while it is computed: the share of the batch depends on them.
-    return Manager(
+    made = Manager(
         group,
         load_state_dict=receive,
         state_dict=collect,
@@ -99,8 +116,34 @@ def manager(
         store_port=store[1],
         lighthouse_addr=lighthouse,
         replica_id=replica_id,
-        checkpoint_transport=_StateTransport(timeout),
+        hostname=host,
+        checkpoint_transport=transport,
     )
+    made._client = _Client(made._client)  # noqa: SLF001
+    return made
+
+
+def behind(manager: Manager) -> Behind:
+    """Return which groups of the last quorum are behind."""
+    found: Behind = manager._client.behind  # noqa: SLF001
+    return found
+
+
+def write_state(state: object, stream: Any) -> None:
+    """Write tensors on the CPU and plain values to ``stream``, which has a method ``write``."""
+    _streaming_save(state, stream)
+
+
+def read_state(stream: Any) -> object:
+    """Read what :func:`write_state` has written. Nothing in it is executed.
+
+    Args:
+        stream: has the methods ``read`` and ``readline``.
+
+    Raises:
+        pickle.UnpicklingError: it contains something else than tensors and plain values.
+    """
+    return _streaming_load(stream, weights_only=True)
 
 
 def sum_over_groups(manager: Manager, tensor: Tensor) -> None:

@@ -22,6 +22,7 @@ from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ER
 from titan_core.api.job import Job
 from titan_core.api.launcher import (
     COMMAND,
+    LOCAL_ADDRESS,
     OUTCOMES,
     RANK_LOGS,
     RESTART,
@@ -128,9 +129,7 @@ def launch(
             agent = RankAgent(*of_agent) if sizes is None else elastic_agent(settings, options, of_agent, sizes)
             stack.callback(os.environ.pop, RESTART, None)
             # Ranks inherit the environment of this process from torch's agent.
-            of_ranks = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
-            if settings.numa_binding is not None:
-                of_ranks[NUMA_BINDING] = settings.numa_binding
+            of_ranks = environment_of_ranks(settings, options, outcomes, log_folder)
             for name, value in {**environment_of_child(), **of_ranks}.items():
                 os.environ[name] = value
                 stack.callback(os.environ.pop, name, None)
@@ -138,6 +137,18 @@ def launch(
         if is_temporary and ended in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED):
             shutil.rmtree(log_folder)
         return ended
+
+
+def environment_of_ranks(
+    settings: argparse.Namespace, options: Rendezvous, outcomes: Path, log_folder: Path
+) -> dict[str, str]:
+    """Return what the launcher tells its ranks."""
+    found = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
+    if options.local_addr is not None:
+        found[LOCAL_ADDRESS] = options.local_addr
+    if settings.numa_binding is not None:
+        found[NUMA_BINDING] = settings.numa_binding
+    return found
 
 
 def _step_limits(job: Job) -> StepLimits:

@@ -37,6 +37,9 @@ RESTART = "TITAN_RESTART"
 """Environment variable of the ranks of a restarted job: what the launcher knows about the restart, as JSON."""
 COMMAND = "TITAN_COMMAND"
 """Environment variable: :func:`user_command` of the launcher, as JSON."""
+LOCAL_ADDRESS = "TITAN_LOCAL_ADDR"
+"""Environment variable: address or name at which other machines reach this one, where its host name does not serve. Titan's
+launcher sets it to ``--local-addr``."""
 INTERRUPTED = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 
 

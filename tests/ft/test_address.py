@@ -1,0 +1,30 @@
+"""The address at which peers reach this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from titan_core.api.launcher import LOCAL_ADDRESS
+from titan_ft.address import own_host
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "given", "expected"),
+    [
+        ("pod-0", "pod-0.jobs.default.svc.cluster.local", None, "pod-0.jobs.default.svc.cluster.local"),
+        ("pod-0", "pod-0.jobs.default.svc.cluster.local", "10.0.0.7", "10.0.0.7"),
+        ("pod-0.jobs", "pod-0.jobs.default.svc", None, "pod-0.jobs.default.svc"),
+        ("laptop", "localhost", None, "laptop"),
+        ("laptop", "1.1.0.127.in-addr.arpa", None, "laptop"),
+        ("laptop", "laptop", "", "laptop"),
+    ],
+)
+def test_own_host(name: str, full: str, given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setattr(socket, "getfqdn", lambda _: full)
+    monkeypatch.delenv(LOCAL_ADDRESS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(LOCAL_ADDRESS, given)
+    assert own_host() == expected
