@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("titan_simulate")
 
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Action, Order, gpipe, one_forward_one_backward, run
-from titan_simulate.estimate.roofline import collective_seconds, matmul_seconds, moving_seconds, seconds_of
+from titan_simulate.estimate.roofline import collective_seconds, link_shares, matmul_seconds, moving_seconds, seconds_of
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import simulate_streams
 from titan_simulate.estimate.work import Data, Kind, Work
@@ -87,6 +88,51 @@ def test_streams_overlap_and_waits_order_them() -> None:
     assert waiting.seconds == pytest.approx(one + seconds_of(pointwise([1], [2]), FREE))
     assert waiting.exposed[0] == pytest.approx(one)
     assert apart.exposed[0] < waiting.exposed[0]
+
+
+def collective(name: str, ranks: Iterable[int], group: str, stream: str, size: int = 2**30) -> Work:
+    return Work(Kind.COLLECTIVE, name, "backward", "", stream, (), ranks=tuple(ranks), group=group, bytes=size)
+
+
+NODE, NETWORK = range(8), range(0, 64, 8)
+
+
+@pytest.mark.parametrize("ranks", [NODE, NETWORK], ids=["node", "network"])
+def test_a_communicator_runs_one_collective_at_a_time_whatever_their_streams(ranks: range) -> None:
+    gather, reduce = (collective(name, ranks, "fsdp", name) for name in ("all_gather", "reduce_scatter"))
+    alone = seconds_of(gather, FREE)
+    (first, second) = simulate_streams([gather, reduce], FREE).intervals
+    assert (first.end, second.start, second.end) == pytest.approx((alone, alone, 2 * alone))
+
+
+def test_groups_share_the_links_that_they_have_in_common() -> None:
+    gather = collective("all_gather", NODE, "fsdp", "1")
+    alone = seconds_of(gather, FREE)
+    other = collective("all_gather", range(2), "tp", "2", size=2**30)
+    both = simulate_streams([gather, other], FREE).intervals
+    assert [one.start for one in both] == [0.0, 0.0]
+    short = seconds_of(other, FREE)
+    assert [one.end for one in both] == pytest.approx([alone + short, 2 * short])
+    elsewhere = collective("all_gather", NETWORK, "hsdp", "2")
+    apart = simulate_streams([gather, elsewhere], FREE).intervals
+    assert [one.end for one in apart] == pytest.approx([alone, seconds_of(elsewhere, FREE)])
+
+
+def test_a_ring_over_nodes_takes_from_both_links_and_an_exchange_what_it_sends() -> None:
+    ring, inside = collective("all_gather", range(64), "dp", "1"), collective("all_gather", range(8), "tp", "2")
+    share = link_shares(ring, H100)
+    assert share == pytest.approx({"node": 1.0, "network, out": 1.0, "network, in": 1.0})  # 8 cards are as fast as NVLink
+    assert simulate_streams([ring, inside], FREE).intervals[1].end == pytest.approx(2 * seconds_of(inside, FREE))
+    exchange = link_shares(collective("alltoall_base_", range(16), "ep", "1"), H100)
+    assert exchange == pytest.approx({"node": 7 / 360 / (8 / 45), "network, out": 1.0, "network, in": 1.0})
+
+
+def test_a_send_and_a_receive_do_not_share_a_direction() -> None:
+    send = Work(Kind.SEND, "c10d::send", "forward", "", "1", (), ranks=(8,), bytes=2**28)
+    receive = replace(send, kind=Kind.RECEIVE, name="c10d::recv_", stream="2")
+    alone = seconds_of(send, FREE)
+    assert simulate_streams([send, receive], FREE).seconds == pytest.approx(alone)
+    assert simulate_streams([send, replace(send, stream="2")], FREE).seconds == pytest.approx(2 * alone)
 
 
 def test_communication_slows_computation_by_the_multiprocessors_that_it_takes() -> None:

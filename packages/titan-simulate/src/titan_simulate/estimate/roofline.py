@@ -72,7 +72,7 @@ def collective_seconds(name: str, size: int, ranks: Sequence[int], machine: Mach
     hops, link, per_node = _path(ranks, machine)
     start = machine.links.start_us * 1e-6
     rate = link.bandwidth_gb_s * 1e9
-    if "all_to_all" in name or "alltoall" in name:
+    if _is_exchange(name):
         away = (count - per_node) / count
         near = (per_node - 1) / count * size / (machine.links.node.bandwidth_gb_s * 1e9)
         far = away * size / (machine.links.network.bandwidth_gb_s * 1e9)
@@ -102,6 +102,41 @@ def _path(ranks: Sequence[int], machine: Machine) -> tuple[float, Link, int]:
     if per_node > 1:
         bandwidth = min(bandwidth, node.bandwidth_gb_s)
     return hops * 1e-6, Link(bandwidth_gb_s=bandwidth, latency_us=network.latency_us), per_node
+
+
+def link_shares(work: Work, machine: Machine) -> dict[str, float]:
+    """Return the share of each link's bandwidth that communication uses while it has the links for itself.
+
+    Links carry as much in one direction as in the other: a collective uses both, a send or a receive one.
+    """
+    match work.kind:
+        case Kind.SEND:
+            return {"network, out": 1.0}
+        case Kind.RECEIVE:
+            return {"network, in": 1.0}
+        case Kind.COLLECTIVE if len(work.ranks) > 1:
+            node, network = _collective_shares(work, machine)
+        case _:
+            return {}
+    shares = {"node": node, "network, out": network, "network, in": network}
+    return {link: share for link, share in shares.items() if share}
+
+
+def _collective_shares(work: Work, machine: Machine) -> tuple[float, float]:
+    """Return the shares of the links within the node, and of the network."""
+    _, link, per_node = _path(work.ranks, machine)
+    if per_node == len(work.ranks):
+        return 1.0, 0.0
+    node, network = machine.links.node.bandwidth_gb_s, machine.links.network.bandwidth_gb_s
+    if _is_exchange(work.name):
+        near, far = (per_node - 1) / node, (len(work.ranks) - per_node) / network
+        return near / max(near, far), far / max(near, far)
+    cards = min(Counter(rank // machine.ranks_per_node for rank in work.ranks).values())
+    return (link.bandwidth_gb_s / node if per_node > 1 else 0.0), link.bandwidth_gb_s / (cards * network)
+
+
+def _is_exchange(name: str) -> bool:
+    return "all_to_all" in name or "alltoall" in name
 
 
 def send_seconds(size: int, machine: Machine, same_node: bool = False) -> float:
