@@ -98,3 +98,10 @@ def test_all_blocks_are_simulated_where_a_transform_treats_them_by_number(fake_c
     )
     assert unequal.assumptions["simulated blocks"] == "all"
     assert equal.assumptions["simulated blocks"] != "all"
+
+
+def test_what_a_ring_passes_on_takes_as_long_as_a_send(fake_cuda: FakeCuda) -> None:
+    ring = {"parallelism.context_parallel_degree": 2, "parallelism.context_parallel_rotate_method": "alltoall"}
+    found = fake_cuda.call(estimated, {**JOB, **ring}, 2)
+    (passed,) = (one for one in found.collectives if "alltoall" in one.operator)
+    assert passed.seconds == pytest.approx(passed.count * 11.5e-6 + passed.bytes / 360e9)

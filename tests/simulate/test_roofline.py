@@ -11,7 +11,14 @@ pytest.importorskip("titan_simulate")
 
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Action, Order, gpipe, one_forward_one_backward, run
-from titan_simulate.estimate.roofline import collective_seconds, link_shares, matmul_seconds, moving_seconds, seconds_of
+from titan_simulate.estimate.roofline import (
+    collective_seconds,
+    link_shares,
+    matmul_seconds,
+    moving_seconds,
+    seconds_of,
+    send_seconds,
+)
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import simulate_streams
 from titan_simulate.estimate.work import Data, Kind, Work
@@ -125,6 +132,16 @@ def test_a_ring_over_nodes_takes_from_both_links_and_an_exchange_what_it_sends()
     assert simulate_streams([ring, inside], FREE).intervals[1].end == pytest.approx(2 * seconds_of(inside, FREE))
     exchange = link_shares(collective("alltoall_base_", range(16), "ep", "1"), H100)
     assert exchange == pytest.approx({"node": 7 / 360 / (8 / 45), "network, out": 1.0, "network, in": 1.0})
+
+
+def test_passing_a_tensor_on_takes_as_long_as_a_send_over_the_slowest_hop() -> None:
+    size = 2**30
+    passes = replace(collective("c10d::alltoall_base_", range(2), "cp", "1"), permutes=True)
+    assert seconds_of(passes, H100) == pytest.approx(send_seconds(size, H100, same_node=True))
+    assert seconds_of(replace(passes, permutes=False), H100) < 0.6 * seconds_of(passes, H100)
+    across = replace(passes, ranks=tuple(range(6, 10)))
+    assert seconds_of(across, H100) == pytest.approx(send_seconds(size, H100))
+    assert link_shares(across, H100) == pytest.approx({"node": 45 / 360, "network, out": 1.0, "network, in": 1.0})
 
 
 def test_a_send_and_a_receive_do_not_share_a_direction() -> None:

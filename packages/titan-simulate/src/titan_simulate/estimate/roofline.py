@@ -23,6 +23,8 @@ def seconds_of(work: Work, machine: Machine) -> float:
             rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
             rate *= rates.causal if work.causal else 1.0
             return max(work.flops / (rate * 1e12), moving_seconds(work.traffic, machine), floor)
+        case Kind.COLLECTIVE if work.permutes:
+            return send_seconds(work.bytes, machine, same_node=_in_one_node(work.ranks, machine))
         case Kind.COLLECTIVE:
             return collective_seconds(work.name, work.bytes, work.ranks, machine)
         case Kind.SEND | Kind.RECEIVE:
@@ -128,11 +130,17 @@ def _collective_shares(work: Work, machine: Machine) -> tuple[float, float]:
     if per_node == len(work.ranks):
         return 1.0, 0.0
     node, network = machine.links.node.bandwidth_gb_s, machine.links.network.bandwidth_gb_s
-    if _is_exchange(work.name):
+    if _is_exchange(work.name) and not work.permutes:
         near, far = (per_node - 1) / node, (len(work.ranks) - per_node) / network
         return near / max(near, far), far / max(near, far)
+    if work.permutes:  # hops between nodes are the slowest ones
+        return (network / node if per_node > 1 else 0.0), 1.0
     cards = min(Counter(rank // machine.ranks_per_node for rank in work.ranks).values())
     return (link.bandwidth_gb_s / node if per_node > 1 else 0.0), link.bandwidth_gb_s / (cards * network)
+
+
+def _in_one_node(ranks: Sequence[int], machine: Machine) -> bool:
+    return len({rank // machine.ranks_per_node for rank in ranks}) == 1
 
 
 def _is_exchange(name: str) -> bool:

@@ -79,6 +79,7 @@ class Trace:
                 stream = f"{group} collectives"
                 self._made_by |= {one.storage: position for one in writes}
             keywords = {"ranks": ranks, "group": operation.collective.group, "bytes": operation.collective.bytes}
+            keywords["permutes"] = kind is Kind.COLLECTIVE and _permutes(operation, ranks)
         elif kind is Kind.MATMUL:
             keywords = _matmul(operation)
         elif kind is Kind.ATTENTION:
@@ -89,7 +90,7 @@ class Trace:
         self.work.append(
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
-                max(1, operation.launches), compiled=self._compiled(operation.module), **keywords,
+                max(1, operation.launches), compiled=not operation.composed and self._compiled(operation.module), **keywords,
             )
         )  # fmt: skip
 
@@ -154,14 +155,26 @@ def _mutated(operation: Operation) -> Iterator[Tensor]:
 
 
 def _is_causal(operation: Operation) -> bool:
-    schema = getattr(operation.operator, "_schema", None)
-    if schema is None:
+    if getattr(operation.operator, "_schema", None) is None:
         return True  # flex attention: document masks are causal
-    names = [argument.name for argument in schema.arguments]
-    if "is_causal" not in names:
-        return False
-    number = names.index("is_causal")
-    return bool(operation.args[number] if number < len(operation.args) else operation.keywords.get("is_causal"))
+    return bool(_argument(operation, "is_causal"))
+
+
+def _permutes(operation: Operation, ranks: Sequence[int]) -> bool:
+    """Whether an exchange sends all to one other rank."""
+    sizes = _argument(operation, "input_split_sizes") or ()
+    receivers = [rank for rank, size in zip(ranks, sizes, strict=False) if size]
+    return len(receivers) == 1 and receivers[0] != dist.get_rank()
+
+
+def _argument(operation: Operation, name: str) -> Any:
+    """Return an argument of an operator; ``None`` if it takes none of this name, or has its default."""
+    schema = getattr(operation.operator, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    if name not in names:
+        return None
+    number = names.index(name)
+    return operation.args[number] if number < len(operation.args) else operation.keywords.get(name)
 
 
 def _matmul(operation: Operation) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class Work:
     group: str = ""
     bytes: int = 0
     """The larger of input and output of a collective; the bytes sent or received."""
+    permutes: bool = False
+    """Whether each rank of an exchange sends to one other, as a ring does that passes tensors on."""
     compiled: bool = False
     """Whether compiled code computes it, which fuses it with its neighbours."""
 
