@@ -39,8 +39,8 @@ from titan_simulate.torch_private import (
 _aten = torch.ops.aten
 
 Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, Found | None, bool], None]
-"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it, whether a custom operator
-consists of it)."""
+"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it, whether it is a part of
+a custom operator)."""
 
 
 class FakeDevice(DispatchMode):

@@ -16,7 +16,7 @@ from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.pipeline import Order, watch_schedule
-from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits
+from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits, with_published_ring
 from titan_simulate.estimate.trace import Trace
 from titan_simulate.estimate.work import Work
 
@@ -69,7 +69,7 @@ def take(
         parts = Parts([], [], [])
         job = keep_blocks(job, most, parts)
         if full_logits:
-            job, fused_loss = with_full_logits(job), False
+            job, fused_loss = with_published_ring(with_full_logits(job)), False
         layout = job.facts.model.layout
 
         def is_compiled(module: str) -> bool:
