@@ -52,7 +52,7 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
             step = machine.host.compiled_kernel_us if work.compiled and work.name == "fused" else machine.host.operator_us
             host += step * 1e-6
         issued.append(host)
-    durations = [seconds_of(work, machine) for work in trace]
+    durations = [max(0.0, seconds_of(work, machine) - work.hidden_seconds) for work in trace]
     kinds: dict[Kind, float] = defaultdict(float)
     for work, duration in zip(trace, durations, strict=True):
         kinds[work.kind] += duration

@@ -58,6 +58,8 @@ class Work:
     group: str = ""
     bytes: int = 0
     """The larger of input and output of a collective; the bytes sent or received."""
+    hidden_seconds: float = 0.0
+    """Of a collective that runs piece by piece beside its matmul: seconds that its matmul hides."""
     permutes: bool = False
     """Whether each rank of an exchange sends to one other, as a ring does that passes tensors on."""
     compiled: bool = False
