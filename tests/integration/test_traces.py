@@ -45,3 +45,38 @@ def test_ring_attention_passes_tensors_on_and_compilers_do_not_see_its_merges(fa
     merges = [work for work in trace if "logaddexp" in work.name or "lerp" in work.name]
     assert len(merges) == 4 and not any(work.compiled for work in merges)
     assert any(work.compiled for work in trace if "silu" in work.name)
+
+
+def types_of_matmuls() -> list[str]:
+    """Return the types of matmuls of all formats, in which CUDA devices compute."""
+    from typing import Any
+
+    import torch
+
+    from titan_simulate.engine.fake_device import FakeDevice
+    from titan_simulate.engine.host_waits import HostWaits
+    from titan_simulate.engine.observation import Observation
+    from titan_simulate.estimate.trace import Trace
+
+    trace = Trace()
+    observation = Observation([trace])
+    observation.enter("forward")
+    kinds: Any = torch.bfloat16, torch.float16, torch.float32
+    with FakeDevice(HostWaits(), observation.seen):
+        for kind in kinds:
+            a, b = (torch.empty(64, 64, dtype=kind, device="cuda") for _ in range(2))
+            torch.mm(a, b)
+        torch.set_float32_matmul_precision("high")
+        torch.mm(a, b)
+        a, b = (torch.empty(128, 128, dtype=torch.float8_e4m3fn, device="cuda") for _ in range(2))
+        whole = [torch.empty((), device="cuda") for _ in range(2)]
+        torch._scaled_mm(a, b.t(), *whole, out_dtype=torch.bfloat16)
+        blocks = [torch.empty(128 * 4, dtype=torch.float8_e8m0fnu, device="cuda") for _ in range(2)]
+        torch._scaled_mm(a, b.t(), *blocks, out_dtype=torch.bfloat16)
+        torch._scaled_mm(a, b.t(), scale_a=blocks[0], scale_b=blocks[1], out_dtype=torch.bfloat16)
+    return [work.type for work in trace.work if work.kind == "matmul"]
+
+
+def test_the_format_of_its_factors_and_scales_decides_the_rate_of_a_matmul(fake_cuda: FakeCuda) -> None:
+    types = fake_cuda.call(types_of_matmuls)
+    assert types == ["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "mxfp8"]

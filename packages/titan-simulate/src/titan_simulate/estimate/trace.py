@@ -16,7 +16,6 @@ from titan_simulate.engine.result import BETWEEN_STEPS
 from titan_simulate.estimate.work import Data, Kind, Work
 from titan_simulate.torch_private import nbytes, process_group_of, storage_key
 
-_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"})
 _OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
 _ROWS = frozenset({"embedding", "index", "index_select", "gather", "embedding_dense_backward", "index_put_", "scatter_add_"})
 """Read or write only the rows, or elements, that indices select."""
@@ -184,6 +183,9 @@ def _matmul(operation: Operation) -> dict[str, Any]:
     kind = _TYPES.get(factors[0].dtype, "bf16") if factors else "bf16"
     if kind == "fp32" and torch.get_float32_matmul_precision() != "highest":
         kind = "tf32"
+    scales = tensors_in((operation.args, operation.keywords))
+    if kind == "fp8" and any(one.dtype is torch.float8_e8m0fnu for one in scales):  # a power of two for each block
+        kind = "mxfp8"
     sizes = (1, 1, 1, 1)
     if len(factors) >= 2:
         left, right = factors[0], factors[1]
