@@ -56,6 +56,15 @@ def test_a_mistake_in_a_file_names_the_file_and_the_key(tmp_path: Path, text: st
     assert str(file) in str(error.value) and expected in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["3", "['h100']", "{name = 'h100'}", "false", "''", "'h1000'"])
+def test_a_base_that_is_no_machine_is_an_error(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(f"base = {value}\n")
+    with pytest.raises(UserError, match=r"bad\.toml: base") as error:
+        read_machine(str(file))
+    assert "h100" in str(error.value)
+
+
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('name = "empty"\n')
