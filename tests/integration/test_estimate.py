@@ -77,6 +77,19 @@ def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> No
     assert 3.0 < eight.step_seconds / two.step_seconds < 4.0
 
 
+def test_the_reductions_of_a_job_are_assumptions(fake_cuda: FakeCuda) -> None:
+    stages = {"parallelism.pipeline_parallel_degree": 2, "parallelism.pipeline_parallel_schedule": "1F1B"}
+    several = {**JOB, **stages, "training.local_batch_size": 16, "parallelism.enable_async_tensor_parallel": "true"}
+    pipeline = fake_cuda.call(estimated, {**several, "parallelism.tensor_parallel_degree": 2, "compile.enable": "true"}, 4)
+    assert pipeline.assumptions["simulated ranks"] == "0 and 3 of 4, for all"
+    assert pipeline.assumptions["simulated microbatches"] == "4 of 16"
+    assert pipeline.assumptions["factor of forward and backward"] == 4.0
+    assert "12 operators" in pipeline.assumptions["asynchronous tensor parallelism"]
+    one = fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4}, 8)
+    assert (one.assumptions["simulated ranks"], one.assumptions["simulated microbatches"]) == ("0 of 8, for all", "all")
+    assert one.assumptions["foreach operators"] == "a kernel for 64 tensors"
+
+
 def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
     narrow = "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}"
     job = {**JOB, "model.args": narrow, "training.mixed_precision_param": "bfloat16", "training.local_batch_size": 64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_a_file_may_change_some_figures_of_a_known_machine(tmp_path: Path) -> No
     assert ours.links.network.bandwidth_gb_s == 20.0
     assert ours.links.network.latency_us == base.links.network.latency_us
     assert ours.matmul == base.matmul
+
+
+def test_the_page_about_estimates_lists_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text()
+    rows = dict(line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith(("| `", "| (top)")))
+    documented = set()
+    for tables, keys in rows.items():
+        for table in tables.replace("(top)", "").replace("`", "").split(", "):
+            documented |= {f"{table}.{key}".strip(".") for key in re.findall(r"`(\w+)`", keys.partition(";")[0])}
+    known = {re.sub(r"^matmul\.\w+", "matmul.TYPE", key) for key in read_machine("h100").assumptions()}
+    assert documented == known
 
 
 def test_a_device_without_8_bit_units_computes_in_bf16() -> None:

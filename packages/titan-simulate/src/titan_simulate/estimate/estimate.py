@@ -17,6 +17,7 @@ from titan_simulate.engine import fork_server
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
+from titan_simulate.estimate.assumptions import assumptions_of
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Order, PipelineTime, run
 from titan_simulate.estimate.reserved import memory_need
@@ -307,7 +308,7 @@ def _combined(
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
         **machine.assumptions(),
-        "loss": "all logits in fp32" if full_logits else "the job's own, in chunks",
+        **assumptions_of(job, [one.samples[0] for one in found.values()], full_logits),
         "simulated blocks": "all" if few is None or whole <= MORE else f"{FEW} and {MORE} per part, extended linearly",
     }
     return Estimate(

@@ -12,8 +12,6 @@ from titan_simulate.estimate.unroll import CannotUnroll, unroll
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
-HANDLES = 2
-"""Threads that compute, each with a handle of cuBLAS: the one of the forward pass, and autograd's."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def _workspaces(trace: AllocationTrace, machine: Machine) -> list[Event]:
     if not size or not trace.events:
         return []
     stream = trace.events[0][2]
-    return [(-number, size, stream) for number in range(1, HANDLES + 1)]
+    return [(-number, size, stream) for number in range(1, machine.allocator.handles + 1)]
 
 
 def outside_bytes(sample: TracedRank, machine: Machine) -> float:

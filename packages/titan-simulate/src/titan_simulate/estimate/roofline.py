@@ -54,8 +54,7 @@ def matmul_seconds(work: Work, machine: Machine) -> float:
     if min(work.sizes) < 1 or not work.flops:
         return 0.0
     best = math.inf
-    # Libraries choose among tiles; a smaller one is less efficient because it reads its factors more often.
-    for shrink, efficiency in ((1, 1.0), (2, 0.9), (4, 0.75)):
+    for shrink, efficiency in ((1, 1.0), (2, rates.half_tile), (4, rates.quarter_tile)):  # libraries choose among tiles
         tile = rates.tile_rows, max(1, rates.tile_columns // shrink)
         tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
         waves = math.ceil(tiles / machine.multiprocessors)
