@@ -47,6 +47,12 @@ def test_ring_attention_passes_tensors_on_and_compilers_do_not_see_its_merges(fa
     assert any(work.compiled for work in trace if "silu" in work.name)
 
 
+def test_the_hooks_of_fsdp_are_not_compiled(fake_cuda: FakeCuda) -> None:
+    trace = fake_cuda.call(traced, {}, 4)
+    hooks = [work for work in trace if work.name.startswith(("fsdp::", "c10d::"))]
+    assert hooks and not any(work.compiled for work in hooks)
+
+
 def types_of_matmuls() -> list[str]:
     """Return the types of matmuls of all formats, in which CUDA devices compute."""
     from typing import Any

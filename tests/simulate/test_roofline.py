@@ -167,6 +167,15 @@ def test_the_host_is_a_lower_bound() -> None:
     assert simulate_streams(tiny, FREE).seconds == pytest.approx(1000 * H100.memory.kernel_us * 1e-6)
 
 
+def test_compiled_code_issues_all_of_its_kernels_faster() -> None:
+    one = pointwise([1], [2], compiled=True)
+    kinds = [one, replace(one, name="fused"), replace(matmul(8, 8, 8), compiled=True)]
+    kinds.append(replace(kinds[-1], kind=Kind.ATTENTION))
+    for work in kinds:
+        assert simulate_streams([work], H100).host == pytest.approx(H100.host.compiled_kernel_us * 1e-6)
+        assert simulate_streams([replace(work, compiled=False)], H100).host == pytest.approx(H100.host.operator_us * 1e-6)
+
+
 def test_fused_operators_read_inputs_once_and_never_write_what_only_they_use() -> None:
     size = 2**26
     chain = [pointwise([1], [2], compiled=True), pointwise([1, 2], [3], compiled=True), pointwise([3], [4], compiled=True)]

@@ -30,7 +30,7 @@ def fuse(trace: Sequence[Work]) -> list[Work]:
                 runs.pop(trace[earlier].stream)
         if work.kind is Kind.WAIT or not work.launches:
             continue
-        fusible = work.compiled and work.kind is Kind.POINTWISE and not work.name.startswith("fsdp::")
+        fusible = work.compiled and work.kind is Kind.POINTWISE
         if not fusible:
             runs.pop(work.stream, None)
             continue

@@ -49,7 +49,7 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
     host = 0.0
     for work in trace:
         if work.kind is not Kind.WAIT:
-            step = machine.host.compiled_kernel_us if work.compiled and work.name == "fused" else machine.host.operator_us
+            step = machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us
             host += step * 1e-6
         issued.append(host)
     durations = [max(0.0, seconds_of(work, machine) - work.hidden_seconds) for work in trace]

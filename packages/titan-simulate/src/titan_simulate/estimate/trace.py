@@ -84,12 +84,14 @@ class Trace:
         elif kind is Kind.ATTENTION:
             causal = _is_causal(operation)
             keywords = {"flops": operation.flops // (2 if causal else 1), "causal": causal}
+        # FSDP gathers and reduces in hooks of modules, outside of their compiled code.
+        compiled = not operation.composed and not operation.name.startswith(("fsdp::", "c10d::"))
         self._position[operation.number] = position
         self._last[stream] = position
         self.work.append(
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
-                max(1, operation.launches), compiled=not operation.composed and self._compiled(operation.module), **keywords,
+                max(1, operation.launches), compiled=compiled and self._compiled(operation.module), **keywords,
             )
         )  # fmt: skip
 

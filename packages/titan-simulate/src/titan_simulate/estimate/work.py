@@ -63,7 +63,7 @@ class Work:
     permutes: bool = False
     """Whether each rank of an exchange sends to one other, as a ring does that passes tensors on."""
     compiled: bool = False
-    """Whether compiled code computes it, which fuses it with its neighbours."""
+    """Whether compiled code issues it, which fuses pointwise operators with their neighbours."""
 
     @property
     def traffic(self) -> int:

@@ -93,7 +93,7 @@ class Host(Table):
     operator_us: Microseconds = 8.0
     """Time to issue an operator eagerly. The host is ahead of the device unless kernels are shorter than this."""
     compiled_kernel_us: Microseconds = 3.0
-    """Time to issue a kernel of compiled code."""
+    """Time to issue a kernel of compiled code, or a matmul, attention or collective in it."""
     copy_gb_s: Rate = 25.0
     """Bandwidth between pinned host memory and the device, each way, in GB/s."""
     optimizer_gb_s: Rate = 20.0
